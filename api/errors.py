@@ -1,0 +1,184 @@
+"""The errors of probingd, one tree. Each says what happened, and as ``hint`` what to do.
+
+::
+
+    ProbingError
+    ├── UsageError            the command line or a request makes no sense (exit 2)
+    ├── ConfigError           the configuration file
+    ├── PrivilegeError        a right or a kernel feature is missing
+    ├── AttachError           a probe could not be placed
+    ├── NotFound              no such job, pid, table or node
+    ├── TargetError           a watched process
+    │   ├── ProcessGone       it exited, or its pid belongs to another process now
+    │   ├── NotPython         it runs no CPython
+    │   ├── UnsupportedTarget a CPython, library or file we cannot read
+    │   ├── CorruptTarget     what was read contradicts itself
+    │   └── TargetTimeout     reading it did not end; it is quarantined
+    ├── StoreError            the state directory
+    │   ├── StateLocked       another daemon uses it
+    │   ├── StoreFull         no space is left
+    │   └── FormatError       a newer or damaged format
+    ├── QueryError            a query
+    │   ├── QueryRejected     the gate refused it
+    │   ├── QueryTimeout      its deadline passed
+    │   └── QueryMemory       it needed more memory than a worker has
+    ├── PeerError             a node did not answer
+    ├── PartialAnswer         not every node answered, under --strict (exit 4)
+    └── InternalError         a bug
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = (
+    "AttachError",
+    "ConfigError",
+    "CorruptTarget",
+    "FormatError",
+    "InternalError",
+    "NotFound",
+    "NotPython",
+    "PartialAnswer",
+    "PeerError",
+    "PrivilegeError",
+    "ProbingError",
+    "ProcessGone",
+    "QueryError",
+    "QueryMemory",
+    "QueryRejected",
+    "QueryTimeout",
+    "StateLocked",
+    "StoreError",
+    "StoreFull",
+    "TargetError",
+    "TargetTimeout",
+    "UnsupportedTarget",
+    "UsageError",
+    "error_from",
+)
+
+
+class ProbingError(Exception):
+    """The root. ``message`` is one line; ``hint`` one line that says what to do, or empty."""
+
+    exit_code = 1
+    default_hint = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+
+    @property
+    def kind(self) -> str:
+        """The name under which the error crosses a process boundary."""
+        return type(self).__name__
+
+    def to_dict(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message, "hint": self.hint}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return error_from, (self.kind, self.message, self.hint)
+
+
+class UsageError(ProbingError):
+    exit_code = 2
+    default_hint = "run the command with --help to see what it takes"
+
+
+class ConfigError(ProbingError):
+    exit_code = 2
+
+
+class PrivilegeError(ProbingError):
+    default_hint = "run `probingd check` to see which rights and kernel features are missing"
+
+
+class AttachError(ProbingError):
+    default_hint = "run `probingd check` to see what the kernel offers"
+
+
+class NotFound(ProbingError):
+    pass
+
+
+class TargetError(ProbingError):
+    pass
+
+
+class ProcessGone(TargetError, ProcessLookupError):
+    default_hint = "`probingctl ps` lists the processes that run now"
+
+
+class NotPython(TargetError):
+    default_hint = "only processes that run CPython have Python stacks"
+
+
+class UnsupportedTarget(TargetError):
+    pass
+
+
+class CorruptTarget(TargetError):
+    default_hint = "the process changed while it was read; ask again"
+
+
+class TargetTimeout(TargetError, TimeoutError):
+    default_hint = "the process sits behind storage or memory that does not answer; it is left alone for a while"
+
+
+class StoreError(ProbingError):
+    pass
+
+
+class StateLocked(StoreError):
+    default_hint = "stop the other daemon, or give this one its own --state-dir"
+
+
+class StoreFull(StoreError):
+    default_hint = "free space, or lower [store] max_bytes"
+
+
+class FormatError(StoreError):
+    default_hint = "run `probingd verify` on the state directory"
+
+
+class QueryError(ProbingError):
+    pass
+
+
+class QueryRejected(QueryError):
+    default_hint = "one SELECT over the tables that `probingctl tables` lists"
+
+
+class QueryTimeout(QueryError, TimeoutError):
+    default_hint = "narrow the time range, or raise --timeout"
+
+
+class QueryMemory(QueryError):
+    default_hint = "narrow the time range, or aggregate"
+
+
+class PeerError(ProbingError):
+    default_hint = "is probingd running there, and does the address match its --socket or --listen?"
+
+
+class PartialAnswer(ProbingError):
+    exit_code = 4
+    default_hint = "leave --strict out to get the rows of the nodes that answered"
+
+
+class InternalError(ProbingError):
+    default_hint = "this is a bug in probingd: please report it with `probingctl bugreport`"
+
+
+def _tree(cls: type[ProbingError]) -> dict[str, type[ProbingError]]:
+    found = {cls.__name__: cls}
+    for sub in cls.__subclasses__():
+        found.update(_tree(sub))
+    return found
+
+
+def error_from(kind: str, message: str, hint: str = "") -> ProbingError:
+    """The error that crossed a process boundary as ``kind``, ``message`` and ``hint``."""
+    return _tree(ProbingError).get(kind, InternalError)(message, hint=hint)

@@ -1,0 +1,199 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QueryRequest(_message.Message):
+    __slots__ = ("sql", "timeout_ms", "max_bytes")
+    SQL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sql: str
+    timeout_ms: int
+    max_bytes: int
+    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class QueryReply(_message.Message):
+    __slots__ = ("arrow", "end")
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    arrow: bytes
+    end: QueryEnd
+    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ...) -> None: ...
+
+class QueryEnd(_message.Message):
+    __slots__ = ("node", "rows", "rows_scanned", "warnings", "node_time_ns")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_SCANNED_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    NODE_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    rows: int
+    rows_scanned: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    node_time_ns: int
+    def __init__(self, node: _Optional[str] = ..., rows: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ("pids", "job", "timeout_ms")
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    job: str
+    timeout_ms: int
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class StacksReply(_message.Message):
+    __slots__ = ("node", "threads", "failures")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    threads: _containers.RepeatedCompositeFieldContainer[Thread]
+    failures: _containers.RepeatedCompositeFieldContainer[TargetFailure]
+    def __init__(self, node: _Optional[str] = ..., threads: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[TargetFailure, _Mapping]]] = ...) -> None: ...
+
+class Thread(_message.Message):
+    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "thread", "state", "gil", "complete", "frames")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    TID_FIELD_NUMBER: _ClassVar[int]
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GIL_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    run: str
+    rank: int
+    pid: int
+    start_ns: int
+    tid: int
+    thread: str
+    state: str
+    gil: bool
+    complete: bool
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., thread: _Optional[str] = ..., state: _Optional[str] = ..., gil: _Optional[bool] = ..., complete: _Optional[bool] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("func", "file", "lineno", "frame_type", "ip")
+    FUNC_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINENO_FIELD_NUMBER: _ClassVar[int]
+    FRAME_TYPE_FIELD_NUMBER: _ClassVar[int]
+    IP_FIELD_NUMBER: _ClassVar[int]
+    func: str
+    file: str
+    lineno: int
+    frame_type: str
+    ip: int
+    def __init__(self, func: _Optional[str] = ..., file: _Optional[str] = ..., lineno: _Optional[int] = ..., frame_type: _Optional[str] = ..., ip: _Optional[int] = ...) -> None: ...
+
+class TargetFailure(_message.Message):
+    __slots__ = ("pid", "rank", "job", "error")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    rank: int
+    job: str
+    error: Error
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("node", "version", "instance", "state", "reason", "started_ns", "node_time_ns", "sources", "store_bytes", "processes", "boot_id")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    NODE_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    version: str
+    instance: str
+    state: str
+    reason: str
+    started_ns: int
+    node_time_ns: int
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    store_bytes: int
+    processes: int
+    boot_id: str
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., store_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("name", "state", "reason", "rows", "lost", "detail")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    reason: str
+    rows: int
+    lost: int
+    detail: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rows: _Optional[int] = ..., lost: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class PeersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PeersReply(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("node", "address", "state")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    state: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("paused",)
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    paused: bool
+    def __init__(self, paused: _Optional[bool] = ...) -> None: ...
+
+class PauseReply(_message.Message):
+    __slots__ = ("paused",)
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    paused: bool
+    def __init__(self, paused: _Optional[bool] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message", "hint")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    hint: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...

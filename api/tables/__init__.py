@@ -1,0 +1,32 @@
+"""The tables: the one list that store, query, docs and clients are made from."""
+
+from __future__ import annotations
+
+from probing.api.tables import comm, probing, process, python
+from probing.api.tables.schema import Column, Table
+
+__all__ = ("TABLES", "Column", "Table", "table_named")
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        comm.OPS,
+        comm.INFLIGHT,
+        comm.COMMUNICATORS,
+        process.PROCESSES,
+        process.EVENTS,
+        process.ENVS,
+        python.BACKTRACE,
+        probing.SOURCES,
+        probing.LOSSES,
+        probing.COST,
+        probing.TABLE_DOCS,
+        probing.COLUMN_DOCS,
+        probing.MEMBERS,
+    )
+}
+
+
+def table_named(name: str) -> Table:
+    """The table ``schema.name``. Raises KeyError."""
+    return TABLES[name]

@@ -1,0 +1,91 @@
+"""What the daemon says of itself and of its neighbours."""
+
+from __future__ import annotations
+
+from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
+
+__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SOURCES", "TABLE_DOCS")
+
+_NODE = (
+    Column("node", NAME, "Name of the node."),
+    Column("ts", TIME, "When the row was made, UTC."),
+)
+
+SOURCES = Table(
+    "probing.sources",
+    "What the daemon collects from, and how each source is (live).",
+    (
+        *_NODE,
+        Column("source", NAME, "Name of the source."),
+        Column("state", NAME, "running, degraded, paused or stopped."),
+        Column("reason", TEXT, "Why it is not running."),
+        Column("rows", I64, "Rows that it made since the daemon started."),
+        Column("lost", I64, "Rows that it knows it lost since the daemon started."),
+        Column("detail", TEXT, "What it is attached to."),
+    ),
+)
+
+_LOSS_COLUMNS = (
+    *_NODE,
+    Column("source", NAME, "Source that lost rows."),
+    Column("table_name", NAME, "Table whose rows are missing."),
+    Column("stage", NAME, "Where: attach, kernel, ring, assembly, log or store."),
+    Column("reason", TEXT, "Why."),
+    Column("pid", I32, "Process concerned; NULL for all."),
+    Column("ts_from", TIME, "Start of the interval in which rows may be missing, UTC."),
+    Column("ts_to", TIME, "End of that interval, UTC."),
+    Column("count", I64, "Rows lost; NULL when it cannot be known."),
+)
+
+LOSSES = Table("probing.losses", "Gaps: rows that are missing for sure or possibly, so that no count is silently short.",
+               _LOSS_COLUMNS, stored(_LOSS_COLUMNS))
+
+_COST_COLUMNS = (
+    *_NODE,
+    Column("process", NAME, "collector, reader, service, worker or probes (time that the jobs spent in our probes)."),
+    Column("pid", I32, "Process id; NULL for probes."),
+    Column("cpu_ns", I64, "CPU time since the last row of this process, ns."),
+    Column("rss_bytes", I64, "Resident memory; NULL for probes."),
+    Column("hits", I64, "Probe hits since the last row; NULL for processes."),
+    Column("net_bytes", I64, "Bytes sent to other nodes since the last row; NULL when not measured."),
+    Column("cpu_pct", F64, "CPU time as a share of one core over the interval, percent."),
+)
+
+COST = Table("probing.cost", "What the daemon itself costs.", _COST_COLUMNS, stored(_COST_COLUMNS))
+
+TABLE_DOCS = Table(
+    "probing.table_docs",
+    "Every table and what it holds (live).",
+    (
+        *_NODE,
+        Column("table_schema", TEXT, "Schema of the table."),
+        Column("table_name", TEXT, "Name of the table in its schema."),
+        Column("description", TEXT, "What it holds."),
+        Column("live", TEXT, "yes for a table that is filled when a query names it, else no."),
+    ),
+)
+
+COLUMN_DOCS = Table(
+    "probing.column_docs",
+    "Every column of every table and what it means (live).",
+    (
+        *_NODE,
+        Column("table_schema", TEXT, "Schema of the table."),
+        Column("table_name", TEXT, "Name of the table in its schema."),
+        Column("column_name", TEXT, "Name of the column."),
+        Column("type", TEXT, "Arrow type of the column."),
+        Column("description", TEXT, "What it means."),
+    ),
+)
+
+MEMBERS = Table(
+    "cluster.members",
+    "Nodes that this daemon knows, itself included (live).",
+    (
+        *_NODE,
+        Column("member", TEXT, "Name of the node, or its address while the name is not known."),
+        Column("address", TEXT, "Where it is asked."),
+        Column("state", NAME, "healthy, suspect, failed or unknown."),
+        Column("version", TEXT, "Version of its daemon; NULL while not known."),
+    ),
+)

@@ -1,0 +1,75 @@
+"""What a table is: rows as stored (physical), rows as shown (logical), and a doc for every column.
+
+What is stored is not what is shown: a row stores ``t_call`` and deltas, and the logical column is an SQL expression
+over stored columns. The query engine builds its views from these expressions; ``probing.column_docs`` is made of the docs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+__all__ = ("BOOL", "F64", "I32", "I64", "NAME", "TEXT", "TIME", "U64", "Column", "Table", "stored")
+
+BOOL = pa.bool_()
+I32 = pa.int32()
+I64 = pa.int64()
+U64 = pa.uint64()
+F64 = pa.float64()
+TEXT = pa.string()
+# Few distinct values: dictionary-encoded where stored, plain text where shown.
+NAME = pa.dictionary(pa.int32(), pa.string())
+# UTC by definition, without a zone, so that DuckDB reads it as TIMESTAMP_NS.
+TIME = pa.timestamp("ns")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as users see it. ``sql`` computes it from stored columns; None: it is stored under its name."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    sql: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """``storage`` is empty for a live table, which is filled for the query that names it, in its logical schema."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    storage: tuple[pa.Field, ...] = ()
+    sort_by: tuple[str, ...] = ("ts",)
+
+    @property
+    def live(self) -> bool:
+        return not self.storage
+
+    @cached_property
+    def physical(self) -> pa.Schema:
+        """The Arrow schema of stored rows; a live table's batches have its logical one."""
+        return pa.schema(list(self.storage)) if self.storage else self.logical
+
+    @cached_property
+    def logical(self) -> pa.Schema:
+        """The Arrow schema of rows as shown."""
+        return pa.schema([pa.field(c.name, _plain(c.type)) for c in self.columns])
+
+    @property
+    def select_list(self) -> str:
+        """The SQL that turns a stored row into a shown one."""
+        return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in self.columns)
+
+
+def stored(columns: tuple[Column, ...], *extra: pa.Field, without: tuple[str, ...] = ()) -> tuple[pa.Field, ...]:
+    """The storage of a table: its columns without an expression, and fields that only expressions read."""
+    own = [pa.field(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
+    return (*own, *extra)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind

@@ -1,0 +1,178 @@
+"""Framed messages over a Unix stream socket, between the daemon's own processes.
+
+A message is ``!II`` (header length, payload length), a JSON object, and raw bytes; file descriptors travel beside
+the header. Readers, parser workers, SQL workers and the collector's control socket all speak it, so it is the one
+place where a size from another process is believed, and bounded.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import InternalError, ProbingError, error_from
+
+__all__ = ("Channel", "ChannelClosed", "ChannelTimeout", "Message", "connect", "peer_credentials")
+
+MAX_HEADER = 1 << 20
+MAX_PAYLOAD = 1 << 30
+MAX_FDS = 16
+_FRAME = struct.Struct("!II")
+_CREDENTIALS = struct.Struct("3i")
+
+
+class ChannelClosed(InternalError):
+    default_hint = "the process at the other end ended; it is started again by itself"
+
+
+class ChannelTimeout(InternalError, TimeoutError):
+    pass
+
+
+@dataclass(slots=True)
+class Message:
+    """``header`` is a JSON object, ``payload`` raw bytes, ``fds`` descriptors that the receiver must close."""
+
+    header: dict[str, Any]
+    payload: bytes = b""
+    fds: list[int] = field(default_factory=list)
+
+    def take_fd(self) -> int:
+        """The next descriptor, which the caller now owns."""
+        if not self.fds:
+            raise InternalError("a message came without its descriptor")
+        return self.fds.pop(0)
+
+    def close_fds(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Channel:
+    """One end of a connection. Not safe for two threads at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, header: dict[str, Any], payload: bytes | memoryview = b"", fds: Sequence[int] = ()) -> None:
+        """Raises ChannelClosed when the other end is gone."""
+        text = json.dumps(header, separators=(",", ":")).encode()
+        if len(text) > MAX_HEADER or len(payload) > MAX_PAYLOAD or len(fds) > MAX_FDS:
+            raise InternalError(f"message too large: header {len(text)}, payload {len(payload)}, fds {len(fds)}")
+        head = _FRAME.pack(len(text), len(payload)) + text
+        try:
+            sent = socket.send_fds(self._sock, [head], list(fds)) if fds else self._sock.send(head)
+            if sent < len(head):
+                self._sock.sendall(head[sent:])
+            if len(payload):
+                self._sock.sendall(payload)
+        except TimeoutError as e:
+            raise ChannelTimeout("the other end does not take the message") from e
+        except OSError as e:
+            raise ChannelClosed(f"the other end is gone: {e.strerror}") from e
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message. ``timeout`` in seconds covers the whole message.
+
+        Raises ChannelClosed at the end of the stream, ChannelTimeout, or InternalError for a frame out of bounds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        fds: list[int] = []
+        try:
+            head = self._exactly(_FRAME.size, deadline, fds)
+            header_len, payload_len = _FRAME.unpack(head)
+            if header_len > MAX_HEADER or payload_len > MAX_PAYLOAD:
+                raise InternalError(f"frame out of bounds: header {header_len}, payload {payload_len}")
+            header = json.loads(bytes(self._exactly(header_len, deadline, fds)))
+            if not isinstance(header, dict):
+                raise InternalError("a message header is no object")
+            payload = self._exactly(payload_len, deadline, fds) if payload_len else b""
+        except BaseException as e:
+            for fd in fds:
+                os.close(fd)
+            if isinstance(e, ValueError):
+                raise InternalError("a message header is not JSON") from e
+            raise
+        return Message(header, bytes(payload), fds)
+
+    def request(
+        self, header: dict[str, Any], payload: bytes = b"", *, timeout: float | None = None, fds: Sequence[int] = ()
+    ) -> Message:
+        """Send and wait for the answer; an answer that carries ``error`` is raised as that error."""
+        self.send(header, payload, fds)
+        answer = self.receive(timeout)
+        if error := answer.header.get("error"):
+            answer.close_fds()
+            raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
+        return answer
+
+    def send_error(self, error: ProbingError) -> None:
+        self.send({"error": error.to_dict()})
+
+    def _exactly(self, size: int, deadline: float | None, fds: list[int]) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ChannelTimeout("no answer in time")
+                self._sock.settimeout(left)
+            else:
+                self._sock.settimeout(None)
+            try:
+                # MSG_CMSG_CLOEXEC: a descriptor must not leak into a process we start.
+                count, ancillary, _, _ = self._sock.recvmsg_into(
+                    [view], socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except TimeoutError as e:
+                raise ChannelTimeout("no answer in time") from e
+            except OSError as e:
+                raise ChannelClosed(f"the other end is gone: {e.strerror}") from e
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    received = array.array("i")
+                    received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
+                    fds.extend(received)
+            if count == 0:
+                raise ChannelClosed("the other end is gone")
+            view = view[count:]
+        return data
+
+
+def connect(path: str, timeout: float = 5.0) -> Channel:
+    """Connect to a Unix socket. Raises ChannelClosed when nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(path)
+    except OSError as e:
+        sock.close()
+        raise ChannelClosed(f"nobody listens on {path}: {e.strerror}") from e
+    return Channel(sock)
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the process at the other end, as the kernel knows them."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid

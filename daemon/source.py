@@ -1,0 +1,49 @@
+"""What a source is, and where its rows go.
+
+A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It knows nothing of files, SQL or RPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+__all__ = ("Loss", "Sink", "Source")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Rows that are missing from ``table``, for sure or possibly: a gap is a row of ``probing.losses``.
+
+    ``ts_from_ns`` and ``ts_to_ns`` are UTC ns; ``count`` is None when it cannot be known; ``pid`` None means all.
+    """
+
+    source: str
+    table: str
+    stage: str
+    reason: str
+    ts_from_ns: int
+    ts_to_ns: int
+    count: int | None = None
+    pid: int | None = None
+
+
+class Sink(Protocol):
+    """Safe to call from any thread. Rows are on their way to the log when ``put`` returns, and in it a drain later."""
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        """``batch`` has the physical schema of ``table`` (``probing.api.tables``)."""
+
+    def lost(self, loss: Loss) -> None: ...
+
+
+class Source(Protocol):
+    """``start`` may raise ProbingError: the daemon marks the source degraded with that reason and tries again."""
+
+    name: str
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...

@@ -1,0 +1,3 @@
+"""What a training job may import from probing. It needs no daemon and has no dependency."""
+
+__all__: tuple[str, ...] = ()
