@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-__all__ = ("Loss", "Sink", "Source")
+__all__ = ("Identity", "Loss", "Processes", "Sink", "Source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,25 @@ class Source(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a process is, as every table has it. ``rank`` and its kin are None unless ``role`` is trainer."""
+
+    pid: int
+    start_ns: int
+    job: str
+    run: str
+    role: str
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    node_rank: int | None = None
+
+
+class Processes(Protocol):
+    """Who is who. Safe to call from any thread."""
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        """None: never seen, or not identified within ``timeout`` seconds. A dead process keeps its identity."""
