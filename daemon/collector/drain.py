@@ -1,0 +1,163 @@
+"""Rings into the log: drain, assemble, append, commit, in this order, so that a kill at any instant loses nothing.
+
+A ring's consumer position moves only after the record with its operations is in the log, and the record carries that
+position: a restarted collector goes on from the log's word, not from the ring's.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, StoreError
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.collector.outbox import Outbox
+
+__all__ = ("Assemble", "DrainLoop", "Positions")
+
+# How long finished operations may wait in a ring, s: short enough for people, long enough to cost nothing at rest.
+PERIOD = 0.05
+MAX_DRAIN_BYTES = 16 << 20
+# Cycles between two collections of garbage: the collector is frozen and switched off, so this is the only one.
+GC_CYCLES = 1200
+Assemble = Callable[[npt.NDArray[np.void], ClockPair], Mapping[str, pa.RecordBatch]]
+Positions = dict[str, dict[str, Any]]
+
+
+class Ring(Protocol):
+    @property
+    def map_id(self) -> int: ...
+
+    def drain(self, max_bytes: int) -> tuple[npt.NDArray[np.void], int]: ...
+
+    def commit(self, position: int) -> None: ...
+
+    def reset(self, position: int) -> None: ...
+
+
+class Log(Protocol):
+    @property
+    def positions(self) -> Positions: ...
+
+    def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None: ...
+
+
+class DrainLoop:
+    """One thread. ``assemble`` has one function a ring; ``each_cycle`` are called before the rings are read."""
+
+    def __init__(
+        self,
+        log: Log,
+        rings: Mapping[str, Ring],
+        assemble: Mapping[str, Assemble],
+        outbox: Outbox,
+        clock: Clock,
+        each_cycle: Iterable[Callable[[], None]] = (),
+    ) -> None:
+        self._log = log
+        self._rings = dict(rings)
+        self._assemble = dict(assemble)
+        self._outbox = outbox
+        self._clock = clock
+        self._each_cycle = tuple(each_cycle)
+        self._positions: Positions = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self._cycles = 0
+        self._done = threading.Condition()
+        self._held: dict[str, list[pa.RecordBatch]] = {}
+        self.failure: str | None = None
+
+    def resume(self) -> None:
+        """Set every ring behind what the log already holds, and remember that as written."""
+        boot_id = self._clock.boot_id
+        for name, ring in self._rings.items():
+            known = self._log.positions.get(name)
+            if known and known.get("boot_id") == boot_id and known.get("map_id") == ring.map_id:
+                ring.reset(int(known["position"]))
+                self._positions[name] = dict(known)
+
+    def run(self) -> None:
+        """Cycle until ``stop``. An error of the store is kept as ``failure`` and the cycle tried again."""
+        while not self._stopped:
+            self._wake.wait(PERIOD)
+            self._wake.clear()
+            try:
+                while self.once() >= MAX_DRAIN_BYTES // 4:
+                    pass
+                self.failure = None
+            except StoreError as e:
+                self.failure = e.message
+            self._tick()
+        self._drain_rest()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    def flush(self, timeout: float = 1.0) -> bool:
+        """Wait until a cycle that began after this call has ended: what was in the rings is in the log."""
+        with self._done:
+            # The running cycle may have read the rings before this call, so the one after it is the first that counts.
+            target = self._cycles + 2
+            self._wake.set()
+            return self._done.wait_for(lambda: self._nudge() >= target or self._stopped, timeout)
+
+    def once(self) -> int:
+        """One cycle. The bytes that the rings held. Raises StoreError; then nothing was committed."""
+        for step in self._each_cycle:
+            step()
+        pair = self._clock.pair()
+        batches = self._outbox.take()
+        try:
+            return self._write(batches, pair)
+        except ProbingError:
+            self._outbox.put_back(batches)
+            raise
+
+    def _write(self, waiting: dict[str, list[pa.RecordBatch]], pair: ClockPair) -> int:
+        batches = {table: list(group) for table, group in waiting.items()}
+        positions = dict(self._positions)
+        ends: dict[str, int] = {}
+        size = 0
+        for name, ring in self._rings.items():
+            records, end = ring.drain(MAX_DRAIN_BYTES)
+            if not len(records):
+                continue
+            size += records.nbytes
+            ends[name] = end
+            positions[name] = {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": end}
+            for table, batch in self._assemble[name](records, pair).items():
+                if batch.num_rows:
+                    batches.setdefault(table, []).append(batch)
+                    self._outbox.rows[table] += batch.num_rows
+        if batches or ends:
+            self._log.append(batches, positions, pair)
+            self._positions = positions
+        for name, end in ends.items():
+            self._rings[name].commit(end)
+        return size
+
+    def _drain_rest(self) -> None:
+        try:
+            while self.once():
+                pass
+        except StoreError as e:
+            self.failure = e.message
+
+    def _tick(self) -> None:
+        with self._done:
+            self._cycles += 1
+            self._done.notify_all()
+        if self._cycles % GC_CYCLES == 0:
+            gc.collect()
+
+    def _nudge(self) -> int:
+        self._wake.set()
+        return self._cycles

@@ -1,0 +1,94 @@
+"""Rows that sources hand over between two drains."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+import pyarrow as pa
+
+from probing.api.tables import table_named
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock
+from probing.daemon.source import Loss
+
+__all__ = ("Outbox",)
+
+# Rows waiting for the log while it cannot be written; beyond it the newest are dropped and counted.
+MAX_WAITING_ROWS = 200_000
+
+
+class Outbox:
+    """The ``Sink`` of all sources. The drain loop takes what is in it with each record of the log."""
+
+    def __init__(self, node: str, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+        self._losses: list[Loss] = []
+        self._waiting = 0
+        self.rows: dict[str, int] = defaultdict(int)
+        self.lost_rows: dict[str, int] = defaultdict(int)
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if not batch.schema.equals(table_named(table).physical):
+            raise TypeError(f"rows for {table} do not have its schema")
+        with self._lock:
+            if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
+                now = self._clock.pair().real_ns
+                self._add_loss(Loss("store", table, "log", "the log cannot be written", now, now, batch.num_rows))
+                return
+            self._batches[table].append(batch)
+            self._waiting += batch.num_rows
+            self.rows[table] += batch.num_rows
+
+    def lost(self, loss: Loss) -> None:
+        with self._lock:
+            self._add_loss(loss)
+
+    def _add_loss(self, loss: Loss) -> None:
+        self._losses.append(loss)
+        self.lost_rows[loss.source] += loss.count or 0
+
+    def take(self) -> dict[str, list[pa.RecordBatch]]:
+        """All that waits, by table; the caller writes it or gives it back with ``put_back``."""
+        with self._lock:
+            if not self._batches and not self._losses:
+                return {}
+            taken = dict(self._batches)
+            self._batches = defaultdict(list)
+            self._waiting = 0
+            losses, self._losses = self._losses, []
+        if losses:
+            taken.setdefault("probing.losses", []).append(self._loss_batch(losses))
+        return taken
+
+    def put_back(self, batches: dict[str, list[pa.RecordBatch]]) -> None:
+        with self._lock:
+            for table, group in batches.items():
+                self._batches[table][:0] = group
+                self._waiting += sum(b.num_rows for b in group)
+
+    def _loss_batch(self, losses: list[Loss]) -> pa.RecordBatch:
+        now = self._clock.pair().real_ns
+        return batch_of(
+            "probing.losses",
+            [
+                {
+                    "node": self._node,
+                    "ts": now,
+                    "source": x.source,
+                    "table_name": x.table,
+                    "stage": x.stage,
+                    "reason": x.reason,
+                    "pid": x.pid,
+                    "ts_from": x.ts_from_ns,
+                    "ts_to": x.ts_to_ns,
+                    "count": x.count,
+                }
+                for x in losses
+            ],
+        )
