@@ -1,0 +1,313 @@
+"""The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
+
+Each option is a field here and nowhere else: the file's keys, the command line (``--store.max_bytes=N``), the
+help and the check of docs/config.md are read off the dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import socket as _socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from probing.api.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = (
+    "DEFAULT_FILE",
+    "ClusterConfig",
+    "Config",
+    "ProbesConfig",
+    "QueryConfig",
+    "StoreConfig",
+    "UsersConfig",
+    "options",
+)
+
+DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
+# sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/collector.sock.
+MAX_SOCKET_PATH = 107 - len(".d/collector.sock")
+MAX_FILE_BYTES = 1 << 20
+_T = TypeVar("_T")
+
+
+def _option(default: _T, doc: str, least: float | None = None) -> _T:
+    made: _T = field(default=default, metadata={"doc": doc, "least": least})
+    return made
+
+
+@dataclass(frozen=True)
+class UsersConfig:
+    """Whom the processes run as: names, or numbers where no such user need exist."""
+
+    collector: str = _option("probing", "user of the collector and the readers")
+    service: str = _option("probing-service", "user of the gRPC service")
+    worker: str = _option("probing-worker", "user of SQL workers and ELF parsers")
+    group: str = _option("probing", "group that may talk to the socket and read the segments")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    max_bytes: int = _option(10 << 30, "bytes that the state directory may take", 16 << 20)
+    keep_free_bytes: int = _option(1 << 30, "bytes to leave free on its file system", 0)
+    max_age_days: float = _option(7.0, "days to keep rows", 0)
+    sync_interval_s: float = _option(1.0, "seconds of rows that a power cut may cost", 0.01)
+    part_bytes: int = _option(8 << 20, "size at which a part of the log is sealed into segments", 1 << 16)
+
+
+@dataclass(frozen=True)
+class QueryConfig:
+    timeout_s: float = _option(30.0, "deadline of a query that names none, and its upper bound", 0.1)
+    memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
+    workers: int = _option(2, "SQL workers kept warm", 1)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    peers: tuple[str, ...] = _option((), "the other nodes, as unix:PATH or HOST:PORT")
+
+
+@dataclass(frozen=True)
+class ProbesConfig:
+    bpffs: str = _option("/sys/fs/bpf/probingd", "directory of the pins, on a BPF file system")
+    force_fallback: bool = _option(False, "attach by perf events even where the kernel has uprobe_multi")
+    hit_budget: int = _option(50_000, "hits a second at which a symbol's probe is switched off", 1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
+
+    node_name: str = _option("", "name of this node in every row; empty: the host name")
+    instance: str = _option("default", "keeps the pins of several daemons on one machine apart")
+    state_dir: str = _option("/var/lib/probingd", "log and segments")
+    socket: str = _option("/run/probingd/probingd.sock", "Unix socket that probingctl talks to")
+    listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
+    insecure: bool = _option(False, "allow TCP in the clear off loopback")
+    users: UsersConfig = UsersConfig()
+    store: StoreConfig = StoreConfig()
+    query: QueryConfig = QueryConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    probes: ProbesConfig = ProbesConfig()
+
+    @property
+    def runtime_dir(self) -> str:
+        """Where the daemon's own sockets lie: collector.sock, reader.sock, parser.sock, sql.sock."""
+        return self.socket + ".d"
+
+    @property
+    def pin_dir(self) -> str:
+        return f"{self.probes.bpffs}/{self.instance}"
+
+    @classmethod
+    def load(cls, file: Path | None = None, overrides: Mapping[str, object] | None = None) -> Config:
+        """``overrides`` by dotted key. ``file`` None: DEFAULT_FILE when it is there."""
+        values = dict(_flat(_read(file)))
+        values.update(overrides or {})
+        return _build(values)
+
+    @classmethod
+    def from_args(cls, args: Sequence[str], *, default_file: bool = False) -> Config:
+        """The configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
+
+        Without ``--config`` no file is read unless ``default_file``: a child gets just what its parent had.
+        """
+        file: Path | None = None
+        texts: dict[str, str] = {}
+        for key, text in _pairs(args):
+            if key == "config":
+                file = Path(text)
+            else:
+                texts[key] = text
+        overrides = {key: _parse(key, text) for key, text in texts.items()}
+        if file is None and not default_file:
+            return _build(overrides)
+        return cls.load(file, overrides)
+
+    def to_args(self) -> list[str]:
+        """The command line from which ``from_args`` makes this configuration again."""
+        args = []
+        for key, option in options():
+            value = _get(self, key)
+            if key == "node_name" or value != option.default:
+                args.append(f"--{key}={_print(value)}")
+        return args
+
+
+def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """(dotted key, field) of each option; a field's metadata has its ``doc``."""
+    for outer in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(outer.default):
+            yield from ((f"{outer.name}.{inner.name}", inner) for inner in dataclasses.fields(outer.default))
+        else:
+            yield outer.name, outer
+
+
+_OPTIONS = dict(options())
+
+
+def _get(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _print(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _unknown(key: str) -> ConfigError:
+    near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
+    near = near or [known for known in _OPTIONS if known.split(".")[-1] == key.split(".")[-1]]
+    hint = f"did you mean {near[0]}?" if near else "docs/config.md lists the keys"
+    return ConfigError(f"unknown configuration key {key[:80]!r}", hint=hint)
+
+
+def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"unexpected argument {word[:80]!r}", hint="options start with --")
+        key, given, text = word[2:].partition("=")
+        key = key.replace("-", "_")
+        if key != "config" and key not in _OPTIONS:
+            raise _unknown(key)
+        if not given:
+            if key != "config" and isinstance(_OPTIONS[key].default, bool):
+                text = "true"
+            elif rest:
+                text = rest.pop(0)
+            else:
+                raise ConfigError(f"--{key} needs a value", hint=f"for example --{key}=VALUE")
+        yield key, text
+
+
+def _parse(key: str, text: str) -> object:
+    default = _OPTIONS[key].default
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise _wrong(key, text, "true or false")
+        return text == "true"
+    if isinstance(default, tuple):
+        return [part for part in text.split(",") if part]
+    if isinstance(default, str):
+        return text
+    try:
+        return int(text) if isinstance(default, int) else float(text)
+    except ValueError as e:
+        raise _wrong(key, text, "a whole number" if isinstance(default, int) else "a number") from e
+
+
+def _wrong(key: str, value: object, wanted: str) -> ConfigError:
+    return ConfigError(f"{key} = {str(value)[:80]!r} is wrong", hint=f"it must be {wanted}")
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    try:
+        with open(file or DEFAULT_FILE, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as e:
+        if file is None:
+            return {}
+        raise ConfigError(f"no configuration file {file}", hint="check the path given as --config") from e
+    except OSError as e:
+        hint = "it must be a file that the daemon's user can read"
+        raise ConfigError(f"cannot read {file or DEFAULT_FILE}: {e.strerror}", hint=hint) from e
+    if len(data) > MAX_FILE_BYTES:
+        hint = f"at most {MAX_FILE_BYTES} bytes are read"
+        raise ConfigError(f"{file or DEFAULT_FILE} is too long", hint=hint)
+    try:
+        return tomllib.loads(data.decode())
+    except ValueError as e:
+        text = str(e).replace("\n", " ")
+        hint = "docs/config.md has an example"
+        raise ConfigError(f"{file or DEFAULT_FILE} is not TOML: {text}", hint=hint) from e
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if not isinstance(value, dict):
+            yield name, value
+        elif any(key.startswith(f"{name}.") for key in _OPTIONS):
+            yield from ((f"{name}.{inner}", v) for inner, v in value.items())
+        else:
+            raise _unknown(name)
+
+
+def _build(values: Mapping[str, object]) -> Config:
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key not in _OPTIONS:
+            raise _unknown(key)
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = _checked(key, value)
+    top = sections.pop("", {})
+    for section, given in sections.items():
+        default = Config.__dataclass_fields__[section].default
+        top[section] = dataclasses.replace(default, **given)
+    return _whole(Config(**top))
+
+
+def _checked(key: str, value: object) -> Any:
+    option = _OPTIONS[key]
+    default = option.default
+    if isinstance(default, tuple):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise _wrong(key, value, "a list of texts")
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not type(default):
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
+        raise _wrong(key, value, names[type(default)])
+    least = option.metadata["least"]
+    if least is not None and isinstance(value, (int, float)) and not least <= value < 2**62:
+        raise _wrong(key, value, f"at least {least:.12g}")
+    return value
+
+
+def _whole(config: Config) -> Config:
+    node_name = config.node_name or _socket.gethostname()
+    if not re.fullmatch(r"[\w.:@-]{1,255}", node_name):
+        raise _wrong("node_name", node_name, "letters, digits and . : @ _ -")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", config.instance):
+        raise _wrong("instance", config.instance, "at most 32 letters, digits, _ and -")
+    socket = str(Path(config.socket.removeprefix("unix:")).absolute())
+    if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+        raise _wrong("socket", socket, f"a path of at most {MAX_SOCKET_PATH} bytes")
+    for name in ("collector", "service", "worker", "group"):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", getattr(config.users, name)):
+            raise _wrong(f"users.{name}", getattr(config.users, name), "a name or a number")
+    if config.listen:
+        _address("listen", config.listen)
+    for peer in config.cluster.peers:
+        if not peer.startswith("unix:"):
+            _address("cluster.peers", peer)
+    return dataclasses.replace(
+        config,
+        node_name=node_name,
+        socket=socket,
+        state_dir=str(Path(config.state_dir).absolute()),
+        probes=dataclasses.replace(config.probes, bpffs=str(Path(config.probes.bpffs).absolute())),
+    )
+
+
+def _address(key: str, text: str) -> None:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})", text)
+    if not match or int(match[2]) > 65535:
+        raise _wrong(key, text, "HOST:PORT, an IPv6 address in brackets")
