@@ -1,0 +1,202 @@
+"""What /proc says of a process, as bytes in and plain values out.
+
+A process shapes most of this text itself: its name, its command line, its environment, the paths it maps. So every
+parser is pure, bounded, and raises only CorruptTarget. Formats: proc(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from probing.api.errors import CorruptTarget
+
+__all__ = (
+    "TICK_NS",
+    "Mapping",
+    "Stat",
+    "clean_text",
+    "parse_cgroup",
+    "parse_cmdline",
+    "parse_environ",
+    "parse_maps",
+    "parse_stat",
+    "parse_status",
+)
+
+# Times in /proc are in clock ticks, and USER_HZ is 100 on every Linux that runs here (include/asm-generic/param.h).
+TICK_NS = 10_000_000
+MAX_MAPPINGS = 65_536
+MAX_ARGUMENTS = 4_096
+MAX_CGROUPS = 64
+MAX_TEXT = 4_096
+_FIELDS_AFTER_NAME = 20
+# Controls of C0 and C1, and what turns or breaks a line of text (Unicode TR9, line and paragraph separators).
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
+_MAPPING = re.compile(
+    rb"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]{1,20}) *(.*)", re.DOTALL
+)
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """``state`` is the kernel's letter (R, S, D, T, t, Z, X, I); ``start_ns`` is ns since boot in steps of a tick."""
+
+    pid: int
+    comm: bytes
+    state: str
+    ppid: int
+    flags: int
+    threads: int
+    start_ns: int
+
+    @property
+    def kernel_thread(self) -> bool:
+        # PF_KTHREAD, include/linux/sched.h.
+        return bool(self.flags & 0x0020_0000)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A line of maps. ``path`` is empty for anonymous memory; ``device`` is (major, minor); ``deleted``: it has no name now."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    device: tuple[int, int]
+    inode: int
+    path: bytes
+    deleted: bool = False
+
+    @property
+    def executable(self) -> bool:
+        return "x" in self.permissions
+
+
+def parse_stat(data: bytes) -> Stat:
+    """/proc/PID/stat. The name may hold blanks and brackets: it ends at the last bracket."""
+    head, bracket, rest = data.rpartition(b")")
+    pid, opening, comm = head.partition(b" (")
+    fields = rest.split()
+    if not bracket or not opening or len(fields) < _FIELDS_AFTER_NAME:
+        raise CorruptTarget("stat of a process is cut short")
+    try:
+        return Stat(
+            pid=_number(pid),
+            comm=comm[:64],
+            state=fields[0].decode("ascii")[:1],
+            ppid=_number(fields[1]),
+            flags=_number(fields[6]),
+            threads=_number(fields[17]),
+            start_ns=_number(fields[19]) * TICK_NS,
+        )
+    except ValueError as e:
+        raise CorruptTarget("stat of a process holds no numbers") from e
+
+
+def parse_status(data: bytes) -> dict[str, list[int]]:
+    """The numbers of Uid (real, effective, saved, fs) and NSpid (outermost first) of /proc/PID/status.
+
+    Raises CorruptTarget when there is no Uid.
+    """
+    found: dict[str, list[int]] = {}
+    for line in data[: 64 * 1024].split(b"\n"):
+        name, _, rest = line.partition(b":")
+        if name in (b"Uid", b"NSpid"):
+            try:
+                found[name.decode()] = [_number(word) for word in rest.split()[:32]]
+            except ValueError as e:
+                raise CorruptTarget("status of a process holds no numbers") from e
+    if not found.get("Uid"):
+        raise CorruptTarget("status of a process has no Uid")
+    return found
+
+
+def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:
+    """/proc/PID/maps, at most ``limit`` lines. A last line without its end is left out. Raises CorruptTarget."""
+    mappings: list[Mapping] = []
+    for line in data.split(b"\n", limit)[:limit]:
+        if not line:
+            continue
+        match = _MAPPING.fullmatch(line)
+        if match is None:
+            # A read stops at a buffer's end, so only the last line can be incomplete.
+            if data.endswith(line):
+                break
+            raise CorruptTarget("a line of maps is not as the kernel writes it")
+        mappings.append(_mapping(match))
+    return mappings
+
+
+def _mapping(match: re.Match[bytes]) -> Mapping:
+    start, end, permissions, offset, device, inode, path = match.groups()
+    major, _, minor = device.partition(b":")
+    deleted = path.endswith(b" (deleted)")
+    # The kernel writes a newline in a path as \012 and nothing else in octal (fs/proc/task_mmu.c, seq_path).
+    path = _OCTAL.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] == b"012" else m[0], path[:MAX_TEXT])
+    return Mapping(
+        start=int(start, 16),
+        end=int(end, 16),
+        permissions=permissions.decode(),
+        offset=int(offset, 16),
+        device=(int(major[:16], 16), int(minor[:16], 16)),
+        inode=int(inode),
+        path=path.removesuffix(b" (deleted)") if deleted else path,
+        deleted=deleted,
+    )
+
+
+def parse_cgroup(data: bytes) -> list[bytes]:
+    """The paths of /proc/PID/cgroup (``hierarchy:controllers:path``), each once, in the file's order."""
+    paths: dict[bytes, None] = {}
+    for line in data[: 64 * 1024].split(b"\n")[:MAX_CGROUPS]:
+        parts = line.split(b":", 2)
+        if len(parts) == 3 and parts[2].startswith(b"/"):
+            paths[parts[2][:MAX_TEXT]] = None
+    return list(paths)
+
+
+def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
+    """The variables in ``names`` and no other; the first of a name counts, as for getenv. Values are cut at ``limit``."""
+    wanted = {name.encode() for name in names}
+    found: dict[str, str] = {}
+    for entry in data.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and name in wanted:
+            found.setdefault(name.decode(), clean_text(value, limit))
+    return found
+
+
+def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
+    """The arguments of /proc/PID/cmdline. A process that rewrote its title has one argument, the title."""
+    parts = data.rstrip(b"\0").split(b"\0", limit)[:limit]
+    return parts if parts != [b""] else []
+
+
+def clean_text(data: bytes | str, limit: int = MAX_TEXT) -> str:
+    r"""Text without control characters: bytes that are no UTF-8 and unprintable characters become ``\xNN`` and kin.
+
+    At most ``limit`` characters; what was cut ends in an ellipsis.
+    """
+    # A character takes at most 4 bytes; one more tells that something was cut.
+    text = data[: 4 * limit + 4].decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data[: limit + 1]
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = _UNPRINTABLE.sub(lambda m: _escape(m[0]), text)
+    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    if short:
+        return short
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def _number(word: bytes) -> int:
+    if len(word) > 20:
+        raise ValueError("too many digits")
+    return int(word)
