@@ -1,0 +1,181 @@
+"""The gate: a query is read, checked and printed again, and DuckDB sees only what was printed.
+
+Exactly one SELECT (or UNION, EXCEPT, INTERSECT, or WITH of them) over the tables of ``probing.api.tables``, made of
+allowed nodes and functions, with bounded sizes. The gate is the first of two walls: the second is the worker's process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import ErrorLevel, SqlglotError
+from sqlglot.tokens import Token, TokenType
+
+from probing.api.errors import QueryRejected
+from probing.api.tables import TABLES
+from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
+from probing.daemon.query.bounds import check_sizes
+from probing.daemon.query.times import rewrite_times
+
+__all__ = ("Checked", "check")
+
+MAX_TEXT = 64 * 1024
+MAX_NESTING = 64
+MAX_NODES = 10_000
+_OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
+_CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+_TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
+_TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
+_SHOW_TABLES = "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs"
+
+# What it has to say of a query goes into the error.
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted."""
+
+    sql: str
+    tables: tuple[str, ...]
+
+
+def check(sql: str, now_ns: int) -> Checked:
+    """Check ``sql``; ``now_ns`` (UTC ns) is what ``now()`` and its kin mean in it.
+
+    Raises QueryRejected, which names what was refused.
+    """
+    try:
+        root = _parse(sql)
+        if sum(1 for _ in root.walk()) > MAX_NODES:
+            raise QueryRejected(f"the query has more than {MAX_NODES} parts", hint="split it")
+        for node in root.walk():
+            _check_node(node)
+        tables = {name for table in root.find_all(exp.Table) if (name := _resolve(table))}
+        check_sizes(root)
+        root = rewrite_times(root, now_ns)
+        printed = root.sql(dialect=DuckDB, comments=False, unsupported_level=ErrorLevel.RAISE)
+    except RecursionError:
+        raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
+    except SqlglotError as e:
+        raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
+    return Checked(printed, tuple(sorted(tables)))
+
+
+def _parse(sql: str) -> exp.Expr:
+    if len(sql) > MAX_TEXT:
+        raise QueryRejected(f"the query is longer than {MAX_TEXT} characters", hint="shorten it")
+    if any(c < " " and c not in "\t\n\r" for c in sql):
+        raise QueryRejected("the query has control characters")
+    dialect = DuckDB()
+    try:
+        tokens = dialect.tokenize(sql)
+        _check_nesting(tokens)
+        statements = [s for s in dialect.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, sql) if s]
+    except SqlglotError as e:
+        raise QueryRejected(f"syntax: {_syntax(e)}") from None
+    if len(statements) != 1:
+        raise QueryRejected("no statement" if not statements else "more than one statement", hint="send one SELECT")
+    root = statements[0]
+    if not isinstance(root, exp.Query):
+        kind = "EXPLAIN and the like" if isinstance(root, exp.Command) else type(root).__name__.upper()
+        hint = _SHOW_TABLES if isinstance(root, (exp.Show, exp.Describe, exp.Summarize)) else ""
+        raise QueryRejected(f"{kind} is not allowed, only SELECT", hint=hint)
+    return root
+
+
+def _check_nesting(tokens: list[Token]) -> None:
+    depth = 0
+    for token in tokens:
+        depth += (token.token_type in _OPEN) - (token.token_type in _CLOSE)
+        if depth > MAX_NESTING:
+            raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts")
+
+
+def _check_node(node: exp.Expr) -> None:
+    name = type(node).__name__
+    if isinstance(node, exp.Anonymous):
+        if not isinstance(node.this, str) or node.this.lower() not in FUNCTION_NAMES:
+            raise _function_refused(node.name)
+    elif isinstance(node, exp.DataType):
+        _check_type(node)
+    elif isinstance(node, exp.With) and node.args.get("recursive"):
+        raise QueryRejected("WITH RECURSIVE is not allowed")
+    elif name in NODE_CLASSES or name in FUNCTION_CLASSES:
+        return
+    elif isinstance(node, exp.Func):
+        raise _function_refused(node.sql_name())
+    else:
+        raise QueryRejected(f"{_words(name)} is not allowed in a query")
+
+
+def _check_type(node: exp.DataType) -> None:
+    kind = node.this
+    if not isinstance(kind, exp.DataType.Type) or kind.name not in TYPE_NAMES or node.args.get("values"):
+        raise QueryRejected(f"the type {node.sql(dialect=DuckDB)[:80]} is not allowed")
+
+
+def _function_refused(name: str) -> QueryRejected:
+    near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
+    hint = f"near it: {', '.join(sorted(near))}" if near else "docs/sql.md lists the functions"
+    return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
+
+
+def _resolve(table: exp.Table) -> str | None:
+    """The name of our table, or None for a CTE or an allowed table function."""
+    if isinstance(table.this, _TABLE_FUNCTIONS):
+        return None
+    if not isinstance(table.this, exp.Identifier):
+        raise _function_refused(table.this.name or type(table.this).__name__)
+    if extra := [key for key, value in table.args.items() if value and key not in _TABLE_ARGS]:
+        raise QueryRejected(f"{', '.join(extra)} is not allowed on a table")
+    if not table.db:
+        if table.name.lower() in _ctes_in_scope(table):
+            return None
+        raise _unknown_table(table.name)
+    name = f"{table.db}.{table.name}".lower()
+    if name not in TABLES:
+        raise _unknown_table(name)
+    return name
+
+
+def _unknown_table(name: str) -> QueryRejected:
+    lower = name.lower()
+    near = [full for full in TABLES if full.split(".")[1] == lower.split(".")[-1]]
+    near += [full for full in difflib.get_close_matches(lower, TABLES, 3) if full not in near]
+    hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables` lists the tables"
+    return QueryRejected(f"there is no table {name[:80]}", hint=hint)
+
+
+def _ctes_in_scope(table: exp.Expr) -> set[str]:
+    """Names that the WITH clauses around ``table`` define before it."""
+    names: set[str] = set()
+    child, parent = table, table.parent
+    while parent is not None:
+        if isinstance(parent, exp.With):
+            position = next(i for i, cte in enumerate(parent.expressions) if cte is child)
+            names.update(cte.alias.lower() for cte in parent.expressions[:position])
+        elif (clause := parent.args.get("with_")) is not None and clause is not child:
+            names.update(cte.alias.lower() for cte in clause.expressions)
+        child, parent = parent, parent.parent
+    return names
+
+
+def _syntax(error: SqlglotError) -> str:
+    details = getattr(error, "errors", None)
+    if not details:
+        return _one_line(str(error))
+    first = details[0]
+    return _one_line(f"{first['description']} near {str(first['highlight'])[:40]!r} (line {first['line']}, column {first['col']})")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _words(name: str) -> str:
+    return "".join(f" {c}" if c.isupper() else c.upper() for c in name).strip().upper()
