@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One collective operation, from its call to its end, is one record. While it is open it lies in `operations`; what is
+ * closed goes to the ring `collectives` and is gone from the map, so a reader that dies at any time loses nothing.
+ */
+#ifndef PROBING_COLLECTIVES_BPF_H
+#define PROBING_COLLECTIVES_BPF_H
+
+#include "guard.bpf.h"
+#include "loss.bpf.h"
+#include "process.bpf.h"
+#include "regs.bpf.h"
+
+#define NAME_BYTES 48
+#define DESC_BYTES 24
+#define ERROR_BYTES 40
+#define UNKNOWN_BYTE 0xff
+#define UNKNOWN_WORD 0xffffffffffffffffULL
+#define UNKNOWN_INT (-1)
+
+enum backend {
+	BACKEND_GLOO = 1,
+	BACKEND_NCCL = 2,
+};
+
+enum operation_state {
+	STATE_CALLED = 1,
+	STATE_STARTED = 2,
+	STATE_DONE = 3,
+	STATE_FAILED = 4,
+	STATE_ABANDONED = 5,
+	STATE_UNSEEN = 6, /* its end cannot be seen by the probes that there are */
+};
+
+enum timing_source {
+	TIMING_EXACT = 1,
+	TIMING_SYNC = 2,
+	TIMING_ENQUEUE_ONLY = 3,
+};
+
+enum name_form {
+	NAME_NONE = 0,
+	NAME_TEXT = 1,
+	NAME_HASHED = 2,   /* the first NAME_BYTES - 8 bytes, and a hash of all */
+	NAME_NUMBER = 3,   /* 8 bytes, shown as 16 hex digits */
+};
+
+/*
+ * Times are CLOCK_MONOTONIC ns, 0 where not seen. `op`, `dtype` and `redop` are the numbers of the library itself.
+ * UNKNOWN_* where not known.
+ */
+struct collective_record {
+	__u64 object; /* the address that names the operation while it is open */
+	__u64 start_ns;
+	__u64 comm; /* address of the communicator or process group */
+	__u32 tgid;
+	__u32 tid;
+	__u64 seq;
+	__u64 count; /* elements that this rank contributes, as passed */
+	__u64 stream;
+	__u64 group_id;
+	__u64 t_call;
+	__u64 t_launch;
+	__u64 t_start;
+	__u64 t_done_lo;
+	__u64 t_done_hi;
+	__s32 comm_rank;
+	__s32 comm_size;
+	__s32 root;
+	__s32 peer;
+	__s32 cuda_device;
+	__u8 backend;
+	__u8 op;
+	__u8 dtype;
+	__u8 redop;
+	__u8 state;
+	__u8 timing;
+	__u8 async_op;
+	__u8 name_form;
+	char name[NAME_BYTES];
+	char desc[DESC_BYTES];
+	char error[ERROR_BYTES];
+};
+
+struct operation_key {
+	__u64 object;
+	__u64 start_ns;
+	__u64 tgid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct operation_key);
+	__type(value, struct collective_record);
+} operations SEC(".maps");
+
+/* What a thread is about to enqueue: filled when a public function is entered, taken when the operation is made. */
+struct call {
+	__u64 stack_pointer;
+	struct collective_record record;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct call);
+} calls SEC(".maps");
+
+RING(collectives, struct collective_record, 1 << 24);
+
+const volatile struct call no_call = {};
+
+/* The draft of the calling thread, emptied. In a map, because a record is too much for the stack of a program. */
+static __always_inline struct call *call_begin(void *ctx, __u64 now, __u8 backend)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct collective_record *r;
+	struct call *call;
+
+	if (bpf_map_update_elem(&calls, &thread, (const void *)&no_call, BPF_ANY))
+		return 0;
+	call = bpf_map_lookup_elem(&calls, &thread);
+	if (!call)
+		return 0;
+	call->stack_pointer = user_stack_pointer(ctx);
+	r = &call->record;
+	r->start_ns = current_start_ns();
+	r->tgid = thread >> 32;
+	r->tid = (__u32)thread;
+	r->t_call = now;
+	r->backend = backend;
+	r->seq = UNKNOWN_WORD;
+	r->count = UNKNOWN_WORD;
+	r->comm_rank = UNKNOWN_INT;
+	r->comm_size = UNKNOWN_INT;
+	r->root = UNKNOWN_INT;
+	r->peer = UNKNOWN_INT;
+	r->cuda_device = UNKNOWN_INT;
+	r->dtype = UNKNOWN_BYTE;
+	r->redop = UNKNOWN_BYTE;
+	r->async_op = UNKNOWN_BYTE;
+	r->state = STATE_CALLED;
+	return call;
+}
+
+static __always_inline struct operation_key operation_key(__u64 object)
+{
+	struct operation_key key = {
+		.object = object,
+		.start_ns = current_start_ns(),
+		.tgid = current_tgid(),
+	};
+
+	return key;
+}
+
+/* An object at the same address means that the older one is gone, and that its end was not seen. */
+static __always_inline void operation_open(struct operation_key *key, struct collective_record *record)
+{
+	struct collective_record *older = bpf_map_lookup_elem(&operations, key);
+
+	if (older) {
+		older->state = STATE_ABANDONED;
+		RING_PUSH(collectives, older);
+	}
+	if (bpf_map_update_elem(&operations, key, record, BPF_ANY))
+		RING_LOST(collectives);
+}
+
+static __always_inline void operation_close(struct operation_key *key, struct collective_record *record, __u8 state)
+{
+	record->state = state;
+	RING_PUSH(collectives, record);
+	bpf_map_delete_elem(&operations, key);
+}
+
+#endif

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Collectives of torch's gloo backend, from functions that libtorch_cpu.so exports (ProcessGroupGloo.hpp):
+ *
+ *	ProcessGroupGloo::allreduce(...)	the call: group, tensors, options
+ *	AsyncWork::AsyncWork(...)		inside of it, on the same thread: object, operation type, sequence number
+ *	AsyncWork::execute(work)		a thread of gloo begins
+ *	AsyncWork::finishWorkGloo()		and ends, or finishWorkGlooError(exception)
+ *	SendWork, RecvWork			have no such end: Work::finishAndThrow, which their wait() calls, closes them
+ *
+ * An operation counts from its call: one whose call was not seen is not claimed.
+ */
+#include "collectives.bpf.h"
+
+#define MAX_TENSORS 64
+#define MAX_STRING (1 << 20)
+#define MAX_HASHED 512
+#define MAX_RANKS (1 << 24)
+#define CALL_DEPTH_BYTES (1 << 16)
+#define ABSENT 0xffff
+#define SSO_BYTES 16
+
+/* c10d::OpType (Types.hpp, Work.hpp) */
+#define OP_SEND 12
+#define OP_RECVANYSOURCE 14
+#define OP_BARRIER 15
+#define OP_ALLREDUCE_SPARSE 18
+
+/* Offsets in bytes, ABSENT where that build has no such member; written by layouts.py, one entry a build. */
+struct gloo_layout {
+	__u16 present;
+	__u16 backend_rank;
+	__u16 backend_size;
+	__u16 backend_uid;
+	__u16 backend_desc;
+	__u16 tensor_numel;
+	__u16 tensor_dtype;
+	__u16 broadcast_root;
+	__u16 broadcast_async;
+	__u16 allreduce_redop;
+	__u16 allreduce_async;
+	__u16 reduce_redop;
+	__u16 reduce_root;
+	__u16 reduce_async;
+	__u16 allgather_async;
+	__u16 gather_root;
+	__u16 gather_async;
+	__u16 scatter_root;
+	__u16 scatter_async;
+	__u16 reduce_scatter_redop;
+	__u16 reduce_scatter_async;
+	__u16 alltoall_async;
+	__u16 barrier_async;
+	__u16 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 64);
+	__type(key, __u32);
+	__type(value, struct gloo_layout);
+} gloo_layouts SEC(".maps");
+
+struct vector {
+	__u64 begin;
+	__u64 end;
+};
+
+static __always_inline __u64 read_word(__u64 address)
+{
+	__u64 value = 0;
+
+	if (bpf_probe_read_user(&value, sizeof(value), (const void *)address))
+		return 0;
+	return value;
+}
+
+/*
+ * Argument `n` of a member function that returns an intrusive_ptr; 0 is `this`. The place for what it returns comes
+ * before them on x86-64, and in a register of its own (x8) on arm64.
+ */
+static __always_inline __u64 member_argument(void *ctx, const int n)
+{
+	return target_arch == ARCH_X86_64 ? argument(ctx, n + 1) : argument(ctx, n);
+}
+
+static __always_inline void hash_name(struct collective_record *r, __u64 text, __u64 length)
+{
+	__u64 hash = 0xcbf29ce484222325ULL, chunk;
+	int i;
+
+	for (i = 0; i < MAX_HASHED / 8; i++) {
+		__u64 left = length - i * 8;
+
+		if (i * 8 >= length)
+			break;
+		chunk = read_word(text + i * 8);
+		if (left < 8)
+			chunk &= (1ULL << (left * 8)) - 1;
+		hash = (hash ^ chunk) * 0x100000001b3ULL;
+		hash ^= hash >> 29;
+	}
+	__builtin_memcpy(r->name + NAME_BYTES - 8, &hash, 8);
+}
+
+/* A libstdc++ std::string at `address`, or nothing when it cannot be one. Returns its length. */
+static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, __u64 *text)
+{
+	struct {
+		__u64 text;
+		__u64 length;
+	} s;
+	__u32 size;
+
+	if (bpf_probe_read_user(&s, sizeof(s), (const void *)address))
+		return 0;
+	if (s.length > MAX_STRING || (s.length >= SSO_BYTES && s.text == address + SSO_BYTES))
+		return 0;
+	if (s.length < SSO_BYTES && s.text != address + SSO_BYTES && read_word(address + SSO_BYTES) < s.length)
+		return 0;
+	size = s.length < room ? s.length : room;
+	/* The verifier has to see both bounds on the value that it passes. */
+	if (size == 0 || size > room || bpf_probe_read_user(into, size, (const void *)s.text))
+		return 0;
+	*text = s.text;
+	return s.length;
+}
+
+static __always_inline void read_group(struct collective_record *r, struct gloo_layout *layout, __u64 group)
+{
+	__s32 rank = -1, size = -1;
+	__u64 text = 0, length;
+
+	r->comm = group;
+	bpf_probe_read_user(&rank, sizeof(rank), (const void *)(group + layout->backend_rank));
+	bpf_probe_read_user(&size, sizeof(size), (const void *)(group + layout->backend_size));
+	if (rank < 0 || rank >= size || size > MAX_RANKS)
+		return;
+	r->comm_rank = rank;
+	r->comm_size = size;
+	if (layout->backend_uid != ABSENT) {
+		length = read_string(r->name, NAME_BYTES, group + layout->backend_uid, &text);
+		if (length > NAME_BYTES)
+			hash_name(r, text, length);
+		r->name_form = length > NAME_BYTES ? NAME_HASHED : length ? NAME_TEXT : NAME_NONE;
+	}
+	if (layout->backend_desc != ABSENT)
+		read_string(r->desc, DESC_BYTES, group + layout->backend_desc, &text);
+}
+
+/* Adds the elements of one tensor; tensors of several types together have no type. */
+static __always_inline int add_tensor(struct collective_record *r, struct gloo_layout *layout, __u64 tensor)
+{
+	__u64 impl = read_word(tensor), numel = 0;
+	__u16 dtype = UNKNOWN_BYTE;
+
+	if (!impl || bpf_probe_read_user(&numel, sizeof(numel), (const void *)(impl + layout->tensor_numel)) ||
+	    bpf_probe_read_user(&dtype, sizeof(dtype), (const void *)(impl + layout->tensor_dtype)))
+		return 0;
+	if (r->count == UNKNOWN_WORD) {
+		r->count = numel;
+		r->dtype = dtype < UNKNOWN_BYTE ? dtype : UNKNOWN_BYTE;
+	} else {
+		r->count += numel;
+		if (r->dtype != dtype)
+			r->dtype = UNKNOWN_BYTE;
+	}
+	return 1;
+}
+
+static __always_inline void add_tensors(struct collective_record *r, struct gloo_layout *layout, __u64 vector)
+{
+	struct vector v;
+	int i;
+
+	if (bpf_probe_read_user(&v, sizeof(v), (const void *)vector))
+		return;
+	for (i = 0; i < MAX_TENSORS; i++) {
+		if (v.begin + i * 8 >= v.end)
+			return;
+		if (!add_tensor(r, layout, v.begin + i * 8))
+			break;
+	}
+	if (v.begin + i * 8 < v.end)
+		r->count = UNKNOWN_WORD;
+}
+
+/* std::vector<std::vector<Tensor>>: gloo takes one list only, and scatter none where the rank is not the root. */
+static __always_inline void add_nested(struct collective_record *r, struct gloo_layout *layout, __u64 vector)
+{
+	struct vector v;
+
+	if (bpf_probe_read_user(&v, sizeof(v), (const void *)vector))
+		return;
+	if (v.begin < v.end)
+		add_tensors(r, layout, v.begin);
+}
+
+static __always_inline void read_async(struct collective_record *r, __u64 options, __u16 offset)
+{
+	__u8 value;
+
+	if (offset != ABSENT && !bpf_probe_read_user(&value, 1, (const void *)(options + offset)) && value <= 1)
+		r->async_op = value;
+}
+
+static __always_inline void read_redop(struct collective_record *r, __u64 options, __u16 offset)
+{
+	if (offset != ABSENT)
+		bpf_probe_read_user(&r->redop, 1, (const void *)(options + offset));
+}
+
+static __always_inline void read_root(struct collective_record *r, __u64 options, __u16 offset)
+{
+	if (offset != ABSENT)
+		r->root = (__s32)read_word(options + offset);
+}
+
+static __always_inline struct gloo_layout *layout_of(struct probe *probe)
+{
+	__u32 index = probe->cookie >> 16;
+	struct gloo_layout *layout = bpf_map_lookup_elem(&gloo_layouts, &index);
+
+	return layout && layout->present ? layout : 0;
+}
+
+/* GLOO_CALL(name) { ... }: a public function; its body sees the draft `r`, `layout` and `ctx`. */
+#define GLOO_CALL(name)                                                                                                \
+	static __always_inline void name##_fill(void *ctx, struct collective_record *r, struct gloo_layout *layout);   \
+	UPROBE(name)                                                                                                   \
+	{                                                                                                              \
+		struct gloo_layout *layout = layout_of(probe);                                                         \
+		struct call *call = layout ? call_begin(ctx, probe->now, BACKEND_GLOO) : 0;                            \
+                                                                                                                       \
+		if (!call)                                                                                             \
+			return;                                                                                        \
+		read_group(&call->record, layout, member_argument(ctx, 0));                                            \
+		name##_fill(ctx, &call->record, layout);                                                               \
+	}                                                                                                              \
+	static __always_inline void name##_fill(void *ctx, struct collective_record *r, struct gloo_layout *layout)
+
+GLOO_CALL(gloo_broadcast)
+{
+	__u64 options = member_argument(ctx, 2);
+
+	add_tensors(r, layout, member_argument(ctx, 1));
+	read_root(r, options, layout->broadcast_root);
+	read_async(r, options, layout->broadcast_async);
+}
+
+/* allreduce and allreduce_coalesced, whose options begin alike */
+GLOO_CALL(gloo_allreduce)
+{
+	__u64 options = member_argument(ctx, 2);
+
+	add_tensors(r, layout, member_argument(ctx, 1));
+	read_redop(r, options, layout->allreduce_redop);
+	read_async(r, options, layout->allreduce_async);
+}
+
+GLOO_CALL(gloo_reduce)
+{
+	__u64 options = member_argument(ctx, 2);
+
+	add_tensors(r, layout, member_argument(ctx, 1));
+	read_redop(r, options, layout->reduce_redop);
+	read_root(r, options, layout->reduce_root);
+	read_async(r, options, layout->reduce_async);
+}
+
+/* allgather, allgather_coalesced and allgather_into_tensor_coalesced: outputs, inputs, options */
+GLOO_CALL(gloo_allgather)
+{
+	add_tensors(r, layout, member_argument(ctx, 2));
+	read_async(r, member_argument(ctx, 3), layout->allgather_async);
+}
+
+GLOO_CALL(gloo_gather)
+{
+	__u64 options = member_argument(ctx, 3);
+
+	add_tensors(r, layout, member_argument(ctx, 2));
+	read_root(r, options, layout->gather_root);
+	read_async(r, options, layout->gather_async);
+}
+
+GLOO_CALL(gloo_scatter)
+{
+	__u64 options = member_argument(ctx, 3);
+
+	/* The type is that of the outputs; only the root contributes. */
+	add_tensors(r, layout, member_argument(ctx, 1));
+	r->count = r->count == UNKNOWN_WORD ? UNKNOWN_WORD : 0;
+	add_nested(r, layout, member_argument(ctx, 2));
+	read_root(r, options, layout->scatter_root);
+	read_async(r, options, layout->scatter_async);
+}
+
+GLOO_CALL(gloo_reduce_scatter)
+{
+	__u64 options = member_argument(ctx, 3);
+
+	add_nested(r, layout, member_argument(ctx, 2));
+	read_redop(r, options, layout->reduce_scatter_redop);
+	read_async(r, options, layout->reduce_scatter_async);
+}
+
+/* reduce_scatter_tensor_coalesced: outputs, inputs, options */
+GLOO_CALL(gloo_reduce_scatter_tensors)
+{
+	__u64 options = member_argument(ctx, 3);
+
+	add_tensors(r, layout, member_argument(ctx, 2));
+	read_redop(r, options, layout->reduce_scatter_redop);
+	read_async(r, options, layout->reduce_scatter_async);
+}
+
+GLOO_CALL(gloo_alltoall)
+{
+	add_tensors(r, layout, member_argument(ctx, 2));
+	read_async(r, member_argument(ctx, 3), layout->alltoall_async);
+}
+
+/* alltoall_base: output tensor, input tensor, output counts, input counts, options */
+GLOO_CALL(gloo_alltoall_base)
+{
+	add_tensor(r, layout, member_argument(ctx, 2));
+	read_async(r, member_argument(ctx, 5), layout->alltoall_async);
+}
+
+GLOO_CALL(gloo_barrier)
+{
+	r->count = 0;
+	read_async(r, member_argument(ctx, 1), layout->barrier_async);
+}
+
+/* send and recv: tensors, the other rank, tag */
+GLOO_CALL(gloo_point_to_point)
+{
+	add_tensors(r, layout, member_argument(ctx, 1));
+	r->peer = (__s32)member_argument(ctx, 2);
+}
+
+GLOO_CALL(gloo_recv_any)
+{
+	add_tensors(r, layout, member_argument(ctx, 1));
+}
+
+/*
+ * The operation that this thread is in the call of. A call that threw before it made its operation left its draft
+ * behind: one further down the stack than the caller's caller is not ours.
+ */
+static __always_inline void open_work(void *ctx, __u64 object, __u64 op, __u64 seq)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct call *call = bpf_map_lookup_elem(&calls, &thread);
+	__u64 stack_pointer = user_stack_pointer(ctx);
+	struct operation_key key;
+
+	if (!call || call->record.backend != BACKEND_GLOO || stack_pointer >= call->stack_pointer ||
+	    call->stack_pointer - stack_pointer > CALL_DEPTH_BYTES)
+		return;
+	key = operation_key(object);
+	call->record.object = object;
+	call->record.op = op;
+	call->record.seq = seq;
+	call->record.timing = op >= OP_SEND && op <= OP_RECVANYSOURCE ? TIMING_SYNC : TIMING_EXACT;
+	if (op == OP_ALLREDUCE_SPARSE)
+		call->record.count = UNKNOWN_WORD;
+	operation_open(&key, &call->record);
+	bpf_map_delete_elem(&calls, &thread);
+}
+
+/* AsyncWork::AsyncWork(this, shared_ptr<Context>, outputs, OpType, seq, timeout, title, inputs) */
+UPROBE(gloo_work)
+{
+	open_work(ctx, argument(ctx, 0), (__u8)argument(ctx, 3), argument(ctx, 4));
+}
+
+/* SendWork::SendWork(this, tensor, buffer, seq) */
+UPROBE(gloo_send_work)
+{
+	open_work(ctx, argument(ctx, 0), OP_SEND, argument(ctx, 3));
+}
+
+/* RecvWork::RecvWork(this, tensor, buffer, OpType, seq, title) */
+UPROBE(gloo_recv_work)
+{
+	open_work(ctx, argument(ctx, 0), (__u8)argument(ctx, 3), argument(ctx, 4));
+}
+
+/* AsyncWork::execute(intrusive_ptr<AsyncWork> const &) */
+UPROBE(gloo_execute)
+{
+	struct operation_key key = operation_key(read_word(argument(ctx, 0)));
+	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+
+	if (!record || record->state != STATE_CALLED)
+		return;
+	record->t_start = probe->now;
+	record->state = STATE_STARTED;
+}
+
+/* AsyncWork::finishWorkGloo(this) */
+UPROBE(gloo_finish)
+{
+	struct operation_key key = operation_key(argument(ctx, 0));
+	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+
+	if (!record)
+		return;
+	record->t_done_lo = probe->now;
+	record->t_done_hi = probe->now;
+	operation_close(&key, record, STATE_DONE);
+}
+
+/*
+ * What an exception says: std::runtime_error and c10::Error both hold a pointer to the text behind their vtable.
+ * Gloo begins with "[file:line] ", which would be all there is room for.
+ */
+static __always_inline void read_error(struct collective_record *r, __u64 exception)
+{
+	__u64 text = read_word(read_word(exception) + 8);
+	char head[96] = {};
+	int i;
+
+	if (bpf_probe_read_user_str(head, sizeof(head), (const void *)text) < 0)
+		return;
+	if (head[0] == '[') {
+		for (i = 1; i < (int)sizeof(head) - 2; i++) {
+			if (head[i] == ']' && head[i + 1] == ' ') {
+				text += i + 2;
+				break;
+			}
+		}
+	}
+	bpf_probe_read_user_str(r->error, ERROR_BYTES, (const void *)text);
+}
+
+/* AsyncWork::finishWorkGlooError(this, exception_ptr const &) */
+UPROBE(gloo_finish_error)
+{
+	struct operation_key key = operation_key(argument(ctx, 0));
+	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+
+	if (!record)
+		return;
+	record->t_done_lo = probe->now;
+	record->t_done_hi = probe->now;
+	read_error(record, argument(ctx, 1));
+	operation_close(&key, record, STATE_FAILED);
+}
+
+/* Work::finishAndThrow(this, exception_ptr): the caller has waited, so the end lies before now. */
+UPROBE(gloo_waited)
+{
+	struct operation_key key = operation_key(argument(ctx, 0));
+	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+	__u64 exception = argument(ctx, 1);
+
+	if (!record || record->timing != TIMING_SYNC)
+		return;
+	record->t_done_hi = probe->now;
+	if (read_word(exception)) {
+		read_error(record, exception);
+		operation_close(&key, record, STATE_FAILED);
+	} else {
+		operation_close(&key, record, STATE_DONE);
+	}
+}
+
+/*
+ * Run by the collector for an operation whose process has ended: object, start_ns, tgid. Moving it here, in one run,
+ * means that it is in the map or in the ring, whenever the collector dies. Returns 1 when there was such an operation.
+ */
+SEC("raw_tp/collectives_abandon")
+int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct operation_key key = {
+		.object = ctx->args[0],
+		.start_ns = ctx->args[1],
+		.tgid = ctx->args[2],
+	};
+	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+
+	if (!record)
+		return 0;
+	record->state = STATE_ABANDONED;
+	/* No room in the ring: it stays, and the collector comes again. */
+	if (!RING_PUSH(collectives, record))
+		bpf_map_delete_elem(&operations, &key);
+	return 1;
+}
+
+char LICENSE[] SEC("license") = "GPL";
