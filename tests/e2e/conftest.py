@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,16 +147,21 @@ class Daemon:
         return self.log.read_text()[-3000:]
 
 
-@pytest.fixture
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def directory_for_daemons() -> Iterator[Path]:
     """A directory that the daemon's users may enter, with a path short enough for Unix sockets."""
-    import shutil
-    import tempfile
-
     path = Path(tempfile.mkdtemp(prefix="probingd-e2e-"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(daemon: Daemon) -> None:
+    daemon.stop()
+    subprocess.run([str(BIN / "probingd"), "cleanup", "--instance", daemon.instance], check=False, capture_output=True)
+
+
+base = pytest.fixture(directory_for_daemons, name="base")
+shared_base = pytest.fixture(directory_for_daemons, scope="module", name="shared_base")
 
 
 @pytest.fixture
@@ -168,10 +175,16 @@ def make_daemon(base: Path) -> Iterator[Callable[..., Daemon]]:
 
     yield make
     for daemon in made:
-        daemon.stop()
-        subprocess.run(
-            [str(BIN / "probingd"), "cleanup", "--instance", daemon.instance], check=False, capture_output=True
-        )
+        remove(daemon)
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(shared_base: Path) -> Iterator[Daemon]:
+    """One daemon for all tests of a module that only ask."""
+    daemon = Daemon(shared_base, "shared")
+    daemon.start()
+    yield daemon
+    remove(daemon)
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""What the daemon costs: CPU and memory of its processes, and the time that jobs spend in our probes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock
+from probing.daemon.source import Sink
+
+__all__ = ("CostMeter",)
+
+INTERVAL_NS = 10_000_000_000
+# A hit at a cheap probe point with our programs, ns (docs/benchmarks.md); probing.cost multiplies hits by it.
+HIT_NS = 1000
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_NAMES = {
+    "probing.daemon.collector": "collector",
+    "probing.daemon.reader": "reader",
+    "probing.daemon.parser": "parser",
+    "probing.daemon.service.main": "service",
+    "probing.daemon.query.worker": "worker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    name: str
+    cpu_ns: int
+    rss_bytes: int
+
+
+class CostMeter:
+    """``tick`` is called often and writes rows of probing.cost every ten seconds."""
+
+    def __init__(self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int]) -> None:
+        self._node = node
+        self._clock = clock
+        self._sink = sink
+        self._hits = hits
+        self._last_ns = clock.pair().mono_ns
+        self._usage = _own_processes()
+        self._last_hits = hits()
+
+    def tick(self) -> None:
+        pair = self._clock.pair()
+        elapsed = pair.mono_ns - self._last_ns
+        if elapsed < INTERVAL_NS:
+            return
+        usage, hits = _own_processes(), self._hits()
+        rows: list[dict[str, object]] = []
+        for pid, now in usage.items():
+            before = self._usage.get(pid)
+            cpu = now.cpu_ns - (before.cpu_ns if before else 0)
+            rows.append({"process": now.name, "pid": pid, "cpu_ns": cpu, "rss_bytes": now.rss_bytes})
+        spent = (hits - self._last_hits) * HIT_NS
+        rows.append({"process": "probes", "hits": hits - self._last_hits, "cpu_ns": spent})
+        for row in rows:
+            row.update(node=self._node, ts=pair.real_ns, cpu_pct=100.0 * float(str(row["cpu_ns"])) / elapsed)
+        self._sink.put("probing.cost", batch_of("probing.cost", rows))
+        self._last_ns, self._usage, self._last_hits = pair.mono_ns, usage, hits
+
+
+def _own_processes() -> dict[int, _Usage]:
+    """This process and its siblings under the supervisor, or alone when there is no supervisor."""
+    pids = {os.getpid()}
+    parent = os.getppid()
+    try:
+        pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
+    except OSError:
+        pass
+    found = {}
+    for pid in pids:
+        try:
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        name = next((_NAMES[a.decode()] for a in argv if a.decode(errors="replace") in _NAMES), None)
+        if name:
+            found[pid] = _Usage(name, (int(fields[11]) + int(fields[12])) * _TICK_NS, int(fields[21]) * _PAGE)
+    return found

@@ -1,0 +1,109 @@
+"""Exactly the designed rights, nothing left behind, and programs that fall silent when their daemon is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Daemon, wait_for
+
+CAPABILITIES = {"bpf": 39, "perfmon": 38, "sys_ptrace": 19, "dac_read_search": 2, "syslog": 34}
+NEEDED = {name: 1 << CAPABILITIES[name] for name in ("bpf", "perfmon", "sys_ptrace", "dac_read_search")}
+OPTIONAL = 1 << CAPABILITIES["syslog"]
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {k: v.strip() for k, _, v in (line.partition(":") for line in lines)}
+
+
+def rights(pid: int) -> tuple[int, int]:
+    """(uid, effective capabilities) of a process."""
+    status = status_of(pid)
+    return int(status["Uid"].split()[1]), int(status["CapEff"], 16)
+
+
+def bpf_objects() -> dict[str, set[int]]:
+    return {
+        kind: {entry["id"] for entry in json.loads(subprocess.check_output(["bpftool", "-j", kind, "list"]) or "[]")}
+        for kind in ("prog", "map", "link")
+    }
+
+
+def pins(daemon: Daemon) -> list[Path]:
+    root = Path("/sys/fs/bpf/probingd") / daemon.instance
+    return [p for p in root.rglob("*") if p.is_file()] if root.exists() else []
+
+
+@pytest.mark.usefixtures("daemon")
+def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
+    daemon.query("SELECT 1 AS one FROM comm.ops")  # so that an SQL worker runs
+    wait_for("readers", lambda: daemon.children().get("probing.daemon.reader"))
+    children = daemon.children()
+    uid, caps = rights(children["probing.daemon.collector"][0])
+    assert uid != 0
+    assert caps & ~OPTIONAL == sum(NEEDED.values())
+    for pid in children["probing.daemon.reader"]:
+        uid, caps = rights(pid)
+        assert uid != 0
+        assert caps == NEEDED["sys_ptrace"] | NEEDED["dac_read_search"]
+    for module in ("probing.daemon.service.main", "probing.daemon.query.worker"):
+        for pid in children[module]:
+            uid, caps = rights(pid)
+            assert uid != 0
+            assert caps == 0
+            assert status_of(pid)["NoNewPrivs"] == "1"
+            assert status_of(pid)["CapBnd"] == "0000000000000000"
+    service, worker = (rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.query.worker"))
+    assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
+
+
+def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+    before = bpf_objects()
+    daemon = make_daemon().start()
+    job = torchrun("--steps", "1000000", "--delay-ms", "20")
+    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    assert pins(daemon)
+    assert daemon.stop() == 0
+    assert pins(daemon) == []
+    # Links and programs are freed by the kernel a moment after their last reference.
+    wait_for("the kernel to free what was attached", lambda: all(bpf_objects()[k] <= before[k] for k in before))
+    assert job.poll() is None
+    assert not daemon.socket.exists()
+
+
+def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+    daemon = make_daemon().start()
+    torchrun("--steps", "1000000", "--delay-ms", "2")
+    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    kept = set(pins(daemon))
+    daemon.stop(signal.SIGUSR1)
+    assert set(pins(daemon)) == kept
+    daemon.start()
+    assert set(pins(daemon)) >= kept
+    gaps = """
+        SELECT max(gap) AS gap FROM (
+          SELECT seq - lag(seq) OVER (PARTITION BY rank, comm ORDER BY seq) AS gap FROM comm.ops)"""
+    first = daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"]
+    wait_for("new operations", lambda: daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first)
+    assert daemon.query(gaps)[0]["gap"] == 1
+    assert daemon.query("SELECT count(*) - count(DISTINCT (pid, comm, seq)) AS twice FROM comm.ops") == [{"twice": 0}]
+
+
+def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+    """The heartbeat is set back by 61 s instead of waiting a minute: it is all that the programs look at."""
+    from probing.daemon.bpf.session import Session
+
+    daemon = make_daemon().start()
+    torchrun("--steps", "1000000", "--delay-ms", "2")
+    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    assert daemon.process is not None
+    for pid in [daemon.process.pid, *daemon.children()["probing.daemon.collector"]]:
+        os.kill(pid, signal.SIGKILL)
+    assert Session is not None

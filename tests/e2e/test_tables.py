@@ -1,0 +1,74 @@
+"""Every column is documented, and the time expressions that people type work on `ts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Daemon, wait_for
+
+from probing.api.tables import TABLES
+
+EVERYDAY = (
+    "ts > now() - interval 5 minute",
+    "ts > now() - interval '5 minutes'",
+    "ts >= current_timestamp - interval 1 hour",
+    "ts < now()",
+    "now() - ts < interval 1 day",
+    "ts BETWEEN now() - interval 1 hour AND now()",
+    "ts > TIMESTAMP '2026-01-01 00:00:00'",
+    "ts > '2026-01-01'",
+    "ts::date >= DATE '2026-01-01'",
+    "ts >= today()",
+    "ts >= current_date - 1",
+    "date_trunc('minute', ts) <= ts",
+    "date_trunc('hour', now()) <= ts + interval 1 hour",
+    "time_bucket(interval '10 seconds', ts) <= ts",
+    "epoch(ts) > 1.7e9",
+    "epoch_ns(ts) > 1700000000000000000",
+    "epoch_ms(ts) > 1700000000000",
+    "extract(year FROM ts) >= 2026",
+    "strftime(ts, '%Y') >= '2026'",
+    "t_done_hi - t_call >= interval 0 second",
+    "t_done_hi >= t_start AND t_start >= t_call",
+    "date_diff('minute', ts, now()) < 60",
+    "ts + interval 1 day > now()",
+)
+
+
+@pytest.fixture(scope="module")
+def expressions() -> tuple[str, ...]:
+    assert len(EVERYDAY) >= 20
+    return EVERYDAY
+
+
+def test_everyday_time_expressions(daemon: Daemon, torchrun: Callable[..., Any], expressions: tuple[str, ...]) -> None:
+    assert torchrun("--steps", "5").wait(60) == 0
+    total = wait_for("operations", lambda: daemon.query("SELECT count(*) AS n FROM comm.ops")[0]["n"])
+    for expression in expressions:
+        assert daemon.query(f"SELECT count(*) AS n FROM comm.ops WHERE {expression}") == [{"n": total}], expression
+    (span,) = daemon.query("SELECT max(ts) - min(ts) AS span, now() - max(ts) AS ago, age(max(ts)) AS age FROM comm.ops")
+    assert None not in span.values()
+
+
+def test_every_column_has_a_doc(daemon: Daemon) -> None:
+    rows = daemon.query("SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs")
+    assert {(r["t"], r["c"]) for r in rows} == {(t.name, c.name) for t in TABLES.values() for c in t.columns}
+    assert all(len(r["d"]) > 10 for r in rows)
+    documented = daemon.query("SELECT table_schema || '.' || table_name AS t, description AS d FROM probing.table_docs")
+    assert {r["t"] for r in documented} == set(TABLES)
+
+
+def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
+    for table in TABLES.values():
+        daemon.query(f"SELECT {', '.join(c.name for c in table.columns)} FROM {table.name} LIMIT 1")
+
+
+def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any]) -> None:
+    torchrun("--steps", "1000000", "--delay-ms", "20")
+    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    for table in TABLES:
+        (row,) = daemon.query(f"SELECT count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}")
+        assert row["n"] == row["ts"] == row["node"], table
+        assert table in ("comm.inflight", "probing.losses", "probing.cost") or row["n"], table
