@@ -1,0 +1,114 @@
+"""What the tables look like to DuckDB, so that a query is bound and typed before any node is asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+from probing.api.errors import NotFound
+from probing.api.tables import TABLES
+from probing.federation.errors import from_duckdb
+
+__all__ = ("Catalog", "Columns", "api_schemas", "create_table", "open_database", "quoted", "same_types")
+
+Columns = tuple[tuple[str, str], ...]
+
+_LOCKED = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "TimeZone": "UTC",
+}
+
+
+def api_schemas() -> dict[str, pa.Schema]:
+    """The logical Arrow schema of every table, by ``schema.table``."""
+    return {name: table.logical for name, table in TABLES.items()}
+
+
+def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.DuckDBPyConnection:
+    """An empty database in memory that can reach nothing outside, and whose settings are locked."""
+    # TimeZone belongs to the icu extension, which not every build has: UTC is then all there is.
+    config = {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
+    connection = duckdb.connect(
+        ":memory:", config={**config, "memory_limit": memory_limit, "threads": str(threads)}
+    )
+    if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
+        connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def quoted(name: str) -> str:
+    """``name`` as an SQL identifier; ``schema.table`` as two."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+
+
+def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
+    """An empty table ``name`` (in its schema) of DuckDB types."""
+    if "." in name:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.split('.')[0])}")
+    body = ", ".join(f"{quoted_column(column)} {kind}" for column, kind in columns)
+    connection.execute(f"CREATE TABLE {quoted(name)} ({body})")
+
+
+def quoted_column(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def same_types(one: Columns, other: Columns) -> bool:
+    return [kind for _, kind in one] == [kind for _, kind in other]
+
+
+class Catalog:
+    """Empty copies of the tables that a query names. Binds queries; reads no rows."""
+
+    def __init__(self, schemas: Mapping[str, pa.Schema], names: Iterable[str]) -> None:
+        """Raises NotFound for a name that ``schemas`` lacks."""
+        self._db = open_database(memory_limit="256MiB", threads=1)
+        self.columns: dict[str, Columns] = {}
+        try:
+            for name in sorted(set(names)):
+                self._add(schemas, name)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+
+    def _add(self, schemas: Mapping[str, pa.Schema], name: str) -> None:
+        if name not in schemas:
+            near = difflib.get_close_matches(name, list(schemas), n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables` lists the tables"
+            raise NotFound(f"there is no table {name}", hint=hint)
+        self._db.register("arrow_schema", schemas[name].empty_table())
+        columns = self.describe("SELECT * FROM arrow_schema")
+        self._db.unregister("arrow_schema")
+        create_table(self._db, name, columns)
+        self.columns[name] = columns
+
+    def describe(self, sql: str) -> Columns:
+        """Names and DuckDB types of what ``sql`` returns. Raises QueryError when it does not bind."""
+        try:
+            rows = self._db.execute(f"DESCRIBE {sql}").fetchall()
+        except duckdb.Error as e:
+            raise from_duckdb(e) from None
+        return tuple((str(row[0]), str(row[1])) for row in rows)
+
+    def describe_over(self, name: str, columns: Columns, sql: str) -> Columns:
+        """As ``describe``, with one more table ``name`` of ``columns`` in place for the time of the call."""
+        create_table(self._db, name, columns)
+        try:
+            return self.describe(sql)
+        finally:
+            self._db.execute(f"DROP TABLE {quoted(name)}")

@@ -1,0 +1,24 @@
+"""DuckDB's errors in probingd's tree, one line each."""
+
+from __future__ import annotations
+
+import re
+
+import duckdb
+from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected
+
+__all__ = ("from_duckdb",)
+
+_PREFIX = re.compile(r"^[A-Za-z ]+ Error: ")
+
+
+def from_duckdb(error: duckdb.Error) -> ProbingError:
+    """``error`` as a QueryError with a one-line message; what DuckDB suggests becomes the hint."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = _PREFIX.sub("", lines[0]) if lines else type(error).__name__
+    hint = next((line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))), "")
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return QueryMemory(message)
+    if isinstance(error, duckdb.PermissionException):
+        return QueryRejected(message)
+    return QueryError(message, hint=hint or "`probingctl tables` lists the tables and their columns")

@@ -1,0 +1,153 @@
+"""Asking many nodes at once, and keeping account of who answered and why the others did not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
+
+__all__ = ("Answered", "Failed", "Gathered", "fan_out")
+
+T = TypeVar("T")
+_MAX_THREADS = 64
+# What a node's own deadline is given on top, to end by itself and say why.
+_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """``address`` is where it was asked, ``node`` the name that it gave itself."""
+
+    address: str
+    node: str
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A node that was asked and gave no answer that counts. ``node`` is empty when it never said its name."""
+
+    address: str
+    node: str
+    error: ProbingError
+
+    @property
+    def reason(self) -> str:
+        return self.error.message
+
+
+@dataclass(slots=True)
+class Gathered(Generic[T]):
+    """The outcome of one fan-out, in the order in which the nodes were named."""
+
+    asked: tuple[str, ...]
+    answered: list[Answered[T]] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+    def require(self, *, strict: bool) -> None:
+        """Raises what is to be said when nobody answered, and PartialAnswer when ``strict`` and somebody did not."""
+        if not self.failed:
+            return
+        if not self.answered:
+            raise _common(self.failed)
+        if strict:
+            names = ", ".join(f"{f.node or f.address} ({f.reason})" for f in self.failed[:8])
+            raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
+
+    def report(self) -> dict[str, Any]:
+        """Who was asked, who answered, and why the others did not: plain data for JSON."""
+        return {
+            "asked": list(self.asked),
+            "answered": [{"address": a.address, "node": a.node} for a in self.answered],
+            "failed": [
+                {"address": f.address, "node": f.node or None, "kind": f.error.kind, "reason": f.reason}
+                for f in self.failed
+            ],
+        }
+
+
+def fan_out(
+    addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float
+) -> Gathered[T]:
+    """Calls ``ask(address, seconds_left)`` for every address at once; it returns the node's name and its answer.
+
+    ``ask`` must keep to the seconds it is given; one that does not counts as failed ``timeout`` seconds after the
+    start. An answer under a name that another address already answered with is no answer: it would count twice.
+    """
+    unique = tuple(dict.fromkeys(addresses))
+    outcome: Gathered[T] = Gathered(unique)
+    if not unique:
+        return outcome
+    deadline = time.monotonic() + timeout
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(min(_MAX_THREADS, len(unique)), thread_name_prefix="ask")
+
+    def one(address: str) -> tuple[str, T]:
+        left = deadline - time.monotonic()
+        if left <= 0 or stopped.is_set():
+            raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes")
+        return ask(address, left)
+
+    futures: dict[str, Future[tuple[str, T]]] = {address: pool.submit(one, address) for address in unique}
+    try:
+        _wait(list(futures.values()), deadline + _GRACE_S)
+    finally:
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    names: dict[str, str] = {}
+    for address, future in futures.items():
+        _account(outcome, names, address, future, timeout)
+    return outcome
+
+
+def _wait(futures: list[Future[Any]], deadline: float) -> None:
+    pending = set(futures)
+    while pending:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        done, pending = wait(pending, timeout=left, return_when=FIRST_COMPLETED)
+        # A limit that all share, such as the bytes of all answers, ends the whole question at once.
+        for future in done:
+            error = future.exception() if not future.cancelled() else None
+            if error is not None and not isinstance(error, ProbingError):
+                raise error
+
+
+def _account(
+    outcome: Gathered[T], names: dict[str, str], address: str, future: Future[tuple[str, T]], timeout: float
+) -> None:
+    if not future.done() or future.cancelled():
+        outcome.failed.append(Failed(address, "", PeerError(f"no answer from {address} within {timeout:g} s")))
+        return
+    error = future.exception()
+    if isinstance(error, ProbingError):
+        outcome.failed.append(Failed(address, "", error))
+        return
+    if error is not None:
+        raise InternalError(f"asking {address}: {error}") from error
+    node, value = future.result()
+    if node in names:
+        twice = PeerError(
+            f"it answers as {node}, as {names[node]} does", hint="give every daemon its own --node-name"
+        )
+        outcome.failed.append(Failed(address, node, twice))
+        return
+    names[node] = address
+    outcome.answered.append(Answered(address, node, value))
+
+
+def _common(failed: list[Failed]) -> ProbingError:
+    """One error for all: their own when they agree, else who said what."""
+    first = failed[0].error
+    if len(failed) == 1 or all((f.error.kind, f.reason) == (first.kind, first.message) for f in failed):
+        return first
+    if all(f.error.kind == first.kind and not isinstance(f.error, PeerError) for f in failed):
+        return first
+    said = "; ".join(f"{f.address}: {f.reason}" for f in failed[:4])
+    return PeerError(f"none of {len(failed)} nodes answered: {said}")

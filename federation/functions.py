@@ -1,0 +1,56 @@
+"""Which functions of a query work row by row, and which over many rows."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from probing.federation.catalog import open_database
+from probing.federation.dialect import to_sql
+from probing.federation.shapes import Unsplittable
+from sqlglot import exp
+
+__all__ = ("is_aggregate", "require_row_function", "require_row_functions")
+
+_CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, str]:
+    """What kind each function of this DuckDB is; an aggregate wins over a scalar of the same name."""
+    with open_database(memory_limit="256MiB", threads=1) as db:
+        rows = db.execute("SELECT lower(function_name), function_type FROM duckdb_functions()").fetchall()
+    kinds: dict[str, str] = {}
+    for name, kind in rows:
+        if kinds.get(name) != "aggregate":
+            kinds[name] = kind
+    return kinds
+
+
+def is_aggregate(node: exp.Expression) -> bool:
+    """Whether ``node`` itself is the call of an aggregate function, known to sqlglot or only to DuckDB."""
+    if isinstance(node, exp.AggFunc):
+        return True
+    return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
+
+
+def require_row_function(node: exp.Expression) -> None:
+    """Raises Unsplittable when ``node`` itself may look at more than one row."""
+    if is_aggregate(node) or isinstance(node, (exp.Filter, exp.WithinGroup)):
+        raise Unsplittable("it aggregates")
+    if isinstance(node, exp.Anonymous) and _functions().get(_name(node)) != "scalar":
+        # A macro can hide an aggregate (geometric_mean does).
+        raise Unsplittable(f"{node.name} may look at many rows")
+
+
+def require_row_functions(root: exp.Expression) -> None:
+    """Raises Unsplittable when something in ``root`` may look at more than one row."""
+    for node in root.walk():
+        require_row_function(node)
+
+
+def _name(node: exp.Expression) -> str:
+    if isinstance(node, exp.Anonymous):
+        return str(node.name).lower()
+    call = _CALL.match(to_sql(node))
+    return call.group(1).lower() if call else ""

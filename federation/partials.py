@@ -1,0 +1,142 @@
+"""Aggregates that can be computed in parts: what each node sends, and how the parts are combined.
+
+Each recipe names the columns that a node sends for one aggregate, as SQL over the node's rows, and the SQL over these
+columns (``{0}``, ``{1}``...) that gives the value. Parts of a node without rows are 0 or NULL and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from probing.federation.dialect import to_sql
+from probing.federation.shapes import Unsplittable
+from sqlglot import exp
+
+__all__ = ("Recipe", "recipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """``sends``: aggregate expressions for the nodes. ``combine``: how their columns, put in by format, are combined.
+
+    ``means`` names a (count, mean) pair of the sent columns whose overall mean ``combine`` reads as ``{mean}``.
+    """
+
+    sends: tuple[str, ...]
+    combine: str
+    means: tuple[int, int] | None = None
+
+
+_COUNTS = "coalesce(sum({0}), 0)"
+# Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean. It does not cancel.
+_SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean}) * ({1} - {mean})))"
+_VARIANCES: dict[type[exp.Expression], tuple[str, bool]] = {
+    exp.VariancePop: ("{}", True),
+    exp.Variance: ("{}", False),
+    exp.StddevPop: ("sqrt({})", True),
+    exp.StddevSamp: ("sqrt({})", False),
+    exp.Stddev: ("sqrt({})", False),
+}
+_SAME: dict[type[exp.Expression], str] = {
+    exp.Sum: "sum",
+    exp.Min: "min",
+    exp.Max: "max",
+    exp.LogicalAnd: "bool_and",
+    exp.LogicalOr: "bool_or",
+    exp.BitwiseAndAgg: "bit_and",
+    exp.BitwiseOrAgg: "bit_or",
+    exp.BitwiseXorAgg: "bit_xor",
+}
+_IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAgg, exp.BitwiseOrAgg)
+
+
+def recipe(node: exp.Expression) -> Recipe:
+    """How the aggregate call ``node``, with its FILTER if it has one, is computed in parts. Raises Unsplittable."""
+    call, condition = (node.this, node.expression.this) if isinstance(node, exp.Filter) else (node, None)
+    if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
+        call = call.this
+    for kinds, build in _BUILDERS:
+        if isinstance(call, kinds):
+            return build(call, condition)
+    raise Unsplittable(f"{type(call).__name__} is not computed in parts")
+
+
+def _count(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    if call.args.get("expressions"):
+        raise Unsplittable("count of several columns")
+    inner = call.this
+    if not isinstance(inner, exp.Distinct):
+        return Recipe((_filtered(to_sql(call), condition),), _COUNTS)
+    if len(inner.expressions) != 1 or inner.args.get("on"):
+        raise Unsplittable("count distinct of several columns")
+    values = _filtered(f"list(DISTINCT {to_sql(inner.expressions[0])})", condition)
+    return Recipe((values,), "coalesce(len(list_distinct(flatten(list({0})))), 0)")
+
+
+def _count_if(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    return Recipe((_filtered(f"count_if({_argument(call)})", condition),), _COUNTS)
+
+
+def _same(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    name = _SAME[type(call)]
+    inner = call.this
+    if isinstance(inner, exp.Distinct) and isinstance(call, _IDEMPOTENT) and len(inner.expressions) == 1:
+        inner.replace(inner.expressions[0])
+    return Recipe((_filtered(f"{name}({_argument(call)})", condition),), name + "({0})")
+
+
+def _any_value(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    return Recipe((_filtered(f"any_value({_argument(call)})", condition),), "any_value({0})")
+
+
+def _avg(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    x = _argument(call)
+    sends = (_filtered(f"sum({x})", condition), _filtered(f"count({x})", condition))
+    return Recipe(sends, "sum({0})::DOUBLE / nullif(sum({1}), 0)::DOUBLE")
+
+
+def _variance(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    x = f"({_argument(call)})::DOUBLE"
+    sends = tuple(_filtered(f"{f}({x})", condition) for f in ("count", "avg", "var_pop"))
+    shape, population = _VARIANCES[type(call)]
+    divisor = "sum({0})" if population else "(sum({0}) - 1)"
+    least = 0 if population else 1
+    value = f"CASE WHEN sum({{0}}) > {least} THEN {_SQUARES} / {divisor} END"
+    return Recipe(sends, shape.format(value), means=(0, 1))
+
+
+def _arg_extreme(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+    x, by = _argument(call, "count"), to_sql(call.expression)
+    name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
+    # Rows whose value is NULL do not take part, so they must not set the extreme either.
+    there = f"({x}) IS NOT NULL"
+    both = f"{there} AND ({to_sql(condition)})" if condition is not None else there
+    sends = (_filtered(f"{name}({x}, {by})", condition), f"{extreme}({by}) FILTER (WHERE {both})")
+    return Recipe(sends, name + "({0}, {1})")
+
+
+def _argument(call: exp.Expression, *without: str) -> str:
+    """The SQL of the one argument of ``call``. Raises Unsplittable for DISTINCT, ORDER BY and further arguments."""
+    allowed = {"this", "expression"} if without else {"this"}
+    if any(value for name, value in call.args.items() if name not in allowed):
+        raise Unsplittable("an aggregate with more arguments")
+    if not isinstance(call.this, exp.Expression) or isinstance(call.this, (exp.Distinct, exp.Order, exp.Star)):
+        raise Unsplittable("an aggregate over an order or distinct values")
+    return to_sql(call.this)
+
+
+def _filtered(sql: str, condition: exp.Expression | None) -> str:
+    return sql if condition is None else f"{sql} FILTER (WHERE {to_sql(condition)})"
+
+
+_Build = Callable[[exp.Expression, "exp.Expression | None"], Recipe]
+_BUILDERS: Sequence[tuple[tuple[type[exp.Expression], ...], _Build]] = (
+    ((exp.Count,), _count),
+    ((exp.CountIf,), _count_if),
+    ((exp.AnyValue,), _any_value),
+    ((exp.Avg,), _avg),
+    (tuple(_VARIANCES), _variance),
+    ((exp.ArgMin, exp.ArgMax), _arg_extreme),
+    (tuple(_SAME), _same),
+)

@@ -1,0 +1,112 @@
+"""Which shapes of SELECT can be split, and the clauses that all ways of splitting share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probing.federation.catalog import Columns
+from probing.federation.dialect import to_sql
+from sqlglot import exp
+
+__all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows", "plain_select")
+
+PART = "part"
+_KNOWN = frozenset(
+    {"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"}
+)
+# Above this a node sends its rows unsorted: sorting them twice is then no gain.
+_TOP_N = 100_000
+
+
+class Unsplittable(Exception):  # noqa: N818  it decides, it does not fail
+    """This way of splitting is not sound for the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``sql`` is asked of every node; the answers together are the table ``table`` of ``columns`` in the last step."""
+
+    table: str
+    sql: str
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A part named ``PART`` with columns ``names``, and what is made of it."""
+
+    sql: str
+    names: tuple[str, ...]
+    final: str
+
+
+def plain_select(root: exp.Query) -> exp.Select:
+    """``root`` if it is one SELECT from one stored table, with nothing nested and nothing exotic."""
+    if not isinstance(root, exp.Select):
+        raise Unsplittable("it is no single SELECT")
+    if any(value for name, value in root.args.items() if name not in _KNOWN):
+        raise Unsplittable("it has clauses that are not split")
+    source = root.args["from_"].this if root.args.get("from_") else None
+    if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
+        raise Unsplittable("it reads no stored table")
+    if any(value for name, value in source.args.items() if name not in ("this", "db", "alias")):
+        raise Unsplittable("its table is sampled, pivoted or joined")
+    alias = source.args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        raise Unsplittable("its table's columns are renamed")
+    nested = (exp.Subquery, exp.Window, exp.Rand, exp.Placeholder, exp.Parameter, exp.Lateral, exp.Unnest)
+    if root.find(*nested) or sum(1 for _ in root.find_all(exp.Query)) > 1:
+        raise Unsplittable("it nests or looks at other rows")
+    distinct = root.args.get("distinct")
+    if distinct is not None and distinct.args.get("on"):
+        raise Unsplittable("DISTINCT ON")
+    return root
+
+
+def limit_rows(select: exp.Select) -> int | None:
+    """How many first rows of each node can matter; None: all."""
+    limit, offset = select.args.get("limit"), select.args.get("offset")
+    if limit is None:
+        return None
+    total = _literal(limit) + (_literal(offset) if offset is not None else 0)
+    return total if total <= _TOP_N else None
+
+
+def _literal(clause: exp.Expression) -> int:
+    value = clause.args.get("expression")
+    if not isinstance(clause, (exp.Limit, exp.Offset)) or clause.args.get("limit_options"):
+        raise Unsplittable("a limit that is no plain count")
+    if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdigit():
+        raise Unsplittable("a limit that is no plain count")
+    return int(value.name)
+
+
+def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[exp.Expression]]:
+    """The ORDER BY keys over the part's columns, and the expressions that the nodes must send along for them."""
+    keys: list[str] = []
+    hidden: list[exp.Expression] = []
+    order = select.args.get("order")
+    names = [name.lower() for name, _ in columns]
+    for ordered in order.expressions if order is not None else []:
+        inner = ordered.this
+        if isinstance(inner, exp.Literal) and not inner.is_string:
+            column = f"c{int(inner.name) - 1}"
+        elif isinstance(inner, exp.Column) and len(inner.parts) == 1 and inner.name.lower() in names:
+            if names.count(inner.name.lower()) > 1:
+                raise Unsplittable("an ambiguous order")
+            column = f"c{names.index(inner.name.lower())}"
+        elif isinstance(inner, (exp.Var, exp.Literal)):
+            raise Unsplittable("ORDER BY ALL")
+        else:
+            if any(identifier.name.lower() in _aliases(select) for identifier in inner.find_all(exp.Identifier)):
+                raise Unsplittable("an order that computes with an alias")
+            column = f"o{len(hidden)}"
+            hidden.append(inner)
+        key = ordered.copy()
+        key.set("this", exp.column(column))
+        keys.append(to_sql(key))
+    return keys, hidden
+
+
+def _aliases(select: exp.Select) -> set[str]:
+    return {item.alias.lower() for item in select.expressions if isinstance(item, exp.Alias)}

@@ -1,0 +1,98 @@
+"""Planning a SELECT for many nodes: what each is asked, and what is made of the answers.
+
+The rows of a plan are the rows of the same SELECT over the union of all nodes' tables, up to what SQL itself leaves
+open (ties under LIMIT, the order of additions of floats). There are three ways, the first that is sound is taken:
+
+* rows: filter and projection at the nodes, with the top n of each for ORDER BY LIMIT;
+* aggregate: partial aggregates by group at the nodes, combined here;
+* ship: the columns that the query names, under simple filters, brought here, and the query run over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from probing.api.errors import QueryError
+from probing.federation.aggregate import aggregate_plan
+from probing.federation.catalog import Catalog, Columns, api_schemas, quoted_column, same_types
+from probing.federation.dialect import fix_now, parse, table_name, tables_in, to_sql
+from probing.federation.functions import require_row_functions
+from probing.federation.ship import ship_parts
+from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
+from sqlglot import exp
+
+__all__ = ("Part", "Plan", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``final`` is SQL over the tables that ``parts`` name; ``columns`` are the names and types of what it returns.
+
+    ``kind`` is rows, aggregate, ship, or local for a query that names no table.
+    """
+
+    kind: str
+    parts: tuple[Part, ...]
+    final: str
+    columns: Columns
+
+
+def plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema] | None = None) -> Plan:
+    """How to answer ``sql`` from many nodes. ``now_ns`` (UTC ns) is what it means by now.
+
+    ``schemas`` are the tables as nodes show them, by ``schema.table``; the tables of probing.api when left out.
+    Raises QueryRejected for what is no SELECT, NotFound for an unknown table, QueryError when it does not bind.
+    """
+    root = fix_now(parse(sql), now_ns)
+    names = [table_name(table) for table in tables_in(root)]
+    with Catalog(schemas if schemas is not None else api_schemas(), names) as catalog:
+        columns = catalog.describe(to_sql(root))
+        if not names:
+            return Plan("local", (), to_sql(root), columns)
+        for kind, attempt in (("rows", _rows), ("aggregate", partial(aggregate_plan, catalog))):
+            try:
+                return _checked(kind, attempt(root.copy(), columns), columns, catalog)
+            except (Unsplittable, QueryError):
+                # A part that DuckDB does not bind is one that we do not know how to split: the next way is tried.
+                continue
+        return Plan("ship", ship_parts(root, catalog), to_sql(root), columns)
+
+
+def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
+    """``draft`` as a plan if it binds and returns exactly what the query itself would."""
+    part = tuple((name, kind) for name, (_, kind) in zip(draft.names, catalog.describe(draft.sql), strict=True))
+    final = catalog.describe_over(PART, part, draft.final)
+    if not same_types(final, columns):
+        raise Unsplittable(f"types differ: {final} for {columns}")
+    return Plan(kind, (Part(PART, draft.sql, part),), draft.final, columns)
+
+
+def _rows(root: exp.Query, columns: Columns) -> Draft:
+    select = plain_select(root)
+    if select.args.get("group") or select.args.get("having"):
+        raise Unsplittable("it aggregates")
+    require_row_functions(select)
+    rows = limit_rows(select)
+    shown = [f"c{i}" for i in range(len(columns))]
+    keys, hidden = hidden_order(select, columns)
+    distinct = select.args.get("distinct")
+    if distinct is not None and hidden:
+        raise Unsplittable("DISTINCT with an order by something else")
+    for i, key in enumerate(hidden):
+        select.append("expressions", exp.alias_(key.copy(), f"__o{i}", copy=False))
+    names = [*shown, *(f"o{i}" for i in range(len(hidden)))]
+    tail = f" ORDER BY {', '.join(keys)}" if keys else ""
+    for clause in ("limit", "offset"):
+        value = select.args.get(clause)
+        tail += f" {to_sql(value)}" if value is not None else ""
+    if rows is None:
+        select.set("order", None)
+    else:
+        select.limit(rows, copy=False)
+    select.set("offset", None)
+    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    final = f"SELECT {'DISTINCT ' if distinct is not None else ''}{body} FROM {PART}{tail}"
+    return Draft(to_sql(select), tuple(names), final)
