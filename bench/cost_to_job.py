@@ -1,0 +1,144 @@
+"""What the daemon costs a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--pairs 30]``.
+
+Blocks with and without the daemon (started and stopped for real) alternate within one run of one job; so do blocks
+beside ``py-spy record`` at 100 Hz on both ranks. Steps next to a switch are left out of the ratio and reported apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from running import BIN, BenchDaemon, cpu_ns, job, tree
+from statistics_of_blocks import ratio_of_blocks, table
+
+HERE = Path(__file__).resolve().parent
+MARGIN_S = 0.3
+Times = npt.NDArray[np.int64]
+
+
+class Steps:
+    """The end of every step of rank 0, ns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def between(self, begin: int, end: int) -> Times:
+        times = np.fromfile(self._path, dtype=np.int64)
+        return times[(times >= begin) & (times <= end)]
+
+    def mean_ms(self, begin: int, end: int) -> float:
+        times = self.between(begin, end)
+        return float((times[-1] - times[0]) / (len(times) - 1)) / 1e6
+
+    def worst_ms(self, begin: int, end: int) -> float:
+        return float(np.diff(self.between(begin, end)).max(initial=0)) / 1e6
+
+
+@contextlib.contextmanager
+def py_spy(pids: list[int], folder: Path) -> Iterator[None]:
+    running = [
+        subprocess.Popen(
+            [BIN / "py-spy", "record", "--rate", "100", "--nonblocking", "-d", "3600", "-f", "raw",
+             "-o", folder / f"{pid}.txt", "-p", str(pid)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for pid in pids
+    ]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.send_signal(2)
+            process.wait()
+
+
+def measure(steps: Steps, seconds: float) -> tuple[float, int, int]:
+    """(mean step in ms, begin, end) of a block that begins now, behind a margin."""
+    time.sleep(MARGIN_S)
+    begin = time.monotonic_ns()
+    time.sleep(seconds)
+    end = time.monotonic_ns()
+    time.sleep(MARGIN_S)
+    return steps.mean_ms(begin, end), begin, end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a block")
+    parser.add_argument("--py-spy-pairs", type=int, default=10)
+    parser.add_argument("--width", type=int, default=512, help="of the model")
+    options = parser.parse_args()
+    chooser = random.Random(11)
+    daemon = BenchDaemon()
+    folder = Path(tempfile.mkdtemp(prefix="probingd-bench-steps-"))
+    on: list[float] = []
+    off: list[float] = []
+    spied: list[float] = []
+    unspied: list[float] = []
+    worst: dict[str, list[float]] = {"attach": [], "detach": [], "no switch": []}
+    cpu: list[float] = []
+    with job(HERE / "timed_job.py", folder / "steps", str(options.width)) as ranks:
+        steps = Steps(folder / "steps")
+        while not (folder / "steps").exists() or (folder / "steps").stat().st_size < 8 * 200:
+            time.sleep(0.1)
+
+        def block_off() -> float:
+            mean, begin, end = measure(steps, options.seconds)
+            worst["no switch"].append(steps.worst_ms(begin, end))
+            return mean
+
+        def block_on() -> float:
+            begin = time.monotonic_ns()
+            daemon.start()
+            time.sleep(MARGIN_S)
+            worst["attach"].append(steps.worst_ms(begin, time.monotonic_ns()))
+            assert daemon.process is not None
+            pids = tree(daemon.process.pid)
+            before = cpu_ns(pids)
+            mean, first, last = measure(steps, options.seconds)
+            cpu.append((cpu_ns(pids) - before) / (last - first))
+            begin = time.monotonic_ns()
+            daemon.stop()
+            time.sleep(MARGIN_S)
+            worst["detach"].append(steps.worst_ms(begin, time.monotonic_ns()))
+            return mean
+
+        for number in range(options.pairs):
+            first_on = chooser.random() < 0.5
+            if first_on:
+                on.append(block_on())
+            off.append(block_off())
+            if not first_on:
+                on.append(block_on())
+            print(f"pair {number + 1}: on {on[-1]:.3f} ms, off {off[-1]:.3f} ms", flush=True)
+        for _ in range(options.py_spy_pairs):
+            unspied.append(block_off())
+            with py_spy([r.pid for r in ranks], folder):
+                time.sleep(1.0)
+                spied.append(measure(steps, options.seconds)[0])
+    daemon.close()
+    print(table([
+        {"beside the job": "probingd, all default sources", "step time": ratio_of_blocks(on, off).percent(),
+         "pairs of blocks": options.pairs},
+        {"beside the job": "py-spy record 100 Hz, both ranks", "step time": ratio_of_blocks(spied, unspied).percent(),
+         "pairs of blocks": options.py_spy_pairs},
+    ]))  # fmt: skip
+    print(f"step without: median of blocks {statistics.median(off):.3f} ms")
+    print(f"daemon CPU, all processes, at this load: {statistics.mean(cpu) * 100:.2f} % of a core")
+    for name, values in worst.items():
+        print(f"worst step, {name}: median {statistics.median(values):.1f} ms, max {max(values):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Daemons and jobs for benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ("BIN", "BenchDaemon", "cpu_ns", "free_port", "job", "pss_bytes", "tree")
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class BenchDaemon:
+    """``probingd run`` with a state directory that is kept from one start to the next."""
+
+    def __init__(self) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
+        self.base.chmod(0o755)
+        self.config = self.base / "probingd.toml"
+        self.config.write_text(f'instance = "bench-{os.getpid()}"\n')
+        self.socket = self.base / "d.sock"
+        self.log = self.base / "log"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> float:
+        """Returns the seconds from exec to `ready`."""
+        begin = time.monotonic()
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [BIN / "probingd", "run", "--config", self.config, "--state-dir", self.base / "state",
+                 "--socket", self.socket, "--node-name", "bench"],
+                stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        if self.process.stdout.readline() != "ready\n":
+            raise SystemExit(f"the daemon did not start:\n{self.log.read_text()[-2000:]}")
+        return time.monotonic() - begin
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(30)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
+
+    def ctl(self, *args: str) -> str:
+        return subprocess.run(
+            [BIN / "probingctl", "-t", f"unix:{self.socket}", *args], check=True, capture_output=True, text=True
+        ).stdout
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def job(*argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One process a rank, with the environment of a launcher; killed at the end."""
+    port = str(free_port())
+    started = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **(env or {})}
+        started.append(subprocess.Popen([sys.executable, *argv], env={**os.environ, **own}, start_new_session=True))
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    found, pending = [], [pid]
+    while pending:
+        current = pending.pop()
+        with contextlib.suppress(OSError):
+            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
+            found.append(current)
+    return found
+
+
+def cpu_ns(pids: list[int]) -> int:
+    """CPU time of the processes so far, from the scheduler's own count."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                total += int(task.read_text().split()[0])
+    return total
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional share of memory."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
