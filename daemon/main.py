@@ -1,0 +1,136 @@
+"""``probingd``: the command of the daemon's side. Each command imports what it needs and no more."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version as installed_version
+
+from probing.api.errors import UsageError
+from probing.daemon.config import Config, options
+from probing.daemon.supervisor.fatal import guard
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """The entry point. Exit code: 0 fine, 1 error, 2 wrong usage, 3 something needed is missing."""
+    sys.exit(guard(lambda: _dispatch(sys.argv[1:])))
+
+
+def _dispatch(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        return _help()
+    name, rest = args[0], list(args[1:])
+    if name == "--version":
+        name = "version"
+    command = _COMMANDS.get(name)
+    if command is None:
+        raise UsageError(f"unknown command {name[:80]!r}", hint=f"one of {', '.join(_COMMANDS)}")
+    if any(word in ("-h", "--help") for word in rest):
+        return _help()
+    return command(rest)
+
+
+def _run(args: list[str]) -> int:
+    """Start the daemon and stay; prints `ready` on stdout once it collects and answers."""
+    from probing.daemon.supervisor.loop import Supervisor
+    from probing.daemon.supervisor.rights import rights_table
+
+    config = Config.from_args(args, default_file=True)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    return Supervisor(config, rights_table(config)).run()
+
+
+def _stop(args: list[str]) -> int:
+    """End the daemon and remove its probes; --keep-pins leaves them for the next start."""
+    from probing.daemon.supervisor.control import stop
+
+    keep = _flag(args, "--keep-pins")
+    stop(Config.from_args(args, default_file=True), keep_pins=keep)
+    return 0
+
+
+def _restart(args: list[str]) -> int:
+    """Start the collector and the service anew; probes stay in place meanwhile."""
+    from probing.daemon.supervisor.control import restart
+
+    restart(Config.from_args(args, default_file=True))
+    return 0
+
+
+def _check(args: list[str]) -> int:
+    """List what works here and what each lack costs; -f json for machines; 3 when something needed is missing."""
+    from probing.daemon.check import check, needed_is_missing, print_table
+
+    as_json = _format_is_json(args)
+    findings = check(Config.from_args(args, default_file=True))
+    if as_json:
+        json.dump([finding.to_dict() for finding in findings], sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print_table(findings, sys.stdout)
+    return 3 if needed_is_missing(findings) else 0
+
+
+def _cleanup(args: list[str]) -> int:
+    """Remove the probes that a daemon left behind: those of --instance NAME, or with --all everyone's."""
+    from probing.daemon.supervisor.control import cleanup
+
+    everything = _flag(args, "--all")
+    cleanup(Config.from_args(args, default_file=True), everything=everything)
+    return 0
+
+
+def _version(args: list[str]) -> int:
+    """Print the version."""
+    if args:
+        raise UsageError("version takes no arguments")
+    sys.stdout.write(f"probingd {installed_version('probingd')}\n")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "stop": _stop,
+    "restart": _restart,
+    "check": _check,
+    "cleanup": _cleanup,
+    "version": _version,
+}
+
+
+def _flag(args: list[str], name: str) -> bool:
+    found = name in args
+    while name in args:
+        args.remove(name)
+    return found
+
+
+def _format_is_json(args: list[str]) -> bool:
+    for name in ("-f", "--format"):
+        if name in args:
+            at = args.index(name)
+            chosen = args[at + 1 : at + 2]
+            del args[at : at + 2]
+            if chosen not in (["json"], ["table"]):
+                raise UsageError(f"{name} takes table or json")
+            return chosen == ["json"]
+    return False
+
+
+def _help() -> int:
+    lines = ["usage: probingd COMMAND [--config FILE] [--KEY VALUE ...]", "", "commands:"]
+    lines += [f"  {name:9} {command.__doc__}" for name, command in _COMMANDS.items()]
+    lines += ["", "options (also keys of /etc/probingd/probingd.toml):"]
+    lines += [f"  --{key.replace('_', '-'):24} {option.metadata['doc']}" for key, option in options()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Ending and restarting a daemon that runs, from another process."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from probing.api.errors import InternalError, NotFound, PrivilegeError, UsageError
+from probing.daemon.config import Config
+from probing.daemon.supervisor.runtime import owner_of
+
+__all__ = ("cleanup", "restart", "stop")
+
+STOP_S = 90.0
+
+
+def stop(config: Config, *, keep_pins: bool = False) -> None:
+    """End the daemon of ``config.socket`` and wait for its end. Raises NotFound when there is none."""
+    _signal(config, signal.SIGUSR1 if keep_pins else signal.SIGTERM, wait_s=STOP_S)
+
+
+def restart(config: Config) -> None:
+    """Start its collector and service anew; pins, and so what they see, stay."""
+    _signal(config, signal.SIGHUP)
+
+
+def cleanup(config: Config, *, everything: bool = False) -> None:
+    """Remove the pins of ``config.instance``, or of all instances, and with them programs and links.
+
+    Raises UsageError while a daemon uses them.
+    """
+    from probing.daemon.bpf.session import cleanup as remove
+
+    owner = owner_of(config)
+    if owner is not None and owner != os.getppid():
+        raise UsageError(f"probingd, pid {owner}, uses the pins", hint="`probingd stop` removes them, too")
+    remove(None if everything else config.instance, Path(config.probes.bpffs))
+
+
+def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None:
+    pid = owner_of(config)
+    if pid is None or pid <= 0:
+        raise NotFound(f"no probingd runs for {config.socket}", hint="name the one you mean with --socket")
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The descriptor holds the process, so a pid that was given anew since is noticed here.
+        if owner_of(config) != pid:
+            return
+        signal.pidfd_send_signal(process, number)
+        deadline = time.monotonic() + wait_s
+        if wait_s and not select.select([process], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            hint = "its log says what it waits for"
+            raise InternalError(f"probingd, pid {pid}, did not end within {wait_s:.0f} s", hint=hint)
+    except PermissionError as e:
+        raise PrivilegeError(f"may not signal probingd, pid {pid}", hint="run this as root") from e
+    finally:
+        os.close(process)

@@ -1,0 +1,235 @@
+"""``probingd run``: one thread and one select loop that starts, restarts and ends the other processes.
+
+It never forks after a thread has begun, imports none of the heavy libraries, and is the only process that keeps the
+rights it was started with.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from probing.api.errors import InternalError, PrivilegeError
+from probing.daemon.config import Config
+from probing.daemon.supervisor.children import Service, Spawner, describe
+from probing.daemon.supervisor.fatal import parse
+from probing.daemon.supervisor.notify import notify, watchdog_interval
+from probing.daemon.supervisor.rights import RightsTable
+from probing.daemon.supervisor.runtime import Runtime, pins_of
+
+__all__ = ("Supervisor",)
+
+log = logging.getLogger("probingd.supervisor")
+
+READY_S = 60.0
+STOP_S = 10.0
+CLEANUP_S = 60.0
+FAILED_STARTS = 3
+# More helpers than this on one socket is a fault of the one who connects.
+MAX_HELPERS = 64
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+
+
+class Supervisor:
+    """``run`` returns when a signal ends the daemon; a start that fails is raised as the error that ended it.
+
+    SIGTERM and SIGINT stop and remove every pin, SIGUSR1 stops and keeps them, SIGHUP restarts the children.
+    """
+
+    def __init__(self, config: Config, rights: RightsTable, spawner: Spawner | None = None) -> None:
+        self._config = config
+        self._rights = rights
+        self._runtime = Runtime(config, rights)
+        self._spawner = spawner or Spawner(rights, config.to_args())
+        self._selector = selectors.DefaultSelector()
+        self._collector = Service("collector")
+        self._service = Service("service")
+        self._helpers: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._probe: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._ending: signal.Signals | None = None
+        self._watchdog = watchdog_interval()
+
+    def run(self) -> int:
+        if self._rights.missing:
+            names = ", ".join(f"CAP_{name}" for name in self._rights.missing)
+            hint = "start it as root or by its systemd unit; `probingd check` says what each one is for"
+            raise PrivilegeError(f"missing capabilities: {names}", hint=hint)
+        if not self._rights.switches:
+            log.warning("cannot change the user: all processes run as uid %d", os.getuid())
+        fresh = not pins_of(self._config).exists()
+        # Signals come as bytes, so that the loop waits for them and for connections at once.
+        wake, wakened = socket.socketpair()
+        wake.setblocking(False)
+        wakened.setblocking(False)
+        for number in SIGNALS:
+            signal.signal(number, _noted)
+        signal.set_wakeup_fd(wakened.fileno())
+        keep = not fresh
+        try:
+            self._runtime.prepare()
+            self._selector.register(wake, selectors.EVENT_READ, "signal")
+            for name, listener in self._runtime.listeners.items():
+                self._selector.register(listener, selectors.EVENT_READ, name)
+            self._loop(wake)
+            keep = self._ending == signal.SIGUSR1
+        finally:
+            notify("STOPPING=1")
+            self._stop(keep)
+            self._selector.close()
+            signal.set_wakeup_fd(-1)
+            wake.close()
+            wakened.close()
+        return 0
+
+    def _loop(self, wake: socket.socket) -> None:
+        started = alive = time.monotonic()
+        self._probe = self._spawner.start("ready")
+        while self._ending is None:
+            now = time.monotonic()
+            for child in (self._collector, self._service):
+                if child.due is not None and child.due <= now:
+                    child.start(self._spawner)
+            if self._watchdog and now >= alive + self._watchdog:
+                notify("WATCHDOG=1")
+                alive = now
+            if not self._ready and now > started + READY_S:
+                hint = "its log on stderr says what it waits for; `probingd check` lists what is missing"
+                raise InternalError(f"not ready after {READY_S:.0f} s", hint=hint)
+            for key, _ in self._selector.select(self._pause(now)):
+                if key.data == "signal":
+                    self._signals(wake)
+                else:
+                    self._accept(key.data)
+
+    def _pause(self, now: float) -> float:
+        due = [child.due for child in (self._collector, self._service) if child.due is not None]
+        return max(0.0, min([now + (self._watchdog or 1.0), now + 1.0, *due]) - now)
+
+    def _signals(self, wake: socket.socket) -> None:
+        for number in wake.recv(4096):
+            if number == signal.SIGCHLD:
+                continue
+            if number == signal.SIGHUP:
+                log.info("restarting the collector and the service")
+                for child in (self._service, self._collector):
+                    if child.process:
+                        child.process.terminate()
+            else:
+                self._ending = signal.Signals(number)
+        self._reap()
+
+    def _accept(self, kind: str) -> None:
+        try:
+            connection, _ = self._runtime.listeners[kind].accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        with connection:
+            if sum(name == kind for name, _ in self._helpers.values()) >= MAX_HELPERS:
+                log.warning("refusing the connection: %d processes of kind %s run", MAX_HELPERS, kind)
+                return
+            connection.setblocking(True)
+            try:
+                process = self._spawner.start(kind, connection=connection)
+            except OSError as e:
+                log.error("cannot start a %s: %s", kind, e.strerror)
+                return
+        self._helpers[process.pid] = kind, process
+
+    def _reap(self) -> None:
+        for pid, (kind, process) in list(self._helpers.items()):
+            code = process.poll()
+            if code is not None:
+                del self._helpers[pid]
+                if code > 0:
+                    log.warning("%s %d ended: %s", kind, pid, describe(code))
+        if self._probe and (code := self._probe.poll()) is not None:
+            self._probe = None
+            self._probed(code)
+        for child in (self._collector, self._service):
+            if child.process and (code := child.process.poll()) is not None:
+                self._ended(child, code)
+
+    def _probed(self, code: int) -> None:
+        if code != 0:
+            raise InternalError(f"the readiness probe ended: {describe(code)}")
+        self._ready = True
+        notify("READY=1\nSTATUS=collecting and answering")
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+
+    def _ended(self, child: Service, code: int) -> None:
+        error = parse(child.ended(again=True))
+        if self._ending is not None:
+            return
+        if not self._ready:
+            if error:
+                raise error
+            if child.failures >= FAILED_STARTS:
+                hint = "its own log lines stand above"
+                raise InternalError(f"the {child.kind} does not start: {describe(code)}", hint=hint)
+        reason = f": {error.message}" if error else ""
+        log.warning("%s ended (%s)%s; starting it again", child.kind, describe(code), reason)
+
+    def _stop(self, keep: bool) -> None:
+        services = [child.process for child in (self._service, self._collector) if child.process]
+        helpers = [process for _, process in self._helpers.values()]
+        if self._probe:
+            helpers.append(self._probe)
+        _end(services, STOP_S)
+        _end(helpers, 1.0)
+        if not keep and pins_of(self._config).exists():
+            self._remove_pins()
+        self._runtime.close()
+
+    def _whereabouts(self) -> dict[str, str]:
+        # All of them: the command reads the machine's configuration file, which may name others.
+        config = self._config
+        return {"instance": config.instance, "probes.bpffs": config.probes.bpffs, "socket": config.socket}
+
+    def _remove_pins(self) -> None:
+        command = [sys.executable, "-I", "-m", "probing.daemon.main", "cleanup"]
+        command += [f"--{key}={value}" for key, value in self._whereabouts().items()]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, timeout=CLEANUP_S, check=False)
+        except subprocess.TimeoutExpired:
+            log.error("removing the pins took too long; run `probingd cleanup`")
+            return
+        if done.returncode != 0:
+            log.error("the pins are not all removed; run `probingd cleanup`")
+            return
+        with suppress(OSError):
+            Path(self._config.probes.bpffs).rmdir()
+
+
+def _noted(number: int, frame: object) -> None:
+    """The number arrives on the wake-up descriptor; a handler must be there for that."""
+    del number, frame
+
+
+def _end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        _wait(process, deadline)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        log.warning("pid %d did not end in time and is killed", process.pid)
+        process.kill()
+        # One in uninterruptible sleep ends when its system call does; it is not waited for.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)

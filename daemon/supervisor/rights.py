@@ -1,0 +1,201 @@
+"""Which process gets which rights, and the ``setpriv`` command that gives exactly those.
+
+The numbers are those of include/uapi/linux/capability.h. Old builds of setpriv do not know the names of the newest
+ones (libcap-ng before 0.8.1 lacks CAP_BPF), so it is told numbers.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from probing.api.errors import ConfigError, PrivilegeError
+from probing.daemon.config import Config
+
+__all__ = (
+    "CAPABILITIES",
+    "COLLECTOR",
+    "READER",
+    "Account",
+    "Rights",
+    "RightsTable",
+    "effective",
+    "permitted",
+    "rights_table",
+)
+
+CAPABILITIES = {
+    "CHOWN": 0,
+    "DAC_READ_SEARCH": 2,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "SYSLOG": 34,
+    "PERFMON": 38,
+    "BPF": 39,
+}
+COLLECTOR = ("BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH")
+READER = ("SYS_PTRACE", "DAC_READ_SEARCH")
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user, its main group and the further ones, as numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    def may_create_in(self, directory: Path) -> bool:
+        """Whether it can make files in ``directory``, by the mode bits of the whole path."""
+        if self.uid == 0:
+            return directory.is_dir()
+        for parent in directory.parents:
+            if not self._bits(parent) & 1:
+                return False
+        return self._bits(directory) & 3 == 3
+
+    def _bits(self, path: Path) -> int:
+        try:
+            found = path.stat()
+        except OSError:
+            return 0
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid == self.uid:
+            return mode >> 6 & 7
+        return mode >> 3 & 7 if found.st_gid in (self.gid, *self.groups) else mode & 7
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What a process may do. ``account`` None: the supervisor's own, as it cannot change its user."""
+
+    account: Account | None
+    capabilities: tuple[str, ...]
+
+    def command(self, *, drop_bounding: bool = True) -> list[str]:
+        """The words to put before a command so that it runs with just these rights and dies with its parent."""
+        words = [_setpriv(), "--no-new-privs", "--pdeathsig=SIGTERM"]
+        if self.account:
+            words += [f"--reuid={self.account.uid}", f"--regid={self.account.gid}"]
+            extra = ",".join(map(str, self.account.groups))
+            words.append(f"--groups={extra}" if extra else "--clear-groups")
+        chosen = ",".join(["-all", *(f"+cap_{CAPABILITIES[name]}" for name in self.capabilities)])
+        words += [f"--inh-caps={chosen}", f"--ambient-caps={chosen}"]
+        if drop_bounding:
+            words.append(f"--bounding-set={chosen}")
+        return words
+
+
+@dataclass(frozen=True)
+class RightsTable:
+    """The rights of each kind of process under one configuration."""
+
+    switches: bool
+    collector: Rights
+    reader: Rights
+    parser: Rights
+    service: Rights
+    worker: Rights
+    group: int
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Capabilities that the collector needs and we cannot give."""
+        have = permitted()
+        return tuple(name for name in self.collector.capabilities if name not in have)
+
+    @cached_property
+    def drops_bounding(self) -> bool:
+        return "SETPCAP" in permitted()
+
+    def command(self, rights: Rights) -> list[str]:
+        return rights.command(drop_bounding=self.drops_bounding)
+
+
+def permitted(pid: str = "self") -> frozenset[str]:
+    """The capabilities of CAPABILITIES that process ``pid`` may use."""
+    return _capabilities(pid, "CapPrm")
+
+
+def effective(pid: str = "self") -> frozenset[str]:
+    return _capabilities(pid, "CapEff")
+
+
+def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
+    """Look the users up. ``sys_admin``: the collector also needs CAP_SYS_ADMIN, as the kernel has no uprobe_multi.
+
+    Raises ConfigError for a user or group that is not there.
+    """
+    have = permitted()
+    switches = have >= {"SETUID", "SETGID", "SETPCAP", "CHOWN"}
+    wanted: Iterable[str] = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
+    collects = (*wanted, "SYSLOG") if "SYSLOG" in have else tuple(wanted)
+    if not switches:
+        return RightsTable(
+            switches=False,
+            collector=Rights(None, collects),
+            reader=Rights(None, READER),
+            parser=Rights(None, ()),
+            service=Rights(None, ()),
+            worker=Rights(None, ()),
+            group=os.getgid(),
+        )
+    users = config.users
+    group = _group(users.group)
+    # Files of the state directory belong to the group, so that SQL workers can read them.
+    collector = Account(_account("collector", users.collector, group).uid, group, ())
+    worker = _account("worker", users.worker, group)
+    service = _account("service", users.service, group)
+    return RightsTable(
+        switches=True,
+        collector=Rights(collector, collects),
+        reader=Rights(collector, READER),
+        parser=Rights(Account(worker.uid, worker.gid, ()), ()),
+        service=Rights(service, ()),
+        worker=Rights(Account(worker.uid, group, ()), ()),
+        group=group,
+    )
+
+
+def _capabilities(pid: str, field: str) -> frozenset[str]:
+    text = Path(f"/proc/{pid}/status").read_text()
+    mask = next(int(line.split()[1], 16) for line in text.splitlines() if line.startswith(f"{field}:"))
+    return frozenset(name for name, bit in CAPABILITIES.items() if mask >> bit & 1)
+
+
+def _setpriv() -> str:
+    found = shutil.which("setpriv", path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
+    if not found:
+        raise PrivilegeError("setpriv is missing", hint="install the package util-linux")
+    return found
+
+
+def _account(role: str, user: str, group: int) -> Account:
+    if user.isdigit():
+        return Account(int(user), int(user), (group,))
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError as e:
+        hint = f"make it with `useradd --system --user-group {user}`, or set users.{role}"
+        raise ConfigError(f"there is no user {user!r} for the {role}", hint=hint) from e
+    return Account(found.pw_uid, found.pw_gid, (group,))
+
+
+def _group(group: str) -> int:
+    if group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as e:
+        hint = f"make it with `groupadd --system {group}`, or set users.group"
+        raise ConfigError(f"there is no group {group!r}", hint=hint) from e

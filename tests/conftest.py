@@ -1,0 +1,52 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+DEADLINE_S = 30.0
+
+
+def _until(condition: Callable[[], T], seconds: float = DEADLINE_S) -> T:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not true within {seconds:.0f} s")
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def until() -> Callable[..., object]:
+    """Wait until a condition holds, and give its value: ``until(lambda: path.exists())``."""
+    return _until
+
+
+@pytest.fixture
+def open_tmp_path() -> Iterator[Path]:
+    """A fresh directory that every user may pass through, as the daemon's processes have their own users."""
+    path = Path(tempfile.mkdtemp(prefix="probingd-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """In CI a test that needs the kernel or root may not be left out."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+        if folder in ("kernel", "e2e", "integration"):
+            report.outcome = "failed"
+            report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report

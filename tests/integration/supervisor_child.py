@@ -1,0 +1,57 @@
+"""Stands in for any process of the daemon, so that the supervisor is tested by itself.
+
+Run as ``supervisor_child.py KIND OPTIONS``; the options are the configuration, as the real ones get it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from probing.api.errors import FormatError
+from probing.daemon.config import Config
+from probing.daemon.supervisor.fatal import report
+
+
+def main() -> int:
+    kind, config = sys.argv[1], Config.from_args(sys.argv[2:])
+    if kind == "ready":
+        while not Path(f"{config.runtime_dir}/collector.sock").exists() or not Path(config.socket).exists():
+            time.sleep(0.01)
+        return 0
+    if kind in ("reader", "parser", "sql"):
+        return _helper()
+    order = Path(config.state_dir, f"{kind}.order")
+    if order.exists():
+        return _failing(order.read_text())
+    path = f"{config.runtime_dir}/collector.sock" if kind == "collector" else config.socket
+    Path(path).unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(path)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        signal.pause()
+
+
+def _helper() -> int:
+    """Say who it is, then end with the connection."""
+    connection = socket.socket(fileno=0)
+    connection.sendall(Path("/proc/self/status").read_bytes())
+    connection.shutdown(socket.SHUT_WR)
+    return 0 if connection.recv(1) == b"" else 1
+
+
+def _failing(order: str) -> int:
+    if order == "report":
+        report(FormatError("the log is of a newer version", hint="install that version"))
+        return 1
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

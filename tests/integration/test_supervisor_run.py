@@ -1,0 +1,263 @@
+"""The supervisor with stand-ins for its children: rights, restarts, signals, errors at start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHILD = Path(__file__).with_name("supervisor_child.py")
+RUN = textwrap.dedent(
+    """
+    import sys
+    from probing.daemon.config import Config
+    from probing.daemon.supervisor.children import PROGRAMS, Spawner
+    from probing.daemon.supervisor.fatal import guard
+    from probing.daemon.supervisor.loop import Supervisor
+    from probing.daemon.supervisor.rights import rights_table
+    import logging
+    logging.basicConfig()
+    def main():
+        config = Config.from_args(sys.argv[2:])
+        rights = rights_table(config)
+        programs = {kind: ("-I", sys.argv[1], kind) for kind in PROGRAMS}
+        return Supervisor(config, rights, Spawner(rights, config.to_args(), programs)).run()
+    sys.exit(guard(main))
+    """
+)
+BITS = {"BPF": 39, "PERFMON": 38, "SYS_PTRACE": 19, "DAC_READ_SEARCH": 2, "SYSLOG": 34}
+COLLECTOR = {"BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"}
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give rights away")
+
+
+def mask(names: set[str]) -> str:
+    return f"{sum(1 << BITS[name] for name in names):016x}"
+
+
+class Daemon:
+    def __init__(self, base: Path, name: str = "a") -> None:
+        self.base = base
+        self.state = base / f"state-{name}"
+        self.socket = base / f"run-{name}" / "p.sock"
+        self.instance = f"test-{os.getpid()}-{name}"
+        self.bpffs = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}")
+        self.process: subprocess.Popen[str] | None = None
+        self.extra: list[str] = []
+
+    def options(self) -> list[str]:
+        return [
+            f"--socket={self.socket}",
+            f"--state_dir={self.state}",
+            f"--instance={self.instance}",
+            f"--probes.bpffs={self.bpffs}",
+            "--users.collector=60001",
+            "--users.service=60002",
+            "--users.worker=60003",
+            "--users.group=60004",
+            *self.extra,
+        ]
+
+    def start(self) -> Daemon:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(CHILD), *self.options()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def ready(self) -> Daemon:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == "ready\n", self.end()[1]
+        return self
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+    def failed(self) -> tuple[int, list[str]]:
+        """Exit code and the last two lines of one that ends by itself."""
+        assert self.process is not None
+        output, errors = self.process.communicate(timeout=30)
+        assert output == ""
+        assert "Traceback" not in errors
+        return self.process.returncode, errors.splitlines()[-2:]
+
+    def child(self, kind: str) -> int | None:
+        assert self.process is not None
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[2:4] == [str(CHILD).encode(), kind.encode()]:
+                return int(pid)
+        return None
+
+    def connect(self, name: str) -> dict[str, str]:
+        """What a helper says of itself."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(f"{self.socket}.d/{name}.sock")
+            data = b""
+            while part := connection.recv(65536):
+                data += part
+        return status(data.decode())
+
+
+def status(text: str) -> dict[str, str]:
+    return {key: " ".join(value.split()) for key, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+@pytest.fixture
+def daemon(open_tmp_path: Path) -> Iterator[Daemon]:
+    made = Daemon(open_tmp_path)
+    yield made
+    if made.process and made.process.poll() is None:
+        made.process.kill()
+        made.process.communicate()
+    for path in (made.bpffs / made.instance, made.bpffs):
+        if path.exists():
+            path.rmdir()
+
+
+def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..., object]) -> None:
+    daemon.start().ready()
+    for kind, uid, gid, groups, caps in (
+        ("collector", 60001, 60004, "", COLLECTOR),
+        ("service", 60002, 60002, "60004", set()),
+    ):
+        pid = until(lambda kind=kind: daemon.child(kind))
+        found = status(Path(f"/proc/{pid}/status").read_text())
+        assert found["Uid"].split() == [str(uid)] * 4
+        assert found["Gid"].split() == [str(gid)] * 4
+        assert found["Groups"] == groups
+        assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask(caps)}
+        assert found["NoNewPrivs"] == "1"
+    for name, uid, gid, caps in (
+        ("reader", 60001, 60004, {"SYS_PTRACE", "DAC_READ_SEARCH"}),
+        ("parser", 60003, 60003, set()),
+        ("sql", 60003, 60004, set()),
+    ):
+        found = daemon.connect(name)
+        assert (found["Uid"].split()[1], found["Gid"].split()[1]) == (str(uid), str(gid))
+        assert found["Groups"] == ""
+        assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask(caps)}
+        assert found["NoNewPrivs"] == "1"
+    assert daemon.end()[0] == 0
+
+
+def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
+    daemon.start().ready()
+    inner = Path(f"{daemon.socket}.d")
+    assert (inner.stat().st_uid, inner.stat().st_gid, inner.stat().st_mode & 0o777) == (60001, 60002, 0o750)
+    for name, uid in (("reader", 60001), ("parser", 60001), ("sql", 60002)):
+        found = (inner / f"{name}.sock").stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (uid, 0o600)
+    assert (daemon.state.stat().st_uid, daemon.state.stat().st_gid) == (60001, 60004)
+    pins = (daemon.bpffs / daemon.instance).stat()
+    assert (pins.st_uid, pins.st_mode & 0o777) == (60001, 0o700)
+    assert daemon.end()[0] == 0
+
+
+def test_a_killed_child_comes_back(daemon: Daemon, until: Callable[..., object]) -> None:
+    daemon.start().ready()
+    for kind in ("collector", "service", "collector"):
+        before = until(lambda kind=kind: daemon.child(kind))
+        assert isinstance(before, int)
+        os.kill(before, signal.SIGKILL)
+        until(lambda kind=kind, before=before: daemon.child(kind) not in (None, before))
+    assert daemon.end()[0] == 0
+
+
+def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., object]) -> None:
+    daemon.start().ready()
+    before = [until(lambda kind=kind: daemon.child(kind)) for kind in ("collector", "service")]
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGHUP)
+    for kind, pid in zip(("collector", "service"), before, strict=True):
+        until(lambda kind=kind, pid=pid: daemon.child(kind) not in (None, pid))
+    assert daemon.end()[0] == 0
+
+
+def test_children_die_with_the_supervisor(daemon: Daemon, until: Callable[..., object]) -> None:
+    daemon.start().ready()
+    pids = [until(lambda kind=kind: daemon.child(kind)) for kind in ("collector", "service")]
+    daemon.end(signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+def test_stop_removes_the_pins_unless_told(daemon: Daemon, number: signal.Signals, kept: bool) -> None:
+    daemon.start().ready()
+    code, errors = daemon.end(number)
+    assert (code, "error" in errors.lower()) == (0, False), errors
+    assert (daemon.bpffs / daemon.instance).exists() == kept
+    assert not daemon.socket.exists()
+    assert not Path(f"{daemon.socket}.d").exists()
+
+
+def test_two_daemons_do_not_share_a_socket(daemon: Daemon) -> None:
+    daemon.start().ready()
+    second = Daemon(daemon.base).start()
+    code, (error, hint) = second.failed()
+    assert code == 1
+    assert daemon.process is not None
+    assert error == f"error: socket {daemon.socket} is taken by probingd, pid {daemon.process.pid}"
+    assert hint.startswith("hint: ")
+    assert daemon.end()[0] == 0
+
+
+def test_a_stranger_on_the_socket(daemon: Daemon) -> None:
+    daemon.socket.parent.mkdir()
+    os.chown(daemon.socket.parent, 60002, 60004)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(daemon.socket))
+        stranger.listen()
+        code, (error, _) = daemon.start().failed()
+    assert (code, error) == (1, f"error: socket {daemon.socket} is taken by another process")
+    assert daemon.socket.exists()
+
+
+def test_what_a_child_reports_is_what_the_user_reads(daemon: Daemon) -> None:
+    daemon.state.mkdir()
+    (daemon.state / "collector.order").write_text("report")
+    os.chown(daemon.state, 60001, 60004)
+    code, lines = daemon.start().failed()
+    assert (code, lines) == (1, ["error: the log is of a newer version", "hint: install that version"])
+    assert not (daemon.bpffs / daemon.instance).exists()
+
+
+def test_a_child_that_never_starts(daemon: Daemon) -> None:
+    daemon.state.mkdir()
+    (daemon.state / "service.order").write_text("kill")
+    os.chown(daemon.state, 60001, 60004)
+    code, (error, hint) = daemon.start().failed()
+    assert (code, error) == (1, "error: the service does not start: killed by signal 9")
+    assert hint.startswith("hint: ")
+
+
+def test_a_state_directory_of_somebody_else(daemon: Daemon) -> None:
+    daemon.state.mkdir()
+    (daemon.state / "theirs").touch()
+    code, (error, _) = daemon.start().failed()
+    assert (code, error) == (1, f"error: state directory {daemon.state} is not writable for 60001")
+
+
+def test_missing_capabilities_are_named(open_tmp_path: Path) -> None:
+    command = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+    script = [sys.executable, "-c", RUN, str(CHILD), f"--socket={open_tmp_path}/r/s"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error == "error: missing capabilities: CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH"
+    assert hint.startswith("hint: ")
