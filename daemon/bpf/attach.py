@@ -1,0 +1,80 @@
+"""Placing a program on user code: one uprobe_multi link, or perf events where the kernel lacks it.
+
+A probe belongs to an inode, for every process that maps it; the file is named through our own descriptor of it, so it
+is the file that was looked at and no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from probing.api.errors import AttachError, PrivilegeError
+from probing.daemon.bpf import syscalls
+
+__all__ = ("attach_multi", "attach_perf", "attach_perf_by_ioctl", "refused")
+
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+_PERF_FLAG_FD_CLOEXEC = 8
+_ATTR_SIZE = 112
+_IOC_SET_BPF, _IOC_ENABLE = 0x40042408, 0x2400
+
+
+def attach_multi(program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool) -> int:
+    """A link's descriptor. Raises OSError."""
+    return syscalls.link_uprobe_multi(program, f"/proc/self/fd/{fd}", offsets, cookies, on_return=on_return)
+
+
+def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool) -> int:
+    """A link's descriptor, for one offset. Raises OSError."""
+    event = _open_event(fd, offset, on_return)
+    try:
+        return syscalls.link_perf_event(program, event, cookie)
+    finally:
+        os.close(event)
+
+
+def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool) -> int:
+    """The event's descriptor: the probe ends with it, since kernels before 5.15 cannot pin it. Raises OSError."""
+    event = _open_event(fd, offset, on_return)
+    try:
+        fcntl.ioctl(event, _IOC_SET_BPF, program)
+        fcntl.ioctl(event, _IOC_ENABLE, 0)
+    except OSError:
+        os.close(event)
+        raise
+    return event
+
+
+def refused(error: OSError, what: str) -> AttachError | PrivilegeError:
+    """What a failed attachment means."""
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(f"{what}: the kernel refuses ({error.strerror})")
+    return AttachError(f"{what}: {error.strerror}")
+
+
+def _open_event(fd: int, offset: int, on_return: bool) -> int:
+    """perf_event_open(2) of the uprobe PMU. For all processes; one CPU stands for all, as libbpf does it."""
+    pmu = Path("/sys/bus/event_source/devices/uprobe")
+    try:
+        kind = int((pmu / "type").read_text())
+        bit = int((pmu / "format/retprobe").read_text().strip().removeprefix("config:"))
+    except (FileNotFoundError, ValueError) as e:
+        raise OSError(errno.ENODEV, "the kernel has no uprobes for perf") from e
+    path = ctypes.create_string_buffer(f"/proc/self/fd/{fd}".encode())
+    config = 1 << bit if on_return else 0
+    attributes = struct.pack("<IIQQQQQIIQQ", kind, _ATTR_SIZE, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(path), offset)
+    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTR_SIZE, b"\0"), _ATTR_SIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = _PERF_EVENT_OPEN[platform.machine()]
+    event = int(libc.syscall(number, buffer, -1, 0, -1, ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC)))
+    if event < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return event

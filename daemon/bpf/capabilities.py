@@ -1,0 +1,141 @@
+"""What the kernel and our rights allow, found by trying each thing, and what its lack costs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.libbpf import kernel_types
+
+__all__ = ("Capability", "Features", "capabilities", "detect")
+
+_MAP_RINGBUF = 27
+_PROG_KPROBE, _PROG_RAW_TRACEPOINT, _PROG_TRACING = 2, 17, 26
+_TRACE_RAW_TP = 23
+_HELPER_ATTACH_COOKIE = 174
+_RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+_READ_COOKIE = struct.pack("<BBhi", 0x85, 0, 0, _HELPER_ATTACH_COOKIE) + _RETURN_0
+_PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
+_EXEC_TYPE = "btf_trace_sched_process_exec"
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Which roads there are. ``uprobe_multi`` False: perf events, which need CAP_SYS_ADMIN."""
+
+    btf: bool
+    ringbuf: bool
+    uprobe_multi: bool
+    attach_cookie: bool
+    perf_link: bool
+    test_run: bool
+    tp_btf: bool
+    preempt: bool
+
+    def without_multi(self) -> Features:
+        """The road of kernels before 6.6."""
+        return replace(self, uprobe_multi=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A line of ``probingd check``. ``cost`` says what is lost where ``present`` is False."""
+
+    name: str
+    present: bool
+    cost: str
+    reason: str = ""
+
+
+def _errno(attempt: Callable[[], int]) -> int:
+    """0 when it worked, else the error's number."""
+    try:
+        fd = attempt()
+    except OSError as e:
+        return e.errno or errno.EIO
+    if fd > 0:
+        os.close(fd)
+    return 0
+
+
+def _try_link(attach_type: int, link: Callable[[int], int]) -> int:
+    try:
+        program = syscalls.load_program(_PROG_KPROBE, _RETURN_0, attach_type)
+    except OSError as e:
+        return e.errno or errno.EIO
+    try:
+        return _errno(lambda: link(program))
+    finally:
+        os.close(program)
+
+
+def _uprobe_multi() -> int:
+    # A folder cannot be probed: kernels that know this link say EBADF, all others EINVAL.
+    error = _try_link(syscalls.UPROBE_MULTI, lambda program: syscalls.link_uprobe_multi(program, "/", [0], [0]))
+    return 0 if error == errno.EBADF else error
+
+
+def _perf_link() -> int:
+    # A descriptor that no process can have open: kernels that know this link look it up first.
+    error = _try_link(0, lambda program: syscalls.link_perf_event(program, (1 << 31) - 1, 0))
+    return 0 if error == errno.EBADF else error
+
+
+def _test_run() -> int:
+    try:
+        program = syscalls.load_program(_PROG_RAW_TRACEPOINT, _RETURN_0)
+    except OSError as e:
+        return e.errno or errno.EIO
+    try:
+        return _errno(lambda: syscalls.run_raw_tracepoint(program, bytes(8)))
+    finally:
+        os.close(program)
+
+
+def _try_all() -> dict[str, int]:
+    """The error's number for each field of Features, 0 where it works."""
+    types = kernel_types(*_PREEMPT, _EXEC_TYPE)
+    found = {
+        "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
+        "ringbuf": _errno(lambda: syscalls.create_map(_MAP_RINGBUF, 0, 0, os.sysconf("SC_PAGESIZE"))),
+        "uprobe_multi": _uprobe_multi(),
+        "attach_cookie": _errno(lambda: syscalls.load_program(_PROG_KPROBE, _READ_COOKIE)),
+        "perf_link": _perf_link(),
+        "test_run": _test_run(),
+        "tp_btf": errno.ENOENT,
+        "preempt": 0 if all(name in types for name in _PREEMPT) else errno.ENOENT,
+    }
+    if _EXEC_TYPE in types:
+        load = (_PROG_TRACING, _RETURN_0, _TRACE_RAW_TP, types[_EXEC_TYPE])
+        found["tp_btf"] = _errno(lambda: syscalls.load_program(*load))
+    return found
+
+
+def detect() -> Features:
+    """Try everything. Takes some 30 ms, most of it for reading the kernel's BTF."""
+    return Features(**{name: error == 0 for name, error in _try_all().items()})
+
+
+_COSTS = {
+    "btf": "no process start times in the kernel: nothing can be loaded",
+    "ringbuf": "no rings: nothing can be loaded (needs Linux 5.8)",
+    "uprobe_multi": "uprobes go through perf events, which need CAP_SYS_ADMIN (Linux before 6.6)",
+    "attach_cookie": "one copy of a program for each symbol (Linux before 5.15)",
+    "perf_link": "where uprobe_multi is missing too, probes end with the daemon: a restart leaves a gap (before 5.15)",
+    "test_run": "an operation that never ends is closed only when its process exits (Linux before 5.10)",
+    "tp_btf": "tracepoints are read through relocated structures instead of typed arguments",
+    "preempt": "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
+}
+
+
+def capabilities() -> list[Capability]:
+    """The matrix that ``probingd check`` prints. Never raises for what is missing."""
+    return [
+        Capability(name, error == 0, _COSTS[name], os.strerror(error) if error else "")
+        for name, error in _try_all().items()
+    ]

@@ -1,0 +1,195 @@
+"""Loading objects through libbpf.so.1, by ctypes: relocation, maps and programs; attaching is in ``session``."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import AttachError, PrivilegeError
+from probing.daemon.bpf.btf import Btf
+
+__all__ = ("Object", "kernel_types")
+
+_LOG_BYTES = 1 << 20
+_MESSAGES = 40
+_BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
+_MAP_TYPE_RINGBUF = 27
+_Printer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_messages: list[str] = []
+
+
+@_Printer
+def _remember(level: int, text: int, arguments: int) -> int:
+    # A va_list is passed as a pointer by the ABIs of both x86-64 and arm64, so it can be handed on as one.
+    if level > 1:
+        return 0
+    line = ctypes.create_string_buffer(512)
+    ctypes.CDLL(None).vsnprintf(line, ctypes.c_size_t(len(line)), ctypes.c_void_p(text), ctypes.c_void_p(arguments))
+    _messages.append(line.value.decode(errors="replace").strip())
+    del _messages[:-_MESSAGES]
+    return 0
+
+
+@functools.cache
+def _library() -> Any:
+    try:
+        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError as e:
+        raise PrivilegeError("libbpf.so.1 is not installed", hint="install libbpf1 (Debian, Ubuntu) or libbpf") from e
+    pointer, size, text, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
+    prototypes: dict[str, tuple[Any, list[Any]]] = {
+        "bpf_object__open_mem": (pointer, [pointer, size, pointer]),
+        "bpf_object__load": (integer, [pointer]),
+        "bpf_object__close": (None, [pointer]),
+        "bpf_object__next_map": (pointer, [pointer, pointer]),
+        "bpf_object__next_program": (pointer, [pointer, pointer]),
+        "bpf_map__name": (text, [pointer]),
+        "bpf_map__fd": (integer, [pointer]),
+        "bpf_map__type": (integer, [pointer]),
+        "bpf_map__is_internal": (ctypes.c_bool, [pointer]),
+        "bpf_map__set_pin_path": (integer, [pointer, text]),
+        "bpf_map__initial_value": (pointer, [pointer, ctypes.POINTER(size)]),
+        "bpf_program__name": (text, [pointer]),
+        "bpf_program__fd": (integer, [pointer]),
+        "bpf_program__section_name": (text, [pointer]),
+        "bpf_program__set_autoload": (integer, [pointer, ctypes.c_bool]),
+        "bpf_program__set_expected_attach_type": (integer, [pointer, integer]),
+        "bpf_program__set_log_buf": (integer, [pointer, pointer, size]),
+        "bpf_object__btf": (pointer, [pointer]),
+        "btf__raw_data": (pointer, [pointer, ctypes.POINTER(ctypes.c_uint32)]),
+        "btf__load_vmlinux_btf": (pointer, []),
+        "btf__find_by_name_kind": (ctypes.c_int32, [pointer, text, ctypes.c_uint32]),
+        "btf__free": (None, [pointer]),
+        "libbpf_set_print": (pointer, [_Printer]),
+    }
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    lib.libbpf_set_print(_remember)
+    return lib
+
+
+class Object:
+    """A BPF object, from its bytes to its loaded programs. Close it when its descriptors are pinned or copied."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._lib = _library()
+        self._handle = self._lib.bpf_object__open_mem(data, len(data), None)
+        if not self._handle:
+            raise AttachError(f"{name} is no BPF object: {_last_message()}", hint="build the package again")
+        size = ctypes.c_uint32()
+        raw = self._lib.btf__raw_data(self._lib.bpf_object__btf(self._handle), ctypes.byref(size))
+        self.btf = Btf(ctypes.string_at(raw, size.value))
+        self._programs = self._walk(self._lib.bpf_object__next_program, self._lib.bpf_program__name)
+        self._maps = self._walk(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
+        self._log = ctypes.create_string_buffer(_LOG_BYTES)
+
+    def __enter__(self) -> Object:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.bpf_object__close(self._handle)
+            self._handle = None
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """Program name -> section, which says what it attaches to."""
+        return {n: self._lib.bpf_program__section_name(p).decode() for n, p in self._programs.items()}
+
+    @property
+    def maps(self) -> list[str]:
+        """The maps it defines, without the kernel's copies of its constants."""
+        return [name for name, m in self._maps.items() if not self._lib.bpf_map__is_internal(m)]
+
+    @property
+    def rings(self) -> list[str]:
+        return [name for name in self.maps if self._lib.bpf_map__type(self._maps[name]) == _MAP_TYPE_RINGBUF]
+
+    def set_constants(self, values: Mapping[str, int]) -> None:
+        """Set ``const volatile`` variables before loading; names that the object does not have are left out."""
+        variables = self.btf.variables(".rodata")
+        handle = next((m for name, m in self._maps.items() if name.endswith(".rodata")), None)
+        if handle is None:
+            return
+        size = ctypes.c_size_t()
+        memory = self._lib.bpf_map__initial_value(handle, ctypes.byref(size))
+        for name, value in values.items():
+            if name in variables:
+                offset, dtype = variables[name]
+                raw = int(value).to_bytes(dtype.itemsize, "little")
+                if offset + len(raw) > size.value:
+                    raise AttachError(f"{self.name}: constant {name} lies outside its section")
+                ctypes.memmove(memory + offset, raw, len(raw))
+
+    def set_attach_type(self, program: str, attach_type: int) -> None:
+        self._lib.bpf_program__set_expected_attach_type(self._programs[program], attach_type)
+
+    def skip(self, program: str) -> None:
+        """Do not load this program."""
+        self._lib.bpf_program__set_autoload(self._programs[program], False)
+
+    def pin_map(self, name: str, path: Path) -> None:
+        """At loading, take the map pinned at ``path``, or make it and pin it there."""
+        if self._lib.bpf_map__set_pin_path(self._maps[name], os.fsencode(path)):
+            raise AttachError(f"{self.name}: map {name} cannot be pinned at {path}")
+
+    def load(self) -> None:
+        """Raises AttachError with the verifier's last words, PrivilegeError where a right is missing."""
+        for program in self._programs.values():
+            self._lib.bpf_program__set_log_buf(program, self._log, len(self._log))
+        _messages.clear()
+        error = -self._lib.bpf_object__load(self._handle)
+        if not error:
+            return
+        said = self._log.value.decode(errors="replace").strip().splitlines()[-6:]
+        text = " | ".join(said) or _last_message()
+        if error in (1, 13):
+            raise PrivilegeError(f"{self.name}: the kernel refuses to load it ({os.strerror(error)}): {text}")
+        raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {text}")
+
+    def program_fd(self, name: str) -> int:
+        """A descriptor of its own, which outlives this object."""
+        return os.dup(self._lib.bpf_program__fd(self._programs[name]))
+
+    def map_fd(self, name: str) -> int:
+        return os.dup(self._lib.bpf_map__fd(self._maps[name]))
+
+    def _walk(self, following: Any, name_of: Any) -> dict[str, int]:
+        found: dict[str, int] = {}
+        item = following(self._handle, None)
+        while item:
+            found[name_of(item).decode()] = item
+            item = following(self._handle, item)
+        return found
+
+
+def kernel_types(*names: str) -> dict[str, int]:
+    """The BTF ids of those of these functions and typedefs that the kernel has; empty where it has no BTF."""
+    lib = _library()
+    kernel = lib.btf__load_vmlinux_btf()
+    if not kernel:
+        return {}
+    found = {}
+    try:
+        for name in names:
+            for kind in (_BTF_KIND_FUNC, _BTF_KIND_TYPEDEF):
+                index = lib.btf__find_by_name_kind(kernel, name.encode(), kind)
+                if index > 0:
+                    found[name] = index
+    finally:
+        lib.btf__free(kernel)
+    return found
+
+
+def _last_message() -> str:
+    return _messages[-1] if _messages else "no message"

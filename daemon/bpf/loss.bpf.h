@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rings of records of one size, with what was pushed and what was lost counted beside each.
+ *
+ *	RING(name, struct record, BYTES);
+ *	...
+ *	RING_PUSH(name, &record);
+ *
+ * A RING is the map `name`, the counters `name_loss`, and a variable `name_record` that ties the record's type to the
+ * ring in the object's BTF; the readers take it from there. BYTES is a power of two, of pages.
+ */
+#ifndef PROBING_LOSS_BPF_H
+#define PROBING_LOSS_BPF_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+struct loss {
+	__u64 pushed;
+	__u64 lost;
+};
+
+#define RING(name, record, bytes)                                                                                      \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                    \
+		__uint(max_entries, bytes);                                                                            \
+	} name SEC(".maps");                                                                                           \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);                                                               \
+		__uint(max_entries, 1);                                                                                \
+		__type(key, __u32);                                                                                    \
+		__type(value, struct loss);                                                                            \
+	} name##_loss SEC(".maps");                                                                                    \
+	const volatile record *const volatile name##_record = 0
+
+/*
+ * bpf_ringbuf_output, not reserve and submit: a producer preempted between the two would hold back the whole ring.
+ * Returns 0, or the error when the record was lost.
+ */
+static __always_inline long ring_push(void *ring, void *counters, void *record, __u64 size)
+{
+	long error = bpf_ringbuf_output(ring, record, size, 0);
+	__u32 zero = 0;
+	struct loss *loss = bpf_map_lookup_elem(counters, &zero);
+
+	if (loss) {
+		if (error)
+			loss->lost++;
+		else
+			loss->pushed++;
+	}
+	return error;
+}
+
+/* For an event that never became a record: no room in a map, an argument that could not be read. */
+static __always_inline void loss_count(void *counters)
+{
+	__u32 zero = 0;
+	struct loss *loss = bpf_map_lookup_elem(counters, &zero);
+
+	if (loss)
+		loss->lost++;
+}
+
+#define RING_PUSH(name, record) ring_push(&name, &name##_loss, record, sizeof(*(record)))
+#define RING_LOST(name) loss_count(&name##_loss)
+
+#endif

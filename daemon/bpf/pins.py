@@ -1,0 +1,188 @@
+"""Where pinned maps, programs and links lie: PIN_ROOT/INSTANCE/LAYOUT/{meta,map_*,prog_*,link_*}.
+
+``meta`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps: whoever
+finds a layout of another version can still read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import FormatError, PrivilegeError, StateLocked, UsageError
+from probing.daemon.bpf import syscalls
+
+__all__ = (
+    "PIN_ROOT",
+    "cleanup",
+    "layouts",
+    "lock",
+    "prepare",
+    "read_meta",
+    "remove_layout",
+    "remove_links",
+    "write_meta",
+)
+
+PIN_ROOT = Path("/sys/fs/bpf/probingd")
+_BPF_FS_MAGIC = 0xCAFE4A11
+_MAP_ARRAY = 2
+_MAX_META = 1 << 20
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | None = None) -> Path:
+    """Make the instance's folder, mounting a bpffs where there is none, and give it to ``owner`` (uid, gid).
+
+    Raises PrivilegeError where that needs a right we lack, UsageError for a name that cannot be one.
+    """
+    if not _INSTANCE.fullmatch(instance):
+        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+    try:
+        _mount(pin_root)
+        folder = pin_root / instance
+        folder.mkdir(parents=True, exist_ok=True)
+        if owner is not None and os.geteuid() == 0:
+            os.chown(folder, *owner)
+            folder.chmod(0o700)
+            _let_through(pin_root)
+    except PermissionError as e:
+        raise PrivilegeError(
+            f"cannot make {pin_root / instance}: {e.strerror}", hint="`systemctl start probingd` makes it as root"
+        ) from e
+    return folder
+
+
+def _mount(pin_root: Path) -> None:
+    existing = next(path for path in (pin_root, *pin_root.parents) if path.exists())
+    if _filesystem(existing) == _BPF_FS_MAGIC:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The usual place where it is meant; else the folder that was asked for.
+    usual = Path("/sys/fs/bpf")
+    place = usual if usual in (pin_root, *pin_root.parents) else pin_root
+    if place == pin_root:
+        place.mkdir(parents=True, exist_ok=True)
+    if libc.mount(b"bpf", os.fsencode(place), b"bpf", 0, b"mode=0711"):
+        number = ctypes.get_errno()
+        if number in (errno.EPERM, errno.EACCES):
+            raise PermissionError(number, os.strerror(number))
+        raise PrivilegeError(f"no bpffs can be mounted on {place}: {os.strerror(number)}")
+
+
+def _let_through(pin_root: Path) -> None:
+    """systemd mounts its bpffs with mode 0700; whoever owns a folder in it has to get there."""
+    for folder in (pin_root, *pin_root.parents):
+        if _filesystem(folder) != _BPF_FS_MAGIC:
+            return
+        mode = folder.stat().st_mode
+        if not mode & 0o001:
+            folder.chmod((mode & 0o7777) | 0o011)
+
+
+def _filesystem(path: Path) -> int:
+    data = ctypes.create_string_buffer(256)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), data):
+        return 0
+    return int.from_bytes(data.raw[:4], "little")
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the instance. The kernel frees it with the process. Raises StateLocked."""
+    fd = take_lock(folder)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def take_lock(folder: Path) -> int:
+    """The descriptor that holds the instance."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        os.close(fd)
+        hint = "stop it, or give this daemon another --instance"
+        raise StateLocked(f"another daemon holds the instance {folder.name}", hint=hint) from e
+    return fd
+
+
+def layouts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def write_meta(path: Path, meta: dict[str, Any]) -> None:
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    fd = syscalls.create_map(_MAP_ARRAY, 4, len(text), 1, "probing_meta")
+    try:
+        syscalls.map_update(fd, bytes(4), text)
+        syscalls.object_pin(path, fd)
+    finally:
+        os.close(fd)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Raises FormatError, FileNotFoundError."""
+    fd = syscalls.object_get(path)
+    try:
+        size = syscalls.map_info(fd).value_size
+        text = syscalls.map_lookup(fd, bytes(4), size) if size <= _MAX_META else None
+    finally:
+        os.close(fd)
+    try:
+        meta = json.loads(text or b"")
+    except ValueError as e:
+        raise FormatError(f"the description in {path.parent} is damaged", hint="run `probingd cleanup`") from e
+    if not isinstance(meta, dict):
+        raise FormatError(f"the description in {path.parent} is damaged", hint="run `probingd cleanup`")
+    return meta
+
+
+def remove_links(layout: Path) -> int:
+    """Detach what is pinned in a layout; the rings stay."""
+    pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
+    for path in pins:
+        path.unlink(missing_ok=True)
+    return len(pins)
+
+
+def remove_layout(layout: Path) -> None:
+    """Links first, so that nothing runs on maps that are gone."""
+    remove_links(layout)
+    for path in list(layout.iterdir()):
+        path.unlink(missing_ok=True)
+    layout.rmdir()
+
+
+def cleanup(instance: str | None = None, pin_root: Path = PIN_ROOT) -> int:
+    """Remove all that an instance (None: every instance) has pinned, and so its programs and links.
+
+    Returns how many layouts there were. Raises StateLocked where a daemon runs on one, PrivilegeError.
+    """
+    if instance is not None and not _INSTANCE.fullmatch(instance):
+        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+    count = 0
+    try:
+        if not pin_root.is_dir():
+            return 0
+        for folder in sorted(pin_root.iterdir()) if instance is None else [pin_root / instance]:
+            if folder.is_dir():
+                with lock(folder):
+                    for layout in layouts(folder):
+                        remove_layout(layout)
+                        count += 1
+                with contextlib.suppress(PermissionError):
+                    folder.rmdir()
+    except PermissionError as e:
+        raise PrivilegeError(f"cannot remove the pins: {e.strerror}", hint="run it as root") from e
+    return count

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who runs: the kernel's fields that programs need, with offsets relocated at load time (CO-RE), so no vmlinux.h.
+ */
+#ifndef PROBING_PROCESS_BPF_H
+#define PROBING_PROCESS_BPF_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+/* /proc/PID/stat counts in ticks of 10 ms (USER_HZ is 100 on x86-64 and arm64). */
+#define TICK_NS 10000000ULL
+
+struct signal_struct {
+	struct {
+		int counter;
+	} live;
+	int group_exit_code;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct task_struct *group_leader;
+	struct task_struct *real_parent;
+	struct signal_struct *signal;
+	__u64 start_boottime;
+	int pid;
+	int tgid;
+	int exit_code;
+	char comm[16];
+} __attribute__((preserve_access_index));
+
+/* The start of a task's process since boot, ns, cut as /proc/PID/stat cuts it. */
+static __always_inline __u64 start_ns_of(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, group_leader, start_boottime) / TICK_NS * TICK_NS;
+}
+
+static __always_inline __u64 current_start_ns(void)
+{
+	return start_ns_of((struct task_struct *)bpf_get_current_task());
+}
+
+static __always_inline __u32 current_tgid(void)
+{
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+static __always_inline __u32 current_tid(void)
+{
+	return (__u32)bpf_get_current_pid_tgid();
+}
+
+#endif

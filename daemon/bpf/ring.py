@@ -1,0 +1,137 @@
+"""Reading a BPF ring buffer in bulk: one numpy view over all waiting records, never a step an event.
+
+Layout (kernel/bpf/ringbuf.c): a consumer page, a producer page, and the data mapped twice, so that nothing wraps. A
+record is a header (u32 length with a busy and a discard bit, u32 page offset) and the payload, rounded up to 8 bytes.
+The consumer position is in the map: it is published only once the records are safe, so who is killed loses nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from probing.api.errors import FormatError
+from probing.daemon.bpf import syscalls
+
+__all__ = ("Drained", "Ring", "RingMemory")
+
+BUSY = 1 << 31
+DISCARD = 1 << 30
+_HEADER = 8
+
+
+class Drained(NamedTuple):
+    """``records`` is a copy; ``position`` lies behind its last record: give it to ``commit`` when they are safe."""
+
+    records: np.ndarray[Any, Any]
+    position: int
+
+
+@dataclass(slots=True)
+class RingMemory:
+    """The pages of a ring. ``consumer`` and ``producer`` are arrays of one u64; ``data`` has 2 x ``size`` bytes."""
+
+    consumer: np.ndarray[Any, Any]
+    producer: np.ndarray[Any, Any]
+    data: Any
+    size: int
+
+
+class Ring:
+    """Records of one dtype. Not safe for two threads, and a ring has one reader."""
+
+    def __init__(self, name: str, memory: RingMemory, record: np.dtype[Any], fd: int = -1, map_id: int = 0) -> None:
+        self.name, self.record, self.map_id = name, record, map_id
+        self._memory, self._fd = memory, fd
+        slot = _HEADER + -(-record.itemsize // 8) * 8
+        names, formats = ["length", "record"], [np.dtype("<u4"), record]
+        self._slot = np.dtype({"names": names, "formats": formats, "offsets": [0, _HEADER], "itemsize": slot})
+
+    @classmethod
+    def open(cls, name: str, fd: int, record: np.dtype[Any]) -> Ring:
+        """Of a ring-buffer map; owns ``fd``."""
+        info = syscalls.map_info(fd)
+        page = mmap.PAGESIZE
+        consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        shared = mmap.mmap(fd, page + 2 * info.max_entries, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        memory = RingMemory(
+            np.frombuffer(consumer, "<u8", 1),
+            np.frombuffer(shared, "<u8", 1),
+            memoryview(shared)[page:],
+            info.max_entries,
+        )
+        return cls(name, memory, record, fd, info.id)
+
+    def close(self) -> None:
+        """Unmaps when the last array over it is gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        empty = np.zeros(1, "<u8")
+        self._memory = RingMemory(empty, empty, b"", 0)
+
+    def fileno(self) -> int:
+        """For epoll: readable when there are records that were not there at the last commit."""
+        return self._fd
+
+    @property
+    def size(self) -> int:
+        return self._memory.size
+
+    @property
+    def position(self) -> int:
+        """The committed position, in bytes since the ring was made."""
+        return int(self._memory.consumer[0])
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait behind the committed position."""
+        return int(self._memory.producer[0]) - self.position
+
+    def drain(self, max_bytes: int = 1 << 30) -> Drained:
+        """All finished records behind the committed position, up to ``max_bytes`` of ring (at least one record).
+
+        It stops before a record that is still being written. Until ``commit`` the same records come again.
+        Raises FormatError when the ring holds records of another size.
+        """
+        memory, slot = self._memory, self._slot.itemsize
+        start = self.position
+        count = min(int(memory.producer[0]) - start, max(max_bytes, slot), memory.size) // slot
+        if count <= 0:
+            return Drained(np.empty(0, self.record), start)
+        view = np.frombuffer(memory.data, self._slot, count, start & (memory.size - 1))
+        # Copied at once: flags must not change between looking for busy records and using the rest.
+        lengths = view["length"].copy()
+        busy = np.flatnonzero(lengths & BUSY)
+        if len(busy):
+            count = int(busy[0])
+            lengths, view = lengths[:count], view[:count]
+        if np.any((lengths & ~np.uint32(DISCARD)) != self.record.itemsize):
+            raise FormatError(f"ring {self.name} holds records of another size", hint="run `probingd cleanup`")
+        records = view["record"]
+        kept = (lengths & DISCARD) == 0
+        copied = records.copy() if kept.all() else records[kept]
+        return Drained(copied, start + count * slot)
+
+    def commit(self, position: int) -> None:
+        """Give the room before ``position`` back. Raises FormatError for a position that is not in the backlog."""
+        self._check(position)
+        self._memory.consumer[0] = position
+
+    def reset(self, position: int) -> bool:
+        """After a crash: go on at the last position that was written to the log.
+
+        False, and nothing is changed, where it is not in this ring's backlog: it belongs to a ring before this one.
+        """
+        if not self.position <= position <= int(self._memory.producer[0]):
+            return False
+        self._memory.consumer[0] = position
+        return True
+
+    def _check(self, position: int) -> None:
+        if not self.position <= position <= int(self._memory.producer[0]):
+            raise FormatError(f"ring {self.name}: position {position} is not between what was read and written")

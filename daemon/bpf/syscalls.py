@@ -1,0 +1,252 @@
+"""The bpf(2) calls that we make ourselves, because the libbpf of a host may be older than its kernel.
+
+Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each raises OSError; callers say what it means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = (
+    "UPROBE_MULTI",
+    "Info",
+    "create_map",
+    "ids",
+    "link_info",
+    "link_perf_event",
+    "link_uprobe_multi",
+    "load_program",
+    "map_delete",
+    "map_info",
+    "map_lookup",
+    "map_lookup_batch",
+    "map_next_key",
+    "map_update",
+    "object_get",
+    "object_pin",
+    "open_by_id",
+    "open_raw_tracepoint",
+    "possible_cpus",
+    "program_info",
+    "run_raw_tracepoint",
+)
+
+_NUMBER = {"x86_64": 321, "aarch64": 280}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+(MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, PROG_LOAD, OBJ_PIN, OBJ_GET) = range(8)
+PROG_TEST_RUN, PROG_NEXT_ID, MAP_NEXT_ID, PROG_BY_ID, MAP_BY_ID, INFO_BY_FD = 10, 11, 12, 13, 14, 15
+RAW_TRACEPOINT_OPEN, MAP_LOOKUP_AND_DELETE, MAP_FREEZE, MAP_LOOKUP_BATCH, LINK_CREATE = 17, 21, 22, 24, 28
+LINK_BY_ID, LINK_NEXT_ID = 30, 31
+UPROBE_MULTI = 48
+_PERF_EVENT = 41
+_UPROBE_MULTI_RETURN = 1
+_MAX_ATTR = 256
+
+
+
+class Info:
+    """What the kernel says of a program, map or link."""
+
+    __slots__ = ("id", "key_size", "max_entries", "name", "type", "value_size")
+
+    def __init__(self, kind: int, identity: int, key: int = 0, value: int = 0, entries: int = 0, name: str = "") -> None:
+        self.type, self.id, self.key_size, self.value_size = kind, identity, key, value
+        self.max_entries, self.name = entries, name
+
+
+def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
+    if isinstance(attributes, bytes):
+        attributes = ctypes.create_string_buffer(attributes.ljust(_MAX_ATTR, b"\0"), _MAX_ATTR)
+    # The kernel refuses set bytes behind what it knows, and takes the rest: 128 bytes cover all that we use.
+    result = int(_libc.syscall(_NUMBER[platform.machine()], command, attributes, 128))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _address(buffer: ctypes.Array[ctypes.c_char] | None) -> int:
+    return ctypes.addressof(buffer) if buffer is not None else 0
+
+
+def create_map(kind: int, key_size: int, value_size: int, entries: int, name: str = "") -> int:
+    """A new map's descriptor."""
+    return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", kind, key_size, value_size, entries, 0, 0, 0, name.encode()[:15]))
+
+
+def load_program(kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0) -> int:
+    """The descriptor of a small hand-made program; used to find out what the kernel takes."""
+    instructions = ctypes.create_string_buffer(code, len(code))
+    text = ctypes.create_string_buffer(b"GPL")
+    head = struct.pack("<IIQQIIQII", kind, len(code) // 8, _address(instructions), _address(text), 0, 0, 0, 0, 0)
+    return _bpf(PROG_LOAD, head + struct.pack("<16sII36xI", b"", 0, attach_type, attach_btf))
+
+
+def object_pin(path: Path, fd: int) -> None:
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    _bpf(OBJ_PIN, struct.pack("<QII", _address(name), fd, 0))
+
+
+def object_get(path: Path) -> int:
+    """The descriptor of the pinned program, map or link."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    return _bpf(OBJ_GET, struct.pack("<QII", _address(name), 0, 0))
+
+
+def map_lookup(fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
+    """The value, None where there is none. ``delete`` takes it out in the same step (hash maps, from 5.14)."""
+    k = ctypes.create_string_buffer(key, len(key))
+    v = ctypes.create_string_buffer(value_size)
+    command = MAP_LOOKUP_AND_DELETE if delete else MAP_LOOKUP
+    try:
+        _bpf(command, struct.pack("<IxxxxQQQ", fd, _address(k), _address(v), 0))
+    except FileNotFoundError:
+        return None
+    return v.raw
+
+
+def map_update(fd: int, key: bytes, value: bytes) -> None:
+    k = ctypes.create_string_buffer(key, len(key))
+    v = ctypes.create_string_buffer(value, len(value))
+    _bpf(MAP_UPDATE, struct.pack("<IxxxxQQQ", fd, _address(k), _address(v), 0))
+
+
+def map_delete(fd: int, key: bytes) -> bool:
+    """Whether there was such a key."""
+    k = ctypes.create_string_buffer(key, len(key))
+    try:
+        _bpf(MAP_DELETE, struct.pack("<IxxxxQQQ", fd, _address(k), 0, 0))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
+    """The key behind ``key`` (the first for None), None at the end."""
+    k = ctypes.create_string_buffer(key, len(key)) if key is not None else None
+    following = ctypes.create_string_buffer(key_size)
+    try:
+        _bpf(MAP_NEXT_KEY, struct.pack("<IxxxxQQQ", fd, _address(k), _address(following), 0))
+    except FileNotFoundError:
+        return None
+    return following.raw
+
+
+def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and the values of a hash or array, up to ``count`` at a time, each as one run of bytes (from 5.6)."""
+    keys, values = ctypes.create_string_buffer(key_size * count), ctypes.create_string_buffer(value_size * count)
+    # For a hash the position is a bucket number, for an array a key: 4 bytes; larger keys do not matter.
+    position, following = (ctypes.create_string_buffer(max(key_size, 4)) for _ in range(2))
+    at = 0
+    while True:
+        attributes = ctypes.create_string_buffer(_MAX_ATTR)
+        pack = struct.Struct("<QQQQIIQQ")
+        pack.pack_into(attributes, 0, at, _address(following), _address(keys), _address(values), count, fd, 0, 0)
+        last = False
+        try:
+            _bpf(MAP_LOOKUP_BATCH, attributes)
+        except FileNotFoundError:
+            last = True
+        got = pack.unpack_from(attributes)[4]
+        if got:
+            yield keys.raw[: got * key_size], values.raw[: got * value_size]
+        if last:
+            return
+        ctypes.memmove(position, following, len(following))
+        at = _address(position)
+
+
+def open_raw_tracepoint(program: int, name: str | None) -> int:
+    """The link of a raw tracepoint program; ``name`` None for tp_btf, which knows its own."""
+    text = ctypes.create_string_buffer(name.encode()) if name is not None else None
+    return _bpf(RAW_TRACEPOINT_OPEN, struct.pack("<QIxxxxQ", _address(text), program, 0))
+
+
+def link_uprobe_multi(
+    program: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, on_return: bool = False
+) -> int:
+    """One link for all ``offsets`` (file offsets) of the file at ``path``, in every process (from 6.6)."""
+    name = ctypes.create_string_buffer(path.encode())
+    places = ctypes.create_string_buffer(struct.pack(f"<{len(offsets)}Q", *offsets), 8 * len(offsets))
+    values = ctypes.create_string_buffer(struct.pack(f"<{len(cookies)}Q", *cookies), 8 * len(cookies))
+    head = struct.pack("<IIII", program, 0, UPROBE_MULTI, 0)
+    flags = _UPROBE_MULTI_RETURN if on_return else 0
+    body = struct.pack("<QQQQIII", _address(name), _address(places), 0, _address(values), len(offsets), flags, 0)
+    return _bpf(LINK_CREATE, head + body)
+
+
+def link_perf_event(program: int, event: int, cookie: int) -> int:
+    """A link, which can be pinned, of a program to a perf event (from 5.15)."""
+    return _bpf(LINK_CREATE, struct.pack("<IIIIQ", program, event, _PERF_EVENT, 0, cookie))
+
+
+def run_raw_tracepoint(program: int, context: bytes) -> int:
+    """Run a raw tracepoint program once with these arguments (u64s) and return what it returned (from 5.10)."""
+    arguments = ctypes.create_string_buffer(context, len(context))
+    attributes = ctypes.create_string_buffer(_MAX_ATTR)
+    pack = struct.Struct("<IIIIQQIIIIQQ")
+    given = (program, 0, 0, 0, 0, 0, 0, 0, len(context), 0, _address(arguments) if context else 0, 0)
+    pack.pack_into(attributes, 0, *given)
+    _bpf(PROG_TEST_RUN, attributes)
+    return int(pack.unpack_from(attributes)[1])
+
+
+def _info(fd: int, size: int) -> bytes:
+    data = ctypes.create_string_buffer(size)
+    _bpf(INFO_BY_FD, struct.pack("<IIQ", fd, size, _address(data)))
+    return data.raw
+
+
+def map_info(fd: int) -> Info:
+    kind, identity, key, value, entries, _, name = struct.unpack_from("<IIIIII16s", _info(fd, 80))
+    return Info(kind, identity, key, value, entries, name.rstrip(b"\0").decode())
+
+
+def program_info(fd: int) -> Info:
+    data = _info(fd, 192)
+    kind, identity = struct.unpack_from("<II", data)
+    return Info(kind, identity, name=data[64:80].rstrip(b"\0").decode())
+
+
+def link_info(fd: int) -> tuple[int, int, int]:
+    """(type, id, id of the program)."""
+    kind, identity, program = struct.unpack_from("<III", _info(fd, 64))
+    return kind, identity, program
+
+
+def ids(kind: str) -> list[int]:
+    """The ids of all ``program``s, ``map``s or ``link``s of the machine. Needs CAP_SYS_ADMIN."""
+    command = {"program": PROG_NEXT_ID, "map": MAP_NEXT_ID, "link": LINK_NEXT_ID}[kind]
+    found: list[int] = []
+    attributes = ctypes.create_string_buffer(_MAX_ATTR)
+    while True:
+        struct.pack_into("<III", attributes, 0, found[-1] if found else 0, 0, 0)
+        try:
+            _bpf(command, attributes)
+        except FileNotFoundError:
+            return found
+        found.append(struct.unpack_from("<II", attributes)[1])
+
+
+def open_by_id(kind: str, identity: int) -> int | None:
+    """A descriptor of what has this id, None where nothing has it. Needs CAP_SYS_ADMIN."""
+    command = {"program": PROG_BY_ID, "map": MAP_BY_ID, "link": LINK_BY_ID}[kind]
+    try:
+        return _bpf(command, struct.pack("<III", identity, 0, 0))
+    except OSError as e:
+        if e.errno != errno.ENOENT:
+            raise
+        return None
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map holds for each key."""
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return int(text.replace(",", "-").split("-")[-1]) + 1
