@@ -1,0 +1,128 @@
+"""Opening a file that a process maps, as the process sees it, without being led anywhere else.
+
+The way is ``/proc/PID/map_files`` where that is permitted (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN): it gives the very
+file, even one that was deleted. Else the path is walked under ``/proc/PID/root`` with openat2(2), which keeps links
+inside that root, and what it leads to is compared with what is mapped. Nothing but a regular file is ever opened:
+a descriptor of O_PATH is looked at first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from typing import Any
+
+from probing.api.errors import ProcessGone, UnsupportedTarget, UsageError
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.processes.target import Target
+from probing.daemon.python_stack.memory import ProcessMemory
+
+__all__ = ("open_mapped",)
+
+MAX_MAPS = 16 << 20
+# Bytes at the start of a file that are compared where device and inode cannot be: the ELF header and the build id.
+_HEAD = 4096
+# include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+_O_PATH = 0o10000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Open the file of the mapping at ``start`` of a process; how, its identity, and its descriptor (read-only).
+
+    ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
+    first page of memory and file are equal. Raises UnsupportedTarget when the file is not what is mapped.
+    """
+    start = request.get("start")
+    if not isinstance(start, int):
+        raise UsageError("open takes the start address of a mapping")
+    mappings = parse_maps(target.read("maps", MAX_MAPS))
+    mapping = next((m for m in mappings if m.start == start), None)
+    if mapping is None or not mapping.inode:
+        raise UnsupportedTarget(f"process {target.pid} maps no file at {start:#x} any more")
+    fd, how = _from_map_files(target, mapping), "exact"
+    if fd is None:
+        fd = _from_path(target, mapping)
+        try:
+            how = _same(target, mapping, mappings, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    found = os.fstat(fd)
+    return {
+        "identity": how,
+        "dev": found.st_dev,
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+    }, fd
+
+
+def _from_map_files(target: Target, mapping: Mapping) -> int | None:
+    name = f"map_files/{mapping.start:x}-{mapping.end:x}"
+    try:
+        handle = os.open(name, _O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    except (PermissionError, FileNotFoundError):
+        return None
+    return _reopen(handle, target, mapping)
+
+
+def _from_path(target: Target, mapping: Mapping) -> int:
+    if mapping.deleted:
+        raise UnsupportedTarget(
+            f"{_name(mapping)} was deleted or replaced while process {target.pid} uses it",
+            hint="give the readers CAP_CHECKPOINT_RESTORE to read deleted files, or restart the job",
+        )
+    root = os.open("root", _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    try:
+        handle = _openat2(root, mapping.path)
+    except FileNotFoundError as e:
+        raise UnsupportedTarget(f"process {target.pid} maps {_name(mapping)}, which is not there any more") from e
+    except OSError as e:
+        raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} cannot be opened: {e.strerror}") from e
+    finally:
+        os.close(root)
+    return _reopen(handle, target, mapping)
+
+
+def _openat2(root: int, path: bytes) -> int:
+    how = struct.pack("QQQ", _O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+def _reopen(handle: int, target: Target, mapping: Mapping) -> int:
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is no regular file")
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as e:
+        raise ProcessGone(f"process {target.pid} exited") from e
+    finally:
+        os.close(handle)
+
+
+def _same(target: Target, mapping: Mapping, mappings: list[Mapping], fd: int) -> str:
+    found = os.fstat(fd)
+    if (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == (*mapping.device, mapping.inode):
+        return "exact"
+    file_id = (mapping.device, mapping.inode)
+    first = next((m for m in mappings if (m.device, m.inode) == file_id and m.offset == 0), None)
+    if first is not None and first.permissions.startswith("r"):
+        size = min(_HEAD, first.end - first.start, found.st_size)
+        (memory,) = ProcessMemory(target.pid).read_many([(first.start, size)])
+        if memory is not None and memory == os.pread(fd, size, 0):
+            return "content"
+    raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} was replaced by another file")
+
+
+def _name(mapping: Mapping) -> str:
+    return clean_text(mapping.path, 256)

@@ -1,0 +1,273 @@
+"""The readers and parsers of this daemon: a few warm processes, each asked one thing at a time, given up when stuck.
+
+Connecting to ``reader.sock`` or ``parser.sock`` starts a fresh process there (inetd-like), and closing the connection
+ends it. So a process that does not answer in time costs one connection: it is closed, a new one is made in the
+background, and its target is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+
+__all__ = ("ParserPool", "Quarantine", "ReaderPool")
+
+QUARANTINE_S = 30.0
+# A target that is stuck again and again is tried less and less often.
+MAX_QUARANTINE_S = 480.0
+MAX_QUARANTINED = 4_096
+# What a fresh process may take until it answers, on a machine that is busy.
+START_TIMEOUT_S = 20.0
+RETRY_S = 0.5
+MAX_CACHED_FILES = 256
+_log = logging.getLogger(__name__)
+_Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A target that is left alone. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: how often in a row."""
+
+    pid: int
+    start_ns: int
+    op: str
+    since: float
+    until: float
+    times: int
+
+
+class _Pool:
+    """``size`` warm connections. Safe for any thread; a thread in the background keeps the number up."""
+
+    def __init__(self, path: str, size: int, name: str) -> None:
+        self._path = path
+        self._size = size
+        self._name = name
+        self._changed = threading.Condition()
+        self._idle: list[Channel] = []
+        self._live = 0
+        self._closed = False
+        self._failure: ProbingError | None = None
+        self._keeper: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End all processes; calls that still run fail with ChannelClosed when they come back."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for channel in idle:
+            channel.close()
+        if self._keeper is not None:
+            self._keeper.join(START_TIMEOUT_S)
+
+    def acquire(self, deadline: float) -> Channel:
+        """An idle connection. Raises TargetTimeout when none becomes free, or why none can be made."""
+        with self._changed:
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name=f"{self._name}-keeper", daemon=True)
+                self._keeper.start()
+            while not self._idle:
+                if self._closed:
+                    raise InternalError(f"the {self._name}s are closed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self._none_free()
+                self._changed.wait(left)
+            return self._idle.pop()
+
+    def release(self, channel: Channel) -> None:
+        with self._changed:
+            if not self._closed:
+                self._idle.append(channel)
+                self._changed.notify()
+                return
+        channel.close()
+
+    def discard(self, channel: Channel) -> None:
+        """Close the connection, and so end the process at the other end; another one takes its place."""
+        channel.close()
+        with self._changed:
+            self._live -= 1
+            self._changed.notify_all()
+
+    def _none_free(self) -> ProbingError:
+        if self._failure is not None and not self._live:
+            return InternalError(f"no {self._name} can be had: {self._failure.message}", hint=self._failure.hint)
+        return TargetTimeout(f"no {self._name} was free in time", hint="other processes are slow to read; ask again")
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._live < self._size)
+                if self._closed:
+                    return
+                self._live += 1
+            try:
+                self.release(self._fresh())
+                self._failure = None
+            except ProbingError as e:
+                if self._failure is None:
+                    _log.warning("no %s can be started: %s", self._name, e.message)
+                self._failure = e
+                with self._changed:
+                    self._live -= 1
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+
+    def _fresh(self) -> Channel:
+        channel = connect(self._path)
+        try:
+            channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+
+class ReaderPool:
+    """Reads targets through reader processes at ``socket_path``; ``size`` of them at once. Safe for any thread."""
+
+    def __init__(self, socket_path: str, size: int = 3, *, quarantine_s: float = QUARANTINE_S) -> None:
+        self.size = size
+        self._pool = _Pool(socket_path, size, "reader")
+        self._quarantine_s = quarantine_s
+        self._lock = threading.Lock()
+        self._left_alone: OrderedDict[_Key, Quarantine] = OrderedDict()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
+        """Ask a reader (``daemon/reader.py`` lists the ops). The caller owns the descriptors of the answer.
+
+        ``timeout`` in seconds covers waiting for a reader too. ``pid`` 0 is for requests about many processes. Raises
+        ProcessGone, TargetTimeout (also at once, while the target is left alone), another TargetError, PrivilegeError,
+        or InternalError when there are no readers.
+        """
+        deadline = time.monotonic() + timeout
+        self._refuse_quarantined(pid, start_ns)
+        header = {"op": op, "pid": pid, "start_ns": start_ns, **args}
+        try:
+            answer = self._ask(header, deadline)
+        except ChannelTimeout as e:
+            if pid:
+                self._leave_alone(pid, start_ns, op)
+            raise TargetTimeout(f"process {pid} could not be read in {timeout:g} s ({op})") from e
+        if pid:
+            with self._lock:
+                self._left_alone.pop((pid, start_ns), None)
+        return answer
+
+    def quarantined(self) -> list[Quarantine]:
+        """The targets that are left alone now."""
+        now = time.monotonic()
+        with self._lock:
+            return [q for q in self._left_alone.values() if q.until > now]
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        """The process ended."""
+        with self._lock:
+            self._left_alone.pop((pid, start_ns), None)
+
+    def _ask(self, header: dict[str, Any], deadline: float) -> Message:
+        channel = self._pool.acquire(deadline)
+        try:
+            try:
+                answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
+            except ChannelClosed:
+                # A reader can be killed at any time; the next one answers the same.
+                self._pool.discard(channel)
+                channel = self._pool.acquire(deadline)
+                answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
+        except (ChannelClosed, ChannelTimeout):
+            self._pool.discard(channel)
+            raise
+        except ProbingError:
+            self._pool.release(channel)
+            raise
+        except BaseException:
+            self._pool.discard(channel)
+            raise
+        self._pool.release(channel)
+        return answer
+
+    def _refuse_quarantined(self, pid: int, start_ns: int) -> None:
+        with self._lock:
+            held = self._left_alone.get((pid, start_ns)) if pid else None
+        if held is not None and held.until > time.monotonic():
+            raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
+
+    def _leave_alone(self, pid: int, start_ns: int, op: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            before = self._left_alone.pop((pid, start_ns), None)
+            times = before.times + 1 if before else 1
+            span = min(self._quarantine_s * 2 ** (times - 1), MAX_QUARANTINE_S)
+            self._left_alone[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
+            while len(self._left_alone) > MAX_QUARANTINED:
+                self._left_alone.popitem(last=False)
+        _log.warning("process %d does not let itself be read (%s): left alone for %g s", pid, op, span)
+
+
+class ParserPool:
+    """Has ELF files parsed by processes without rights at ``socket_path``. Safe for any thread."""
+
+    def __init__(self, socket_path: str, size: int = 1) -> None:
+        self._pool = _Pool(socket_path, size, "parser")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
+        """The symbols of the ELF file ``fd`` whose names match ``patterns``; see ``daemon/parser.py`` for the keys.
+
+        ``fd`` stays the caller's. Answers are kept by (device, inode, size, mtime). Raises UnsupportedTarget for a file
+        that makes no sense, TargetTimeout for one that takes too long.
+        """
+        found = os.fstat(fd)
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        answer = self._ask(fd, {"op": "symbols", "patterns": list(patterns)}, time.monotonic() + timeout)
+        with self._lock:
+            self._known[key] = answer
+            while len(self._known) > MAX_CACHED_FILES:
+                self._known.popitem(last=False)
+        return answer
+
+    def _ask(self, fd: int, header: dict[str, Any], deadline: float) -> dict[str, Any]:
+        channel = self._pool.acquire(deadline)
+        done: Callable[[Channel], None] = self._pool.discard
+        try:
+            answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()), fds=[fd])
+            done = self._pool.release
+        except ChannelTimeout as e:
+            raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
+        except ChannelClosed as e:
+            raise TargetTimeout("the parser ended over a file", hint="the file asks for more than a parser may use") from e
+        except ProbingError:
+            done = self._pool.release
+            raise
+        finally:
+            done(channel)
+        answer.close_fds()
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(answer.payload)
+            if isinstance(parsed, dict):
+                return parsed
+        raise InternalError("a parser answered no object")

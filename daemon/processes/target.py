@@ -1,0 +1,211 @@
+"""Reading one process: what only a reader does, because any of these reads can block for ever.
+
+Everything goes through a descriptor of ``/proc/PID``, which belongs to that process for good: a number that is used
+again cannot give another process's data. Who a process is must hold before and after each request.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from probing.api.errors import PrivilegeError, ProcessGone, TargetError
+from probing.daemon.processes.environment import ALLOWED_NAMES
+from probing.daemon.processes.procfs import (
+    Stat,
+    clean_text,
+    parse_cgroup,
+    parse_cmdline,
+    parse_environ,
+    parse_stat,
+    parse_status,
+)
+
+__all__ = ("Target", "identity", "list_processes", "states")
+
+MAX_ENVIRON = 4 << 20
+MAX_CMDLINE = 16 << 10
+MAX_MAPS = 16 << 20
+MAX_COMMAND = 4_096
+MAX_ARGUMENT = 1_024
+MAX_PIDS = 65_536
+MAX_THREADS = 1_024
+MAX_TARGETS = 4_096
+_CHUNK = 64 << 10
+_LIBRARY = re.compile(
+    rb"/(?:(libpython[0-9][^/\n]*\.so)|(libtorch[^/\n]*\.so)|(libnccl[^/\n]*\.so)|(jaxlib/[^\n]*\.so))[^/\n]*(?: \(deleted\))?\n"
+)
+_LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
+
+
+class Target:
+    """A process that is being read. ``start_ns`` 0 means whichever has the number now. Raises ProcessGone."""
+
+    def __init__(self, pid: int, start_ns: int = 0) -> None:
+        self.pid = pid
+        with self._errors():
+            self.dir_fd = os.open(f"/proc/{pid:d}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.stat = self._stat()
+            if start_ns not in (0, self.stat.start_ns):
+                raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def start_ns(self) -> int:
+        return self.stat.start_ns
+
+    def close(self) -> None:
+        os.close(self.dir_fd)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """What was read belongs to a live process. Raises ProcessGone."""
+        if self._stat().state in "ZX":
+            raise ProcessGone(f"process {self.pid} exited while it was read")
+
+    def read(self, name: str, limit: int) -> bytes:
+        """At most ``limit`` bytes of ``/proc/PID/name``. Raises ProcessGone, PrivilegeError or TargetError."""
+        with self._errors():
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
+            try:
+                return _read_all(fd, limit)
+            finally:
+                os.close(fd)
+
+    def link(self, name: str) -> bytes:
+        with self._errors():
+            return os.readlink(name.encode(), dir_fd=self.dir_fd)
+
+    def thread_names(self) -> list[str]:
+        """The different names of its threads, sorted."""
+        names = set()
+        with self._errors():
+            threads = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
+            try:
+                for tid in os.listdir(threads)[:MAX_THREADS]:
+                    names.add(_thread_name(threads, tid))
+            finally:
+                os.close(threads)
+        return sorted(names - {""})
+
+    def _stat(self) -> Stat:
+        return parse_stat(self.read("stat", 4096))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, ProcessLookupError) as e:
+            raise ProcessGone(f"process {self.pid} exited") from e
+        except PermissionError as e:
+            raise PrivilegeError(
+                f"process {self.pid} may not be read",
+                hint="reading a process takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+            ) from e
+        except OSError as e:
+            raise TargetError(f"process {self.pid} cannot be read: {e.strerror}") from e
+
+
+def identity(target: Target) -> dict[str, Any]:
+    """All that tells who a process is, as plain values; texts are clean, and of the environment only allowed names."""
+    status = parse_status(target.read("status", _CHUNK))
+    arguments, cut = [], MAX_COMMAND
+    for argument in parse_cmdline(target.read("cmdline", MAX_CMDLINE)):
+        text = clean_text(argument, max(2, min(MAX_ARGUMENT, cut)))
+        arguments.append(text)
+        cut -= len(text) + 1
+        if cut <= 0:
+            break
+    return {
+        "pid": target.pid,
+        "start_ns": target.start_ns,
+        "ppid": target.stat.ppid,
+        "state": target.stat.state,
+        "comm": clean_text(target.stat.comm, 64),
+        "uid": status["Uid"][0],
+        "exe": clean_text(target.link("exe"), MAX_ARGUMENT),
+        "cmdline": arguments,
+        "environ": parse_environ(target.read("environ", MAX_ENVIRON), ALLOWED_NAMES),
+        "cgroup": [clean_text(path, MAX_ARGUMENT) for path in parse_cgroup(target.read("cgroup", _CHUNK))],
+        "libraries": _libraries(target.read("maps", MAX_MAPS)),
+        "threads": target.thread_names()[:64],
+    }
+
+
+def states(wanted: list[Any], threads: bool) -> list[dict[str, Any] | None]:
+    """State and thread names of many processes [pid, start_ns]; None for one that is gone or may not be read."""
+    found: list[dict[str, Any] | None] = []
+    for pid, start_ns in wanted[:MAX_TARGETS]:
+        try:
+            with Target(int(pid), int(start_ns)) as target:
+                names = target.thread_names()[:64] if threads else []
+                found.append({"state": target.stat.state, "ppid": target.stat.ppid, "threads": names})
+        except TargetError:
+            found.append(None)
+    return found
+
+
+def list_processes(pids: list[int] | None) -> list[list[Any]]:
+    """[pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``; kernel threads are left out."""
+    if pids is None:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = []
+    for pid in pids[:MAX_PIDS]:
+        try:
+            with Target(int(pid)) as target:
+                if not target.stat.kernel_thread:
+                    found.append(_summary(target))
+        except TargetError:
+            continue  # it ended between the listing and the read
+    return found
+
+
+def _summary(target: Target) -> list[Any]:
+    seen = target.stat
+    try:
+        exe = clean_text(target.link("exe"), MAX_ARGUMENT)
+    except (ProcessGone, PrivilegeError):
+        exe = ""
+    return [seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe]
+
+
+def _libraries(maps: bytes) -> list[str]:
+    kinds = {_LIBRARY_KINDS[(match.lastindex or 1) - 1] for match in _LIBRARY.finditer(maps)}
+    return sorted(kinds)
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    parts = []
+    while limit > 0:
+        part = os.read(fd, min(limit, _CHUNK))
+        if not part:
+            break
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _thread_name(threads: int, tid: str) -> str:
+    try:
+        fd = os.open(f"{tid}/comm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=threads)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    try:
+        return clean_text(os.read(fd, 64).rstrip(b"\n"), 32)
+    except ProcessLookupError:
+        return ""
+    finally:
+        os.close(fd)
+
+

@@ -1,0 +1,166 @@
+"""The reader: the process that reads targets, and nothing else. One request at a time; it can be killed at any time.
+
+A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so whoever asks holds a
+deadline, and gives a reader up by closing its connection: a thread here waits for that and ends the process.
+
+Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever has the number. Answers by op:
+
+* ``ping``: ``{}``.
+* ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
+* ``identity``: header, see ``processes.target.identity``.
+* ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
+* ``maps`` (``files``: only lines with a path): payload, the text of /proc/PID/maps; header ``truncated``.
+* ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
+* ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
+* ``stacks``: ``python_stack.dump``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageError
+from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
+from probing.daemon.python_stack.memory import ProcessMemory
+
+__all__ = ("end_on_hangup", "main", "serve")
+
+MAX_RANGES = 4_096
+MAX_MEMORY = 16 << 20
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Serve the connection that is descriptor 0 until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=0)
+    end_on_hangup(connection.fileno())
+    serve(Channel(connection))
+    return 0
+
+
+def end_on_hangup(fd: int) -> None:
+    """End this process, whatever it is blocked in, when the other end of ``fd`` closes."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="hangup", daemon=True).start()
+
+
+def serve(channel: Channel) -> None:
+    """Answer requests until the connection closes."""
+    while True:
+        try:
+            request = channel.receive()
+            request.close_fds()
+        except ChannelClosed:
+            return
+        try:
+            answer = _answer(request.header)
+        except ProbingError as e:
+            channel.send_error(e)
+        except Exception as e:  # one bad request must not cost the reader; the asker gets the reason
+            _log.exception("request %s failed", request.header.get("op"))
+            channel.send_error(InternalError(f"a reader failed: {type(e).__name__}: {e}"))
+        else:
+            channel.send(answer.header, answer.payload, answer.fds)
+            answer.close_fds()
+
+
+def _answer(request: dict[str, Any]) -> Message:
+    op = request.get("op")
+    whole = _WHOLE.get(str(op))
+    if whole is not None:
+        return whole(request)
+    handler = _OF_A_TARGET.get(str(op)) or _stack_handler(str(op))
+    pid, start_ns = request.get("pid"), request.get("start_ns", 0)
+    if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
+        raise UsageError(f"request {op} names no process")
+    with Target(pid, start_ns) as target:
+        try:
+            answer = handler(target, request)
+        except ProbingError:
+            # A process that ended is the reason for any other complaint about it.
+            target.check()
+            raise
+        try:
+            target.check()
+        except ProcessGone:
+            answer.close_fds()
+            raise
+    return answer
+
+
+def _ping(_: dict[str, Any]) -> Message:
+    return Message({})
+
+
+def _list(request: dict[str, Any]) -> Message:
+    return Message({}, json.dumps(list_processes(request.get("pids"))).encode())
+
+
+def _state(request: dict[str, Any]) -> Message:
+    return Message({}, json.dumps(states(request.get("targets", []), bool(request.get("threads")))).encode())
+
+
+def _identity(target: Target, _: dict[str, Any]) -> Message:
+    return Message(identity(target))
+
+
+def _maps(target: Target, request: dict[str, Any]) -> Message:
+    text = target.read("maps", MAX_MAPS)
+    truncated = len(text) == MAX_MAPS
+    if truncated:
+        text = text[: text.rfind(b"\n") + 1]
+    if request.get("files"):
+        text = b"".join(line for line in text.splitlines(keepends=True) if b" /" in line)
+    return Message({"truncated": truncated}, text)
+
+
+def _open(target: Target, request: dict[str, Any]) -> Message:
+    header, fd = open_mapped(target, request)
+    return Message(header, fds=[fd])
+
+
+def _memory(target: Target, request: dict[str, Any]) -> Message:
+    ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
+    if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
+        raise UsageError(f"memory takes {MAX_RANGES} ranges and {MAX_MEMORY >> 20} MiB at most")
+    parts = ProcessMemory(target.pid).read_many(ranges)
+    return Message({"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts))
+
+
+def _stack_handler(op: str) -> Callable[[Target, dict[str, Any]], Message]:
+    from probing.daemon.python_stack.dump import handlers
+
+    handler = handlers().get(op)
+    if handler is None:
+        raise UsageError(f"a reader knows no request {op!r}")
+    return lambda _, request: Message(handler(request))
+
+
+_WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {"list": _list, "ping": _ping, "state": _state}
+_OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
+    "identity": _identity,
+    "maps": _maps,
+    "memory": _memory,
+    "open": _open,
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""What the tests of processes share: an inetd-like listener, as the supervisor is, and small targets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ("Listener", "deadline_for", "listening", "start_ns_of", "started", "wait_for")
+
+
+class Listener:
+    """Starts ``python -m module`` for each connection to ``path``, with the connection as descriptor 0."""
+
+    def __init__(self, path: Path, module: str) -> None:
+        self.path = str(path)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._module = module
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        self._socket.listen(16)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client:
+                self.processes.append(subprocess.Popen([sys.executable, "-m", self._module], stdin=client))
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+        for process in self.processes:
+            process.kill()
+            process.wait(10)
+
+
+@contextmanager
+def listening(path: Path, module: str) -> Iterator[Listener]:
+    listener = Listener(path, module)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+@contextmanager
+def started(arguments: list[str], *, until: str = "", **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A child that has printed a line with ``until``; killed with its group at the end."""
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options
+    )
+    try:
+        assert process.stdout is not None
+        seen = []
+        while until:
+            line = process.stdout.readline()
+            seen.append(line)
+            assert line, f"the process ended first: {''.join(seen)}"
+            if until in line:
+                break
+        yield process
+    finally:
+        try:
+            os.killpg(process.pid, 9)
+        except ProcessLookupError:
+            pass
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def start_ns_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
+
+
+def deadline_for(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The first true value of ``condition``; fails when there is none in time."""
+    end = deadline_for(seconds)
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, "nothing came of it in time"
+        time.sleep(0.01)

@@ -1,0 +1,187 @@
+"""Readers: what they answer, and what a target that cannot be read costs (nothing but its own answer)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes_helpers import Listener, listening, start_ns_of, started, wait_for
+from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
+from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.procfs import parse_maps
+
+PROGRAMS = Path(__file__).parent / "processes_programs"
+SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
+# Who asks for so long gets an answer on any machine; nothing waits for it to pass.
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    with listening(tmp_path / "reader.sock", "probing.daemon.reader") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(listener: Listener) -> Iterator[ReaderPool]:
+    made = ReaderPool(listener.path, size=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[str]]:
+    with started([sys.executable, "-c", SLEEPER], until="ready", env={"RANK": "3", "SECRET": "x"}) as process:
+        yield process
+
+
+def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    start_ns = start_ns_of(sleeper.pid)
+    seen = pool.call("identity", pid=sleeper.pid, start_ns=start_ns, timeout=PATIENCE).header
+    assert (seen["pid"], seen["start_ns"], seen["ppid"], seen["uid"]) == (sleeper.pid, start_ns, os.getpid(), os.getuid())
+    assert seen["environ"] == {"RANK": "3"}
+    assert seen["cmdline"][1:] == ["-c", SLEEPER]
+    assert Path(seen["exe"]) == Path(sys.executable).resolve()
+
+
+def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    with pytest.raises(ProcessGone):
+        pool.call("identity", pid=sleeper.pid, start_ns=start_ns_of(sleeper.pid) + 10_000_000, timeout=PATIENCE)
+    sleeper.kill()
+    sleeper.wait(10)
+    with pytest.raises(ProcessGone):
+        pool.call("maps", pid=sleeper.pid, timeout=PATIENCE)
+
+
+def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    sleeper.kill()
+    wait_for(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
+    with pytest.raises(ProcessGone):
+        pool.call("identity", pid=sleeper.pid, timeout=PATIENCE)
+
+
+def test_processes_that_exit_while_they_are_read(pool: ReaderPool) -> None:
+    # Each either answers as itself or is gone: nothing else may come of it.
+    for _ in range(30):
+        process = subprocess.Popen(["/bin/true"])
+        try:
+            seen = pool.call("identity", pid=process.pid, timeout=PATIENCE).header
+            assert seen["pid"] == process.pid
+        except ProcessGone:
+            pass
+        process.wait(10)
+
+
+def test_hostile_command_line_and_environment(pool: ReaderPool) -> None:
+    environment = {"RANK": "1\n\x1b[2J", "MASTER_ADDR": "a" * 100_000, "JUNK": "x" * 100_000, "LAST": "y"}
+    arguments = [sys.executable, "-c", SLEEPER, "\x1b]0;owned\x07\n", *["z" * 100_000] * 10]
+    with started(arguments, until="ready", env=environment) as process:
+        seen = pool.call("identity", pid=process.pid, timeout=PATIENCE).header
+    assert seen["environ"] == {"RANK": "1\\n\\x1b[2J", "MASTER_ADDR": "a" * 511 + "…"}
+    assert seen["cmdline"][3] == "\\x1b]0;owned\\x07\\n"
+    assert sum(map(len, seen["cmdline"])) <= 5000
+
+
+def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    text = pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload
+    mapping = next(m for m in parse_maps(text) if m.path == os.fsencode(Path(sys.executable).resolve()))
+    answer = pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=mapping.start)
+    fd = answer.take_fd()
+    try:
+        assert os.fstat(fd).st_ino == mapping.inode == answer.header["inode"]
+        assert os.pread(fd, 4, 0) == b"\x7fELF"
+    finally:
+        os.close(fd)
+    with pytest.raises(UnsupportedTarget):
+        pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=4096)
+
+
+def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    mapping = parse_maps(pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload)[0]
+    answer = pool.call("memory", pid=sleeper.pid, timeout=PATIENCE, ranges=[[mapping.start, 4], [8, 8], [mapping.start + 1, 3]])
+    assert answer.header["lengths"] == [4, -1, 3]
+    assert answer.payload == b"\x7fELFELF"
+    states = pool.call("state", timeout=PATIENCE, targets=[[sleeper.pid, 0], [sleeper.pid, 7]], threads=True).payload
+    assert states == b'[{"state": "S", "ppid": %d, "threads": ["%s"]}, null]' % (
+        os.getpid(),
+        Path(f"/proc/{sleeper.pid}/comm").read_bytes().strip(),
+    )
+    assert b"[%d, " % sleeper.pid in pool.call("list", timeout=PATIENCE).payload
+
+
+def test_wrong_requests(pool: ReaderPool) -> None:
+    with pytest.raises(UsageError):
+        pool.call("maps", pid=0, timeout=PATIENCE)
+    with pytest.raises(UsageError):
+        pool.call("memory", pid=os.getpid(), timeout=PATIENCE, ranges=[[0, 1]] * 5000)
+
+
+def test_a_killed_reader_is_replaced(listener: Listener, pool: ReaderPool) -> None:
+    pool.call("ping", timeout=PATIENCE)
+    for process in list(listener.processes):
+        process.kill()
+        process.wait(10)
+    assert pool.call("identity", pid=os.getpid(), timeout=PATIENCE).header["pid"] == os.getpid()
+
+
+def test_a_target_that_blocks_its_reader(listener: Listener, pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    environment = {**os.environ, "FILLER": "x" * (64 << 10)}
+    with started([sys.executable, str(PROGRAMS / "stuck.py")], until="ready", env=environment) as stuck:
+        start_ns = start_ns_of(stuck.pid)
+        wait_for(lambda: len(listener.processes) == 2)
+        pool.call("ping", timeout=PATIENCE)
+        # WHEN it is read with a deadline
+        with pytest.raises(TargetTimeout):
+            pool.call("identity", pid=stuck.pid, start_ns=start_ns, timeout=0.5)
+        # THEN it is left alone, which costs no reader
+        assert [(q.pid, q.start_ns, q.op) for q in pool.quarantined()] == [(stuck.pid, start_ns, "identity")]
+        count = len(listener.processes)
+        with pytest.raises(TargetTimeout, match="left alone"):
+            pool.call("state", pid=stuck.pid, start_ns=start_ns, timeout=PATIENCE)
+        # AND the reader that was stuck is gone although its target never answered, and there is another
+        wait_for(lambda: any(p.poll() is not None for p in listener.processes))
+        wait_for(lambda: len(listener.processes) == 3)
+        assert count <= 3
+        # AND others are served meanwhile
+        for _ in range(10):
+            assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid
+
+
+def test_stuck_targets_hold_nobody_up(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+    environment = {**os.environ, "FILLER": "x" * (64 << 10)}
+    failures: list[type[BaseException]] = []
+
+    def read(pid: int) -> None:
+        try:
+            pool.call("identity", pid=pid, start_ns=start_ns_of(pid), timeout=1.0)
+        except TargetTimeout as e:
+            failures.append(type(e))
+
+    with (
+        started([sys.executable, str(PROGRAMS / "stuck.py")], until="ready", env=environment) as a,
+        started([sys.executable, str(PROGRAMS / "stuck.py")], until="ready", env=environment) as b,
+    ):
+        threads = [threading.Thread(target=read, args=(process.pid,)) for process in (a, b)]
+        for thread in threads:
+            thread.start()
+        # Both readers are stuck now or soon; an innocent target is answered all the same, and not quarantined.
+        assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert failures == [TargetTimeout] * 2
+        assert {q.pid for q in pool.quarantined()} <= {a.pid, b.pid}
+
+
+def test_no_readers_at_all(tmp_path: Path) -> None:
+    pool = ReaderPool(str(tmp_path / "nobody.sock"))
+    began = time.monotonic()
+    with pytest.raises(InternalError, match=r"nobody\.sock"):
+        pool.call("identity", pid=os.getpid(), timeout=0.3)
+    assert time.monotonic() >= began
+    pool.close()
