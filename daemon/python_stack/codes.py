@@ -1,0 +1,128 @@
+"""Code objects of a target: names, files and line tables.
+
+Nothing is kept from one dump to the next but what was decoded from equal bytes: a code object's address is used again
+by another one as soon as it is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from probing.daemon.python_stack.layouts import Layout
+from probing.daemon.python_stack.lines import line_of
+from probing.daemon.python_stack.memory import PAGE
+from probing.daemon.python_stack.snapshot import Snapshot, word
+from probing.daemon.python_stack.walker import RawFrame
+
+__all__ = ("Code", "read_codes")
+
+MAX_CHARACTERS = 4096
+MAX_TABLE = 1 << 20
+_GUESS = 256
+# No str or bytes object that says something is shorter, and objects begin at multiples of 16.
+_SHORTEST = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """``func`` is the qualified name from 3.11 on. ``cut`` is True when a text or the table is not all of it."""
+
+    address: int
+    func: str
+    file: str
+    first_line: int
+    table: bytes | None
+    cut: bool
+
+    def line(self, layout: Layout, frame: RawFrame) -> int | None:
+        """The line that ``frame`` executes, or None when the code has none there."""
+        if self.table is None:
+            return None
+        return line_of(layout.lines, self.table, self.first_line, self._offset(layout, frame))
+
+    def _offset(self, layout: Layout, frame: RawFrame) -> int:
+        if layout.code_adaptive is not None:
+            return frame.instr - (self.address + layout.code_adaptive)
+        return frame.instr * 2 if layout.instr == "lasti_units" else frame.instr
+
+
+def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], sizes: dict[int, int]) -> dict[int, Code]:
+    """The code objects at ``addresses`` that can be read.
+
+    ``sizes`` remembers how long the object at an address was, so that the next dump reads it in one go.
+    """
+    wanted = list(dict.fromkeys(addresses))
+    snapshot.load([(a, layout.code_size) for a in wanted])
+    heads = {a: h for a in wanted if (h := snapshot.get(a, layout.code_size))}
+    texts = {word(h, o) for h in heads.values() for o in (layout.code_filename, layout.code_name)}
+    tables = {word(h, layout.code_linetable) for h in heads.values()}
+    snapshot.load([(a, sizes.get(a) or _guess(a)) for a in sorted(texts | tables)])
+    text_sizes = {a: _text_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in texts}
+    table_sizes = {a: _table_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in tables}
+    sizes.clear()
+    sizes.update(text_sizes)
+    sizes.update(table_sizes)
+    snapshot.load([(a, s) for a, s in sizes.items() if s])
+    return {a: _code(snapshot, layout, a, head, sizes) for a, head in heads.items()}
+
+
+def _guess(address: int) -> int:
+    # Not over the end of a page: what follows may not be mapped.
+    left = PAGE - address % PAGE
+    return left if _SHORTEST <= left < _GUESS else _GUESS
+
+
+def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
+    """Bytes of the str at ``address`` that are wanted, 0 when it is none."""
+    data = snapshot.get(address, guess)
+    if data is None or len(data) < layout.str_ascii:
+        return 0
+    length, kind, start = _text_shape(layout, data)
+    return start + min(length, MAX_CHARACTERS) * kind if kind in (1, 2, 4) and length < 1 << 40 else 0
+
+
+def _text_shape(layout: Layout, data: bytes) -> tuple[int, int, int]:
+    state = int.from_bytes(data[layout.str_state : layout.str_state + 4], "little")
+    kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
+    start = layout.str_ascii if ascii_only else layout.str_compact
+    return word(data, layout.str_length), kind if compact else 0, start
+
+
+def _table_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
+    data = snapshot.get(address, guess)
+    if data is None or len(data) < layout.bytes_data:
+        return 0
+    return layout.bytes_data + min(word(data, layout.bytes_length), MAX_TABLE - layout.bytes_data)
+
+
+def _code(snapshot: Snapshot, layout: Layout, address: int, head: bytes, sizes: dict[int, int]) -> Code:
+    func, func_cut = _text(snapshot, layout, word(head, layout.code_name), sizes)
+    file, file_cut = _text(snapshot, layout, word(head, layout.code_filename), sizes)
+    table, table_cut = _table(snapshot, layout, word(head, layout.code_linetable), sizes)
+    at = layout.code_firstlineno
+    first = int.from_bytes(head[at : at + 4], "little", signed=True)
+    return Code(address, func, file, first, table, func_cut or file_cut or table_cut)
+
+
+def _text(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[str, bool]:
+    data = snapshot.get(address, sizes[address]) if sizes.get(address) else None
+    if data is None or len(data) < layout.str_ascii:
+        return "?", True
+    length, kind, start = _text_shape(layout, data)
+    coding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind)
+    if coding is None:
+        return "?", True
+    raw = data[start : start + min(length, MAX_CHARACTERS) * kind]
+    text = raw.decode(coding, "surrogatepass" if kind == 2 else "replace")
+    # File names with bytes that are no UTF-8 hold lone surrogates, which neither JSON's readers nor Arrow take.
+    return text.encode("utf-8", "backslashreplace").decode(), length > MAX_CHARACTERS
+
+
+def _table(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[bytes | None, bool]:
+    size = sizes.get(address, 0)
+    data = snapshot.get(address, size) if size else None
+    if data is None:
+        return None, True
+    length = word(data, layout.bytes_length)
+    return data[layout.bytes_data :], length > size - layout.bytes_data

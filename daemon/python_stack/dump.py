@@ -1,0 +1,163 @@
+"""The stacks of one process as plain values, and the reader's request for them.
+
+This runs in a reader: it imports nothing heavy, opens no file of the target, and never stops or signals it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import CorruptTarget, ProcessGone, UsageError
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.python_stack.capture import Capture, Known, capture
+from probing.daemon.python_stack.codes import MAX_CHARACTERS, Code
+from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.threads import KernelThread, match_threads, read_start_ns, read_threads
+from probing.daemon.python_stack.walker import RawFrame, RawThread
+from probing.daemon.python_stack.wire import pack
+
+__all__ = ("dump_stacks", "forget", "handlers")
+
+_MAX_PROCESSES = 64
+_DEFAULT_TIMEOUT_MS = 1000
+
+
+@dataclass(slots=True)
+class _Process:
+    runtime: RuntimeInfo
+    layout: Layout
+    head: bytes
+    known: Known = field(default_factory=Known)
+
+
+_processes: OrderedDict[tuple[int, int], _Process] = OrderedDict()
+
+
+def dump_stacks(
+    pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None = None
+) -> dict[str, Any]:
+    """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
+
+    ``{"threads": [{"tid", "thread", "state", "gil", "complete", "frames": [{"func", "file", "lineno", "frame_type",
+    "ip"}]}], "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first. A thread without
+    Python frames has none; ``gil`` and ``lineno`` are None when they cannot be known. ``complete`` is False for a stack
+    that changed while it was read, or was cut. ``reads`` counts process_vm_readv calls.
+
+    ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
+    CorruptTarget when ``runtime`` does not hold for the process (it may have called exec).
+    """
+    began = time.monotonic_ns()
+    memory = memory or ProcessMemory(pid)
+    _check(pid, start_ns)
+    kernel = read_threads(pid)
+    process = _process(pid, start_ns, runtime, memory)
+    try:
+        found = capture(memory, runtime.runtime, process.layout, deadline, process.known)
+    except CorruptTarget:
+        _processes.pop((pid, start_ns), None)
+        raise
+    _check(pid, start_ns)
+    return {
+        "threads": _threads(found, process.layout, kernel),
+        "reads": memory.calls,
+        "bytes": memory.bytes_read,
+        "duration_ns": time.monotonic_ns() - began,
+    }
+
+
+def forget(pid: int, start_ns: int) -> None:
+    """Drop what makes the next dump of a process cheap."""
+    _processes.pop((pid, start_ns), None)
+
+
+def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms}, packed as ``wire.unpack`` reads it."""
+    return {"stacks": _stacks}
+
+
+def _stacks(request: dict[str, Any]) -> dict[str, Any]:
+    pid, start_ns = request.get("pid"), request.get("start_ns")
+    timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
+    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
+        raise UsageError("a request for stacks takes pid, start_ns and timeout_ms")
+    runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
+    return pack(dump_stacks(pid, start_ns, runtime, time.monotonic() + timeout_ms / 1000))
+
+
+def _check(pid: int, start_ns: int) -> None:
+    if start_ns not in (0, read_start_ns(pid)):
+        raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
+
+
+def _process(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> _Process:
+    """What is known of the process; checks that its CPython still is the one that was found before."""
+    process = _processes.get((pid, start_ns))
+    if runtime.version in TABLE:
+        ranges = [(runtime.version_at, 4)] if runtime.version_at else []
+    else:
+        ranges = [(runtime.runtime, DEBUG_OFFSETS_SIZE)]
+    head = memory.read_many(ranges)[0] if ranges else b""
+    if head is None or (runtime.version_at and len(head) == 4 and int.from_bytes(head, "little") != runtime.hexversion):
+        raise CorruptTarget(f"process {pid} does not run the CPython that it ran before")
+    if process is None or process.runtime != runtime or process.head != head:
+        process = _Process(runtime, layout_of(runtime.version, head), head)
+        _processes[pid, start_ns] = process
+    _processes.move_to_end((pid, start_ns))
+    while len(_processes) > _MAX_PROCESSES:
+        _processes.popitem(last=False)
+    return process
+
+
+def _threads(found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[dict[str, Any]]:
+    by_tid: dict[int, list[tuple[RawThread, dict[int, Code]]]] = {}
+    tids = match_threads([thread for thread, _ in found.threads], kernel)
+    for tid, entry in zip(tids, found.threads, strict=True):
+        if tid is not None:
+            by_tid.setdefault(tid, []).append(entry)
+    return [_thread(k, by_tid.get(k.tid, []), layout, found.complete) for k in kernel]
+
+
+def _thread(
+    kernel: KernelThread, entries: list[tuple[RawThread, dict[int, Code]]], layout: Layout, complete: bool
+) -> dict[str, Any]:
+    # A thread that entered another interpreter has a state in each; the newest interpreter is listed first.
+    frames: list[dict[str, Any]] = []
+    lines: dict[tuple[int, int], int | None] = {}
+    for thread, codes in entries:
+        complete = thread.complete and (complete or bool(thread.frames))
+        for frame in thread.frames:
+            code = codes.get(frame.code)
+            complete = complete and code is not None and not code.cut
+            frames.append(_frame(frame, code, layout, lines))
+    gils = [thread.gil for thread, _ in entries]
+    return {
+        "tid": kernel.tid,
+        "thread": kernel.name,
+        "state": kernel.state,
+        "gil": True if True in gils else None if None in gils else False,
+        "complete": complete,
+        "frames": frames,
+    }
+
+
+def _frame(
+    frame: RawFrame, code: Code | None, layout: Layout, lines: dict[tuple[int, int], int | None]
+) -> dict[str, Any]:
+    if code is None:
+        return {"func": "?", "file": "?", "lineno": None, "frame_type": "Python", "ip": frame.code}
+    key = (frame.code, frame.instr)
+    if key not in lines:
+        lines[key] = code.line(layout, frame)
+    return {
+        "func": clean_text(code.func, MAX_CHARACTERS),
+        "file": clean_text(code.file, MAX_CHARACTERS),
+        "lineno": lines[key],
+        "frame_type": "Python",
+        "ip": frame.instr if layout.code_adaptive is not None else frame.code,
+    }

@@ -1,0 +1,110 @@
+"""Where the CPython runtime of a process lies, from its mappings and the symbols of the file that holds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping as Dict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from probing.api.errors import NotPython, UnsupportedTarget, UsageError
+from probing.daemon.processes.procfs import Mapping, clean_text
+
+__all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate")
+
+# Exported since the version beside them, so they tell older versions apart; from 3.11 Py_Version says it all.
+_SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
+SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
+MAX_CANDIDATES = 3
+_LIBRARY = re.compile(rb"/libpython3\.\d+[a-z]*\.so[^/]*$")
+_PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeInfo:
+    """The CPython of one process. ``version`` is (3, minor), ``python`` as precise as it is known ("3.11.7", "3.10").
+
+    ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
+    ``hexversion`` is what stands there.
+    """
+
+    runtime: int
+    version_at: int
+    hexversion: int
+    version: tuple[int, int]
+    python: str
+    path: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
+        """Raises UsageError when a request holds something else."""
+        try:
+            major, minor = data["version"]
+            numbers = (int(data["runtime"]), int(data["version_at"]), int(data["hexversion"]))
+            return cls(*numbers, (int(major), int(minor)), str(data["python"]), str(data["path"]))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UsageError("a request for stacks does not say where the runtime is") from e
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSymbols:
+    """Addresses of SYMBOLS as the file has them, and the address of its first PT_LOAD (both 0-based for ET_DYN)."""
+
+    addresses: Dict[str, int]
+    first_address: int
+    relocated: bool
+
+
+def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
+    """The mappings, each the begin of a file, that may hold the runtime, likeliest first; at most three.
+
+    A libpython comes before the program: programs that link it only start it.
+    """
+    begins = {}
+    for mapping in mappings:
+        if mapping.inode and mapping.offset == 0 and mapping.path.startswith(b"/"):
+            begins.setdefault((mapping.device, mapping.inode), mapping)
+    found = list(begins.values())
+    libraries = [m for m in found if _LIBRARY.search(m.path)]
+    programs = [m for m in found if _PROGRAM.search(m.path)]
+    # Without address randomisation, and nearly always with it, the program itself is mapped lowest.
+    return list(dict.fromkeys([*libraries, *programs, *found[:1]]))[:MAX_CANDIDATES]
+
+
+def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
+    """The runtime in the file that ``mapping`` begins. ``hexversion`` is what Py_Version holds, where there is one.
+
+    Raises NotPython when the file holds no runtime, UnsupportedTarget when its version is not known.
+    """
+    if "_PyRuntime" not in symbols.addresses:
+        raise NotPython(f"{_name(mapping)} holds no CPython runtime")
+    bias = mapping.start - (symbols.first_address & -_PAGE) if symbols.relocated else 0
+    runtime = symbols.addresses["_PyRuntime"] + bias
+    version_at = symbols.addresses["Py_Version"] + bias if "Py_Version" in symbols.addresses else 0
+    if hexversion:
+        version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
+        return RuntimeInfo(runtime, version_at, hexversion, version, _release(hexversion), _name(mapping))
+    known = [v for name, v in _SINCE.items() if name in symbols.addresses]
+    if version_at or not known:
+        raise UnsupportedTarget(
+            f"the version of the CPython in {_name(mapping)} cannot be told",
+            hint="stacks are read of CPython 3.8 to 3.14",
+        )
+    version = max(known)
+    return RuntimeInfo(runtime, 0, 0, version, f"{version[0]}.{version[1]}", _name(mapping))
+
+
+def _release(hexversion: int) -> str:
+    # PY_VERSION_HEX, Include/patchlevel.h: major, minor, micro, then level (a to f) and serial.
+    text = f"{hexversion >> 24 & 0xFF}.{hexversion >> 16 & 0xFF}.{hexversion >> 8 & 0xFF}"
+    level = {0xA: "a", 0xB: "b", 0xC: "rc"}.get(hexversion >> 4 & 0xF)
+    return f"{text}{level}{hexversion & 0xF}" if level else text
+
+
+def _name(mapping: Mapping) -> str:
+    return clean_text(mapping.path, 256)

@@ -1,0 +1,140 @@
+"""Reading another process's memory in batches, without stopping it.
+
+``process_vm_readv`` takes up to 1024 remote ranges in one call. It stops at the first range that faults; that range is
+answered with None, and the call goes on behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetError
+
+__all__ = ("PAGE", "FakeMemory", "Memory", "ProcessMemory", "Range")
+
+PAGE = 4096
+IOV_MAX = 1024
+# User addresses end here on x86-64 with four levels, and above it on no platform that we read.
+_TOP = 1 << 56
+_MAX_RANGE = 1 << 20
+
+Range = tuple[int, int]
+
+
+class Memory(Protocol):
+    """``calls`` and ``bytes_read`` count what the reads have cost so far."""
+
+    calls: int
+    bytes_read: int
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """The bytes of each (address, size), or None where they cannot be read as a whole.
+
+        Raises ProcessGone, PrivilegeError, or CorruptTarget when more was asked for than a walk may cost.
+        """
+
+
+class ProcessMemory:
+    """The memory of ``pid``, which runs on meanwhile. ``max_calls`` and ``max_bytes`` bound the whole object."""
+
+    def __init__(self, pid: int, *, max_calls: int = 10_000, max_bytes: int = 64 << 20) -> None:
+        self.pid = pid
+        self.calls = 0
+        self.bytes_read = 0
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        result: list[bytes | None] = [None] * len(ranges)
+        wanted = [i for i, r in enumerate(ranges) if _plausible(r)]
+        total = sum(ranges[i][1] for i in wanted)
+        if self.bytes_read + total > self._max_bytes:
+            raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
+        at = 0
+        while at < len(wanted):
+            batch = wanted[at : at + IOV_MAX]
+            at += self._read_batch(ranges, batch, result)
+        return result
+
+    def _read_batch(self, ranges: Sequence[Range], batch: list[int], result: list[bytes | None]) -> int:
+        """Read what comes before the first fault; the number of ranges dealt with, the faulty one included."""
+        if self.calls >= self._max_calls:
+            raise CorruptTarget(f"process {self.pid}: a walk took more than {self._max_calls} reads")
+        self.calls += 1
+        remote = array("Q")
+        for i in batch:
+            remote.extend(ranges[i])
+        total = sum(remote[1::2])
+        buffer = ctypes.create_string_buffer(total)
+        local = array("Q", (ctypes.addressof(buffer), total))
+        count: int = _readv(self.pid, local.buffer_info()[0], 1, remote.buffer_info()[0], len(batch), 0)
+        if count < 0:
+            count = _failed(self.pid, ctypes.get_errno())
+        self.bytes_read += count
+        data = buffer.raw
+        end = 0
+        for done, i in enumerate(batch):
+            start, end = end, end + ranges[i][1]
+            if end > count:
+                return done + 1
+            result[i] = data[start:end]
+        return len(batch)
+
+
+class FakeMemory:
+    """Memory made of segments {address: bytes}, for tests: what lies outside of them cannot be read."""
+
+    def __init__(self, segments: Mapping[int, bytes], *, max_calls: int = 10_000) -> None:
+        self.segments = dict(segments)
+        self.calls = 0
+        self.bytes_read = 0
+        self._max_calls = max_calls
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        if self.calls >= self._max_calls:
+            raise CorruptTarget(f"a walk took more than {self._max_calls} reads")
+        self.calls += 1
+        return [self._read(*r) if _plausible(r) else None for r in ranges]
+
+    def _read(self, address: int, size: int) -> bytes | None:
+        for start, data in self.segments.items():
+            if start <= address and address + size <= start + len(data):
+                self.bytes_read += size
+                return data[address - start : address - start + size]
+        return None
+
+
+def _plausible(wanted: Range) -> bool:
+    address, size = wanted
+    return 0 < size <= _MAX_RANGE and PAGE <= address < _TOP - size
+
+
+def _failed(pid: int, code: int) -> int:
+    if code == errno.EFAULT:
+        return 0
+    if code == errno.ESRCH:
+        raise ProcessGone(f"process {pid} exited while it was read")
+    if code == errno.EPERM:
+        raise PrivilegeError(
+            f"the memory of process {pid} may not be read",
+            hint="reading a process takes CAP_SYS_PTRACE, and kernel.yama.ptrace_scope below 3",
+        )
+    raise TargetError(f"the memory of process {pid} cannot be read: {os.strerror(code)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_readv = _libc.process_vm_readv
+_readv.restype = ctypes.c_ssize_t
+_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
