@@ -62,7 +62,8 @@ def _includes(source: Path) -> list[str]:
 def _tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise ConfigError(f"{name} is not installed", hint=f"install {name} and libbpf's headers, or use a built package")
+        hint = f"install {name} and libbpf's headers, or use a built package"
+        raise ConfigError(f"{name} is not installed", hint=hint)
     return path
 
 

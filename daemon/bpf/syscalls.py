@@ -12,6 +12,7 @@ import platform
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = (
     "UPROBE_MULTI",
@@ -50,15 +51,15 @@ _UPROBE_MULTI_RETURN = 1
 _MAX_ATTR = 256
 
 
+class Info(NamedTuple):
+    """What the kernel says of a program or map."""
 
-class Info:
-    """What the kernel says of a program, map or link."""
-
-    __slots__ = ("id", "key_size", "max_entries", "name", "type", "value_size")
-
-    def __init__(self, kind: int, identity: int, key: int = 0, value: int = 0, entries: int = 0, name: str = "") -> None:
-        self.type, self.id, self.key_size, self.value_size = kind, identity, key, value
-        self.max_entries, self.name = entries, name
+    type: int
+    id: int
+    key_size: int = 0
+    value_size: int = 0
+    max_entries: int = 0
+    name: str = ""
 
 
 def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
@@ -78,7 +79,8 @@ def _address(buffer: ctypes.Array[ctypes.c_char] | None) -> int:
 
 def create_map(kind: int, key_size: int, value_size: int, entries: int, name: str = "") -> int:
     """A new map's descriptor."""
-    return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", kind, key_size, value_size, entries, 0, 0, 0, name.encode()[:15]))
+    sizes = (kind, key_size, value_size, entries)
+    return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", *sizes, 0, 0, 0, name.encode()[:15]))
 
 
 def load_program(kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0) -> int:

@@ -1,0 +1,230 @@
+"""Symbols, build id and load addresses of an ELF file, read from a descriptor.
+
+Runs in the parser, which has no rights: every size in the file is the target's word and is checked against the file
+and a limit. Tables are read through numpy, so that half a million symbols take some tens of milliseconds.
+Format: the System V gABI, chapters 4 and 5.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from probing.api.errors import UnsupportedTarget
+
+__all__ = ("AARCH64", "X86_64", "Elf", "Segment", "Symbol", "find_symbols", "read_symbol")
+
+X86_64, AARCH64 = 62, 183
+_ET_EXEC, _ET_DYN = 2, 3
+_PT_LOAD, _PT_NOTE = 1, 4
+_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+_NT_GNU_BUILD_ID = 3
+_MAX_HEADERS = 4096
+_MAX_STRINGS = 512 << 20
+_MAX_SYMBOLS = 8 << 20
+_MAX_NOTES = 1 << 16
+_MAX_MATCHES = 4096
+_MAX_NAME = 4096
+_MAX_OCCURRENCES = 1 << 16
+_HEAD = 32
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+
+# What a name must match, and the longest fixed part of it.
+_Wanted = tuple[re.Pattern[bytes], bytes]
+
+
+class Segment(NamedTuple):
+    """A PT_LOAD: where a part of the file lies in memory. ``flags``: 1 executable, 2 writable, 4 readable."""
+
+    vaddr: int
+    offset: int
+    file_size: int
+    memory_size: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A defined symbol. ``address`` is before relocation; ``head`` its first bytes in the file, at most 32.
+
+    ``file_offset`` is None where no segment holds it in the file (.bss).
+    """
+
+    name: str
+    address: int
+    file_offset: int | None
+    size: int
+    head: bytes
+
+
+class Elf:
+    """The file at ``fd``, which stays the caller's. Raises UnsupportedTarget for what is no 64-bit little-endian ELF."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._length = os.fstat(fd).st_size
+        head = self._read(0, 64)
+        if head[:6] != b"\x7fELF\x02\x01":
+            raise UnsupportedTarget("not a 64-bit little-endian ELF file")
+        kind, self.machine, _, _, programs, sections = struct.unpack_from("<HHIQQQ", head, 16)
+        program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", head, 54)
+        if kind not in (_ET_EXEC, _ET_DYN):
+            raise UnsupportedTarget(f"an ELF file of type {kind} is not mapped to be run")
+        self.relocated = kind == _ET_DYN
+        """False: it is loaded at the very addresses of its symbols."""
+        headers = self._table(programs, program_size, program_count, "<IIQQQQQQ")
+        self.segments = tuple(
+            Segment(vaddr, offset, file_size, memory_size, flags)
+            for kind, flags, offset, vaddr, _, file_size, memory_size, _ in headers
+            if kind == _PT_LOAD
+        )
+        self._notes = [(offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_NOTE]
+        self._sections = self._table(sections, section_size, section_count, "<IIQQQQIIQQ")
+
+    @property
+    def first_vaddr(self) -> int:
+        """Load bias = start of the mapping of the first segment - (this cut to its page)."""
+        if not self.segments:
+            raise UnsupportedTarget("the ELF file has nothing to load")
+        return self.segments[0].vaddr
+
+    def build_id(self) -> bytes | None:
+        for offset, size in self._notes:
+            notes = self._read(offset, min(size, _MAX_NOTES))
+            at = 0
+            while at + 12 <= len(notes):
+                name_size, data_size, kind = struct.unpack_from("<III", notes, at)
+                name = at + 12
+                data = name + -(-name_size // 4) * 4
+                if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0" and data_size <= 64:
+                    return notes[data : data + data_size]
+                at = data + -(-data_size // 4) * 4
+        return None
+
+    def file_offset(self, address: int) -> int | None:
+        """Where the byte at ``address`` lies in the file; None where no segment has it there."""
+        for segment in self.segments:
+            if segment.vaddr <= address < segment.vaddr + segment.file_size:
+                return address - segment.vaddr + segment.offset
+        return None
+
+    def symbols(self, patterns: Sequence[str]) -> list[Symbol]:
+        """Defined symbols whose whole name matches one of ``patterns``, in which ``*`` stands for anything.
+
+        A pattern without a match in .dynsym is looked for in .symtab. By address, aliases all.
+        Raises UnsupportedTarget, also for over 4096 matches.
+        """
+        found = self._search(_SHT_DYNSYM, {pattern: _wanted(pattern) for pattern in patterns})
+        absent = {pattern: _wanted(pattern) for pattern in patterns if pattern not in found}
+        if absent:
+            found |= self._search(_SHT_SYMTAB, absent)
+        every = {(symbol.address, symbol.name): symbol for symbols in found.values() for symbol in symbols}
+        return [symbol for _, symbol in sorted(every.items())]
+
+    def symbol(self, name: str) -> Symbol | None:
+        """The symbol of exactly this name; from .symtab where .dynsym has none."""
+        for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
+            if found := self._search(kind, {name: (re.compile(re.escape(name.encode())), name.encode())}):
+                return found[name][0]
+        return None
+
+    def _search(self, kind: int, patterns: Mapping[str, _Wanted]) -> dict[str, list[Symbol]]:
+        """The symbols of each pattern that has any, in the symbol tables of this kind."""
+        found: dict[str, list[Symbol]] = {}
+        for section in self._sections:
+            if section[1] != kind:
+                continue
+            table, strings = self._symbol_table(section)
+            order = np.argsort(table["name"])
+            names = table["name"][order]
+            for pattern, (regex, needle) in patterns.items():
+                for start, end in _occurrences(strings, needle):
+                    low, high = np.searchsorted(names, [start, end])
+                    for row in table[order[low:high]]:
+                        if symbol := self._match(row, strings, regex):
+                            found.setdefault(pattern, []).append(symbol)
+                if len(found.get(pattern, ())) > _MAX_MATCHES:
+                    raise UnsupportedTarget("too many symbols of the ELF file match")
+        return found
+
+    def _symbol_table(self, section: tuple[Any, ...]) -> tuple[np.ndarray[Any, Any], bytes]:
+        _, _, _, _, offset, size, link, _, _, entry = section
+        if link >= len(self._sections) or entry != _SYMBOL.itemsize or size // entry > _MAX_SYMBOLS:
+            raise UnsupportedTarget("the ELF file has a damaged symbol table")
+        strings_at, strings_size = self._sections[link][4:6]
+        if strings_size > _MAX_STRINGS:
+            raise UnsupportedTarget("the ELF file has too large a string table")
+        table = np.frombuffer(self._read(offset, size // entry * entry), _SYMBOL)
+        return table, self._read(strings_at, strings_size)
+
+    def _match(self, row: Any, strings: bytes, regex: re.Pattern[bytes]) -> Symbol | None:
+        start = int(row["name"])
+        raw = strings[start : strings.find(b"\0", start, start + _MAX_NAME)]
+        if not row["section"] or not regex.fullmatch(raw):
+            return None
+        address = int(row["value"])
+        offset = self.file_offset(address)
+        head = os.pread(self._fd, _HEAD, offset) if offset is not None else b""
+        return Symbol(raw.decode(errors="replace"), address, offset, int(row["size"]), head)
+
+    def _table(self, offset: int, size: int, count: int, layout: str) -> list[tuple[Any, ...]]:
+        need = struct.calcsize(layout)
+        if count == 0 or offset == 0:
+            return []
+        if size < need or count > _MAX_HEADERS:
+            raise UnsupportedTarget("the ELF file has damaged headers")
+        data = self._read(offset, size * count)
+        return [struct.unpack_from(layout, data, i * size) for i in range(count)]
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if offset + size > self._length:
+            raise UnsupportedTarget("the ELF file ends too early")
+        parts = []
+        while size:
+            part = os.pread(self._fd, min(size, 1 << 30), offset)
+            if not part:
+                raise UnsupportedTarget("the ELF file shrank while it was read")
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
+    """``Elf(fd).symbols(patterns)``."""
+    return Elf(fd).symbols(patterns)
+
+
+def read_symbol(fd: int, name: str) -> Symbol | None:
+    """``Elf(fd).symbol(name)``."""
+    return Elf(fd).symbol(name)
+
+
+def _wanted(pattern: str) -> _Wanted:
+    parts = [part.encode() for part in pattern.split("*")]
+    return re.compile(b".*".join(map(re.escape, parts)), re.DOTALL), max(parts, key=len)
+
+
+def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:
+    """The ranges of string offsets at which a name that holds ``needle`` may begin.
+
+    A name may begin inside another's string, since linkers merge equal tails.
+    """
+    if not needle:
+        raise UnsupportedTarget("a symbol pattern without a fixed part")
+    at, done = strings.find(needle), -1
+    for _ in range(_MAX_OCCURRENCES):
+        if at < 0:
+            return
+        start = max(strings.rfind(b"\0", max(at - _MAX_NAME, 0), at) + 1, done + 1)
+        yield start, at + 1
+        done = at
+        at = strings.find(needle, at + 1)
+    raise UnsupportedTarget("too many symbols of the ELF file match")
