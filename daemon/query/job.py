@@ -1,0 +1,240 @@
+"""One query in a worker: the files and rows that it may see, the views over them, and its answer as Arrow chunks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from probing.api.errors import InternalError, QueryError, QueryMemory, StoreError
+from probing.daemon.query.failures import explain
+from probing.daemon.query.views import Views, quoted
+from probing.daemon.store.tail import read_tail
+
+__all__ = ("Job", "Outcome", "new_connection", "run")
+
+# Rows held back before the first chunk goes: an error that comes before them still costs no row.
+FIRST_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+BATCH_ROWS = 16_384
+_FROM_A_FILE = re.compile(
+    r"^\s*(IO|Serialization|Invalid Input|Invalid|Corrupt\w*|INTERNAL|Internal)\b.*"
+    r"(parquet|Parquet|file|page|thrift|Thrift|TProtocol|zstd|ZSTD|decompress|metadata|footer)",
+    re.DOTALL,
+)
+_FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
+
+
+@dataclass
+class Job:
+    """What the engine asks for: checked SQL, ``segments`` (paths) by stored table, the log's ``parts`` (path, length),
+    ``live`` rows by table, and the most bytes of the answer."""
+
+    sql: str
+    segments: dict[str, list[str]]
+    parts: list[tuple[str, int]]
+    live: dict[str, pa.Table]
+    max_bytes: int
+
+    @classmethod
+    def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
+        """What ``pack_job`` made. Raises InternalError for a message that makes no sense."""
+        try:
+            return cls._unpack(header, memoryview(payload))
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as e:
+            raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
+
+    @classmethod
+    def _unpack(cls, header: Mapping[str, Any], payload: memoryview) -> Job:
+        start = int(header["spec_bytes"])
+        spec = json.loads(bytes(payload[:start]))
+        live: dict[str, pa.Table] = {}
+        for table, length in header["live"]:
+            with pa.ipc.open_stream(pa.py_buffer(payload[start : start + int(length)])) as reader:
+                live[str(table)] = reader.read_all()
+            start += int(length)
+        segments = {str(name): [str(path) for path in paths] for name, paths in spec["segments"].items()}
+        parts = [(str(path), int(length)) for path, length in spec["parts"]]
+        return cls(str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]))
+
+
+@dataclass
+class Outcome:
+    """``damaged`` are segments that could not be read; ``started``: chunks have gone already."""
+
+    rows: int = 0
+    tail_rows: int = 0
+    warnings: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    started: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        return {"rows": self.rows, "tail_rows": self.tail_rows, "warnings": self.warnings, "damaged": self.damaged}
+
+
+def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
+    """An empty in-memory database that loads no extension and sees no Python variable."""
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "threads": str(threads),
+            "memory_limit": f"{memory_bytes // 1_000_000}MB",
+            "temp_directory": "",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "python_enable_replacements": "false",
+        },
+    )
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def run(
+    job: Job, connect: Callable[[], duckdb.DuckDBPyConnection], send: Callable[[memoryview], None], outcome: Outcome
+) -> None:
+    """Answer ``job`` through ``send``, leaving out segments that cannot be read; ``outcome`` is filled on the way.
+
+    Raises QueryError and its kin.
+    """
+    tails = _read_tails(job, outcome)
+    while True:
+        connection = connect()
+        try:
+            _prepare(connection, job, tails)
+            _answer(connection, job, send, outcome)
+            return
+        except _FAILURES as e:
+            damaged = _damaged(job, e, connect)
+            if not damaged:
+                raise explain(e) from None
+            _set_aside(job, damaged, outcome)
+            if outcome.started:
+                raise QueryError("a segment turned out to be damaged in the middle of the answer", hint="ask again") from None
+        finally:
+            connection.close()
+
+
+def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
+    """The log's rows of each stored table that the query names."""
+    found: dict[str, list[pa.Table]] = {name: [] for name in job.segments}
+    for path, length in job.parts:
+        try:
+            tail = read_tail(path, length, found)
+        except (OSError, StoreError) as e:
+            reason = e.message if isinstance(e, StoreError) else str(getattr(e, "strerror", e))
+            outcome.warnings.append(f"a part of the log was left out: {reason}")
+            continue
+        outcome.warnings.extend(tail.problems)
+        for name, rows in tail.tables.items():
+            found[name].append(rows)
+            outcome.tail_rows += rows.num_rows
+    return {name: pa.concat_tables(tables) for name, tables in found.items() if tables}
+
+
+def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str, pa.Table]) -> None:
+    """Views over exactly the named files; nothing can be opened or changed after this."""
+    paths = [path for paths in job.segments.values() for path in paths]
+    if paths:
+        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, paths))}]")
+    connection.execute("SET enable_external_access = false")
+    views = Views(connection)
+    for name, segments in job.segments.items():
+        views.stored(name, segments, tails.get(name))
+    for name, rows in job.live.items():
+        views.live(name, rows)
+    connection.execute("SET lock_configuration = true")
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, job: Job, send: Callable[[memoryview], None], outcome: Outcome) -> None:
+    statements = connection.extract_statements(job.sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise InternalError("the gate let something else than one SELECT through")
+    outcome.rows, sent = 0, 0
+    reader = connection.sql(job.sql).to_arrow_reader(BATCH_ROWS)
+    for data in _stream(reader, outcome):
+        sent += len(data)
+        if sent > job.max_bytes:
+            raise QueryError(f"the answer is larger than {job.max_bytes} bytes", hint="add LIMIT, or aggregate")
+        outcome.started = True
+        for start in range(0, len(data), CHUNK_BYTES):
+            send(data[start : start + CHUNK_BYTES])
+
+
+class _Collected:
+    """A file for Arrow to write to, emptied as it fills."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def take(self) -> memoryview:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        return memoryview(data)
+
+
+def _stream(reader: pa.RecordBatchReader, outcome: Outcome) -> Iterator[memoryview]:
+    """The answer as pieces of one Arrow IPC stream; the first piece waits for FIRST_BYTES or the end."""
+    collected = _Collected()
+    # Arrow writes each buffer and its padding apart: gather them before they become Python calls.
+    sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)
+    enough = FIRST_BYTES
+    with pa.ipc.new_stream(sink, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+            outcome.rows += batch.num_rows
+            if collected.size >= enough:
+                yield collected.take()
+                enough = CHUNK_BYTES
+    sink.flush()
+    yield collected.take()
+
+
+def _damaged(job: Job, error: BaseException, connect: Callable[[], duckdb.DuckDBPyConnection]) -> list[str]:
+    """The segments that cannot be read, when ``error`` can have come from one."""
+    text = str(error)
+    paths = [path for paths in job.segments.values() for path in paths]
+    named = [path for path in paths if path in text]
+    if not named and not _FROM_A_FILE.search(text):
+        return []
+    return [path for path in named or paths if not _readable(path, connect)]
+
+
+def _readable(path: str, connect: Callable[[], duckdb.DuckDBPyConnection]) -> bool:
+    connection = connect()
+    try:
+        # Reads every column of every row.
+        for _ in connection.sql(f"SELECT * FROM read_parquet({quoted(path)})").to_arrow_reader(BATCH_ROWS):
+            pass
+    except _FAILURES as e:
+        if isinstance(explain(e), QueryMemory):
+            raise
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _set_aside(job: Job, damaged: list[str], outcome: Outcome) -> None:
+    for name, paths in job.segments.items():
+        gone = [path for path in paths if path in damaged]
+        job.segments[name] = [path for path in paths if path not in damaged]
+        outcome.warnings.extend(f"{name}: a damaged segment was left out: {path.rsplit('/', 1)[-1]}" for path in gone)
+    outcome.damaged.extend(damaged)

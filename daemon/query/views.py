@@ -1,0 +1,64 @@
+"""Our tables as views in a worker's DuckDB: the segments and the log's tail of a snapshot, and live rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+import pyarrow as pa
+
+from probing.api.errors import InternalError
+from probing.api.tables import Table, table_named
+
+__all__ = ("Views", "quoted")
+
+
+class Views:
+    """Makes views on ``connection`` before its configuration is locked."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
+        """View ``name`` over Parquet files and decoded rows of the log; a column that a file lacks is NULL in it."""
+        table = _known(name)
+        if table.live:
+            raise InternalError(f"{name} is not a stored table")
+        rows = table.physical.empty_table() if tail is None else tail
+        if rows.schema != table.physical:
+            raise InternalError(f"the log's rows of {name} have another schema")
+        source = f'SELECT * FROM "{self._register(name, rows)}"'
+        if segments:
+            files = ", ".join(quoted(path) for path in segments)
+            source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{files}], union_by_name=true)"
+        self._view(table, f"SELECT {table.select_list} FROM ({source})")
+
+    def live(self, name: str, rows: pa.Table) -> None:
+        """View ``name`` over rows in the table's logical schema, from another process."""
+        table = _known(name)
+        if rows.schema != table.logical:
+            raise InternalError(f"the rows of {name} have another schema")
+        rows.validate(full=True)
+        self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
+
+    def _register(self, name: str, rows: pa.Table) -> str:
+        hidden = f"rows of {name}"
+        self._connection.register(hidden, rows)
+        return hidden
+
+    def _view(self, table: Table, select: str) -> None:
+        schema, _, name = table.name.partition(".")
+        self._connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        self._connection.execute(f'CREATE VIEW "{schema}"."{name}" AS {select}')
+
+
+def _known(name: str) -> Table:
+    try:
+        return table_named(name)
+    except KeyError:
+        raise InternalError(f"there is no table {name[:80]}") from None
+
+
+def quoted(value: str) -> str:
+    """A text as an SQL literal."""
+    return "'" + value.replace("'", "''") + "'"

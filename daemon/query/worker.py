@@ -1,0 +1,89 @@
+"""A process that runs SQL: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
+
+It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
+messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``. It ends
+when the other end hangs up, whatever it is doing: closing the connection is the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from probing.api.errors import ProbingError
+from probing.daemon.config import Config
+from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.query.sandbox import confine, limit
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ("main", "serve")
+
+# Address space beside what DuckDB manages: the interpreter, libraries and thread stacks.
+OVERHEAD_BYTES = 2 << 30
+CPU_SECONDS = 3600
+THREADS = 2
+
+
+def main() -> None:
+    config = Config.from_args(sys.argv[1:])
+    sock = socket.socket(fileno=os.dup(0))
+    threading.stack_size(256 * 1024)
+    limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
+    # One thread and no arena of its own: numpy's and Arrow's defaults take address space that is bounded here.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", ARROW_DEFAULT_MEMORY_POOL="system")
+    confine([config.state_dir])
+    threading.Thread(target=_end_with, args=(sock.fileno(),), name="hang-up", daemon=True).start()
+    with Channel(sock) as channel:
+        serve(channel, config.query.memory_bytes)
+
+
+def serve(channel: Channel, memory_bytes: int) -> None:
+    """Answer queries until the connection ends. A database is made ahead of each query, for it alone."""
+    # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
+    import pyarrow.dataset  # noqa: F401
+
+    from probing.daemon.query import job
+
+    ready = [job.new_connection(memory_bytes, THREADS)]
+    while True:
+        try:
+            request = channel.receive()
+            _answer(channel, request, lambda: ready.pop() if ready else job.new_connection(memory_bytes, THREADS))
+        except ChannelClosed:
+            return
+        if not ready:
+            ready.append(job.new_connection(memory_bytes, THREADS))
+
+
+def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+    from probing.daemon.query.job import Job, Outcome, run
+
+    request.close_fds()
+    outcome = Outcome()
+    try:
+        job = Job.unpack(request.header, request.payload)
+        run(job, connect, lambda data: channel.send({"part": "arrow"}, data), outcome)
+    except ChannelClosed:
+        raise
+    except ProbingError as e:
+        channel.send({"error": e.to_dict(), "damaged": outcome.damaged})
+    else:
+        channel.send({"end": outcome.to_dict()})
+
+
+def _end_with(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A small machine around the query engine: workers started like inetd does, a collector's socket, real files."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from probing.api.tables import table_named
+from probing.daemon.arrow import batch_of
+from probing.daemon.ipc import connect
+from probing.daemon.query.engine import End, Engine, Snapshot
+
+T0 = 1_795_000_000_000_000_000
+
+
+class Inetd:
+    """Listens on ``path`` and starts ``python -m probing.daemon.query.worker`` for each connection."""
+
+    def __init__(self, path: Path, args: Sequence[str]) -> None:
+        self._args = list(args)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(path))
+        self._server.listen(16)
+        self.children: list[subprocess.Popen[bytes]] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            with client:
+                argv = [sys.executable, "-m", "probing.daemon.query.worker", *self._args]
+                self.children.append(subprocess.Popen(argv, stdin=client, cwd="/"))
+
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        return [child for child in self.children if child.poll() is None]
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(10)
+        for child in self.children:
+            child.kill()
+            child.wait(10)
+
+
+class Files:
+    """A store of files: segments written by pyarrow, parts of the log as the tests give them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.segments: dict[str, list[tuple[str, int]]] = {}
+        self.parts: list[tuple[str, int]] = []
+        self.live_rows: dict[str, bytes] = {}
+        self.held = 0
+
+    def segment(self, table: str, rows: pa.Table | Sequence[Mapping[str, Any]]) -> Path:
+        data = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([batch_of(table, rows)])
+        path = self.root / table / f"{len(self.segments.get(table, []))}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(data, path, compression="zstd")
+        self.segments.setdefault(table, []).append((str(path), data.num_rows))
+        return path
+
+    @contextmanager
+    def snapshot(self, tables: tuple[str, ...], timeout: float) -> Iterator[Snapshot]:
+        self.held += 1
+        try:
+            yield Snapshot({name: list(self.segments.get(name, [])) for name in tables}, list(self.parts))
+        finally:
+            self.held -= 1
+
+    def live(self, table: str, timeout: float) -> bytes:
+        return self.live_rows[table]
+
+
+def operations(count: int, *, start: int = 0, rank: int = 0) -> list[dict[str, Any]]:
+    """Rows of comm.ops: one a ms from T0, as long as their number in us."""
+    return [
+        {
+            "node": "n0", "ts": T0 + i * 1_000_000, "job": "j", "run": "0", "pid": 100 + rank, "start_ns": 10_000_000,
+            "tid": 100 + rank, "rank": rank, "comm": "default_pg", "comm_rank": rank, "comm_size": 2,
+            "backend": "gloo", "seq": i, "op": "all_reduce" if i % 5 else "barrier", "dtype": "float32",
+            "count": 1000, "bytes": 4000, "timing_source": "exact", "state": "done", "start_ns_after": 1000,
+            "done_lo_ns": 1000 + i * 1000, "done_hi_ns": 1000 + i * 1000,
+        }
+        for i in range(start, start + count)
+    ]  # fmt: skip
+
+
+def logical(table: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows of a live table as an Arrow IPC stream."""
+    data = pa.Table.from_pylist([dict(row) for row in rows], schema=table_named(table).logical)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write_table(data)
+    return bytes(sink.getvalue())
+
+
+def answer(engine: Engine, sql: str, *, timeout: float = 60.0, max_bytes: int = 1 << 30) -> tuple[pa.Table, End]:
+    """The whole answer to ``sql``."""
+    pieces: list[bytes] = []
+    end: End | None = None
+    for item in engine.run(sql, timeout=timeout, max_bytes=max_bytes):
+        if isinstance(item, End):
+            end = item
+        else:
+            pieces.append(item)
+    assert end is not None
+    return pa.ipc.open_stream(b"".join(pieces)).read_all(), end
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def ask_worker(path: Path, sql: str) -> dict[str, Any]:
+    """Send SQL to a worker past the gate; the header of its last message."""
+    spec = json.dumps({"sql": sql, "segments": {}, "parts": [], "max_bytes": 1 << 20}).encode()
+    with connect(str(path)) as channel:
+        channel.send({"op": "query", "spec_bytes": len(spec), "live": []}, spec)
+        while True:
+            message = channel.receive(60)
+            if "part" not in message.header:
+                return message.header
