@@ -59,7 +59,8 @@ class _Pool:
         self._live = 0
         self._closed = False
         self._failure: ProbingError | None = None
-        self._keeper: threading.Thread | None = None
+        self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
+        self._keeper.start()
 
     def close(self) -> None:
         """End all processes; calls that still run fail with ChannelClosed when they come back."""
@@ -69,15 +70,11 @@ class _Pool:
             self._changed.notify_all()
         for channel in idle:
             channel.close()
-        if self._keeper is not None:
-            self._keeper.join(START_TIMEOUT_S)
+        self._keeper.join(START_TIMEOUT_S)
 
     def acquire(self, deadline: float) -> Channel:
         """An idle connection. Raises TargetTimeout when none becomes free, or why none can be made."""
         with self._changed:
-            if self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep, name=f"{self._name}-keeper", daemon=True)
-                self._keeper.start()
             while not self._idle:
                 if self._closed:
                     raise InternalError(f"the {self._name}s are closed")
