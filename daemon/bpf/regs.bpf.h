@@ -25,8 +25,8 @@ const volatile __u32 target_arch = ARCH_X86_64;
 	})
 
 /* Offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) and user_pt_regs of arm64. */
-#define X86_R9 72
-#define X86_R8 64
+#define X86_R9 64
+#define X86_R8 72
 #define X86_AX 80
 #define X86_CX 88
 #define X86_DX 96

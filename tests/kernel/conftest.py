@@ -1,0 +1,190 @@
+"""What tests on the live kernel share: objects, a bpffs folder of their own, and a target that makes counted calls.
+
+These tests need root and BPF, and fail where they have none: a skipped kernel test would prove nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from probing.daemon.bpf import pins
+from probing.daemon.bpf.build import build, compile_object
+from probing.daemon.bpf.elf import Elf
+from probing.daemon.bpf.session import Session
+
+PROBE = r"""
+#include "guard.bpf.h"
+#include "loss.bpf.h"
+#include "process.bpf.h"
+#include "regs.bpf.h"
+
+struct call_record {
+	__u64 number, fifth, sixth, seventh, eighth;
+	__u64 cookie, start_ns;
+	__u32 tgid, tid;
+};
+
+RING(calls, struct call_record, 1 << 16);
+
+UPROBE(on_call)
+{
+	struct call_record record = {};
+
+	record.number = argument(ctx, 0);
+	record.fifth = argument(ctx, 4);
+	record.sixth = argument(ctx, 5);
+	record.seventh = argument(ctx, 6);
+	record.eighth = argument(ctx, 7);
+	record.cookie = probe->cookie;
+	record.start_ns = current_start_ns();
+	record.tgid = current_tgid();
+	record.tid = current_tid();
+	RING_PUSH(calls, &record);
+}
+
+SEC("raw_tp")
+int add(struct bpf_raw_tracepoint_args *ctx)
+{
+	return ctx->args[0] + ctx->args[1];
+}
+
+char LICENSE[] SEC("license") = "GPL";
+"""
+
+TARGET = r"""
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef long function(long, long, long, long, long, long, long, long);
+function with_push, without_push;
+
+#ifdef __x86_64__
+asm(".globl with_push\n.type with_push, @function\nwith_push:\n"
+    "push %rbp\nmov %rsp, %rbp\nmov %rdi, %rax\npop %rbp\nret\n.size with_push, .-with_push\n"
+    ".globl without_push\n.type without_push, @function\nwithout_push:\n"
+    "mov %rdi, %rax\nret\n.size without_push, .-without_push\n");
+#else
+__attribute__((noinline)) long with_push(long a, long b, long c, long d, long e, long f, long g, long h)
+{
+	asm volatile("" ::"r"(b), "r"(c), "r"(d), "r"(e), "r"(f), "r"(g), "r"(h) : "memory");
+	return a;
+}
+__attribute__((noinline)) long without_push(long a, long b, long c, long d, long e, long f, long g, long h)
+{
+	asm volatile("" ::"r"(b), "r"(c), "r"(d), "r"(e), "r"(f), "r"(g), "r"(h) : "memory");
+	return a;
+}
+#endif
+
+int main(void)
+{
+	function *volatile functions[] = {with_push, without_push};
+	long which, count, next = 0;
+
+	while (scanf("%ld %ld", &which, &count) == 2) {
+		for (long i = 0; i < count; i++)
+			functions[which](next++, 1, 2, 3, 44, 55, 66, 77);
+		printf("%ld\n", next);
+		fflush(stdout);
+	}
+	return 0;
+}
+"""
+
+
+class Target:
+    """A process that calls a function as often as it is told, with the number of the call as first argument."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with open(path, "rb") as file:
+            elf = Elf(file.fileno())
+            symbols = [elf.symbol(name) for name in ("with_push", "without_push")]
+        self.offsets = [symbol.file_offset for symbol in symbols if symbol and symbol.file_offset]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def call(self, count: int, which: int = 0) -> None:
+        """Return when the calls were made."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{which} {count}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline()
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_objects() -> list[Path]:
+    return build()
+
+
+@pytest.fixture(scope="session")
+def probe_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("probe")
+    source = folder / "probe.bpf.c"
+    source.write_text(PROBE)
+    compile_object(source, source.with_suffix(".o"))
+    return source.with_suffix(".o")
+
+
+@pytest.fixture(scope="session")
+def target_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    source = folder / "target.c"
+    source.write_text(TARGET)
+    subprocess.run(["cc", "-O1", "-o", folder / "target", source], check=True)
+    return folder / "target"
+
+
+@pytest.fixture
+def target(target_path: Path) -> Iterator[Target]:
+    target = Target(target_path)
+    yield target
+    target.close()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def pin_root() -> Iterator[Path]:
+    """A bpffs folder of this test alone; what the test leaves pinned in it goes."""
+    root = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}-{next(_numbers)}")
+    yield root
+    pins.cleanup(pin_root=root)
+    if root.exists():
+        root.rmdir()
+
+
+@pytest.fixture(params=["uprobe_multi", "fallback"])
+def fallback(request: pytest.FixtureRequest) -> bool:
+    """Both roads to a uprobe."""
+    return bool(request.param == "fallback")
+
+
+@pytest.fixture
+def open_session(pin_root: Path, fallback: bool) -> Iterator[Callable[..., Session]]:
+    """Session.open on the test's folder and road; what is still open at the end is closed."""
+    opened: list[Session] = []
+
+    def make(*objects: str | Path, instance: str = "test", **options: object) -> Session:
+        session = Session.open(instance, list(objects), pin_root, fallback, **options)  # type: ignore[arg-type]
+        opened.append(session)
+        return session
+
+    yield make
+    for session in opened:
+        session.close(keep=True)

@@ -1,0 +1,355 @@
+"""Sessions on the live kernel, on both roads to a uprobe: counts are exact, and pins outlive their daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from probing.api.errors import AttachError, PrivilegeError, StateLocked
+from probing.daemon.bpf import pins, syscalls
+from probing.daemon.bpf.capabilities import detect
+from probing.daemon.bpf.session import Session
+
+SLOT = 3
+COOKIE = 99 << 16 | SLOT
+Open = Callable[..., Session]
+
+LOADER = """
+import os, sys, time
+from pathlib import Path
+from probing.daemon.bpf.session import Session
+
+probe, target, root, offset, cookie, fallback = sys.argv[1:]
+session = Session.open("test", [Path(probe)], Path(root), fallback == "True")
+session.attach_uprobe("on_call", os.open(target, os.O_RDONLY), [int(offset)], int(cookie))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def target_fd(target_path: Path) -> Iterator[int]:
+    fd = os.open(target_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def attach(session: Session, fd: int, target: Any, which: int = 0) -> Any:
+    return session.attach_uprobe("on_call", fd, [target.offsets[which]], COOKIE)
+
+
+def take(session: Session) -> np.ndarray[Any, Any]:
+    ring = session.rings["calls"]
+    drained = ring.drain()
+    ring.commit(drained.position)
+    return drained.records
+
+
+def test_counts_and_arguments_are_exact(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    for count in (23, 7, 5):
+        target.call(count)
+    records = take(session)
+    assert records["number"].tolist() == list(range(35))
+    assert set(records["tgid"].tolist()) == {target.pid}
+    columns = records[["fifth", "sixth", "seventh", "eighth", "cookie"]].tolist()
+    assert set(columns) == {(44, 55, 66, 77, COOKIE)}
+    fields = Path(f"/proc/{target.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    assert set(records["start_ns"].tolist()) == {int(fields[19]) * 10_000_000}
+    counters = session.counters()
+    assert counters["calls"] == {"pushed": 35, "lost": 0}
+    assert counters[f"probe:{SLOT}"] == {"hits": 35, "refused": 0, "off_ns": 0}
+
+
+def test_one_link_holds_many_points_with_their_cookies(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    session.attach_uprobe("on_call", target_fd, target.offsets, [1 << 16 | 1, 2 << 16 | 2])
+    target.call(23, 0)
+    target.call(7, 1)
+    cookies, counts = np.unique(take(session)["cookie"], return_counts=True)
+    assert dict(zip(cookies.tolist(), counts.tolist(), strict=True)) == {1 << 16 | 1: 23, 2 << 16 | 2: 7}
+
+
+def test_killed_loader_loses_nothing_and_its_links_are_adopted(
+    open_session: Open,
+    probe_object: Path,
+    target: Any,
+    target_fd: int,
+    target_path: Path,
+    pin_root: Path,
+    fallback: bool,
+) -> None:
+    arguments = [probe_object, target_path, pin_root, target.offsets[0], COOKIE, fallback]
+    command = [sys.executable, "-c", LOADER, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loader:
+        assert loader.stdout is not None
+        assert loader.stdout.readline() == "ready\n"
+        target.call(23)
+        loader.send_signal(signal.SIGKILL)
+        loader.wait(10)
+    target.call(7)
+    session = open_session(probe_object)
+    link = attach(session, target_fd, target)
+    assert session.adopted
+    assert link.adopted
+    target.call(5)
+    assert take(session)["number"].tolist() == list(range(35))
+
+
+def test_position_of_the_log_is_taken_up_after_a_crash_between_log_and_commit(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    target.call(23)
+    logged = session.rings["calls"].drain()
+    session.close(keep=True)
+    target.call(7)
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    assert session.rings["calls"].reset(logged.position)
+    assert [*logged.records["number"], *take(session)["number"]] == list(range(30))
+
+
+def test_pause_stops_the_probes_and_a_restart_keeps_it(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    session.pause(True)
+    target.call(23)
+    session.close(keep=True)
+    session = open_session(probe_object)
+    assert session.paused
+    target.call(7)
+    session.pause(False)
+    target.call(5)
+    assert take(session)["number"].tolist() == list(range(30, 35))
+
+
+def test_programs_do_nothing_when_nobody_listened_for_a_minute(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    stale = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
+    session.maps["control"].update(0, (stale, 0, 0))
+    target.call(23)
+    session.close(keep=True)
+    session = open_session(probe_object)
+    assert session.blind is not None
+    assert session.blind[0] == stale + 60_000_000_000
+    target.call(7)
+    assert take(session)["number"].tolist() == list(range(23, 30))
+
+
+def test_full_ring_counts_what_it_lost(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    target.call(2311)
+    records = take(session)
+    counters = session.counters()["calls"]
+    assert 0 < len(records) < 2311
+    assert len(records) + counters["lost"] == 2311
+    assert counters["pushed"] == len(records)
+    target.call(5)
+    assert take(session)["number"].tolist() == list(range(2311, 2316))
+
+
+def test_budget_switches_a_probe_off_and_says_so(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    session.set_budget(SLOT, 7)
+    target.call(211)
+    counters = session.counters()[f"probe:{SLOT}"]
+    assert counters["hits"] == 211
+    assert counters["off_ns"] > 0
+    assert len(take(session)) == 211 - counters["refused"]
+    session.set_budget(SLOT, 0)
+    target.call(23)
+    assert len(take(session)) == 23
+
+
+def test_detached_link_sees_nothing(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
+    session = open_session(probe_object)
+    link = attach(session, target_fd, target)
+    target.call(5)
+    session.detach(link)
+    target.call(23)
+    assert len(take(session)) == 5
+    assert not link.pins[0].exists()
+
+
+@pytest.mark.parametrize("how", ["close", "cleanup"])
+def test_nothing_is_left(
+    how: str,
+    open_session: Open,
+    probe_object: Path,
+    target: Any,
+    target_fd: int,
+    pin_root: Path,
+    until: Callable[..., object],
+) -> None:
+    session = open_session(probe_object, "lifecycle")
+    link = attach(session, target_fd, target)
+    programs = [syscalls.program_info(fd).id for fd in session.programs.values()]
+    maps = [m.id for m in session.maps.values()] + [ring.map_id for ring in session.rings.values()]
+    links = [syscalls.link_info(fd)[1] for item in session.links.values() for fd in item.fds]
+    assert link.pins[0].exists()
+    session.close(keep=how == "cleanup")
+    if how == "cleanup":
+        assert pins.cleanup("test", pin_root) == 1
+        assert not (pin_root / "test").exists()
+    assert not list(pin_root.rglob("*_*"))
+
+    def gone() -> bool:
+        alive = [(kind, i) for kind, of in (("program", programs), ("map", maps), ("link", links)) for i in of]
+        return not any(i in syscalls.ids(kind) for kind, i in alive)
+
+    until(gone)
+
+
+def test_layout_of_another_version_is_stopped_and_drained_by_its_own_description(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int, pin_root: Path
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    target.call(23)
+    session.close(keep=True)
+    session = open_session("lifecycle")
+    target.call(7)
+    assert len(session.foreign) == 1
+    foreign = session.foreign[0]
+    assert foreign.rings["calls"].drain().records["number"].tolist() == list(range(23))
+    assert foreign.maps["control"].lookup(0)["heartbeat_ns"] > 0
+    foreign.remove()
+    assert [path for path in (pin_root / "test").iterdir() if path.is_dir()] == [session.path]
+
+
+def test_second_daemon_on_the_same_instance_is_refused(open_session: Open, probe_object: Path) -> None:
+    open_session(probe_object)
+    with pytest.raises(StateLocked):
+        open_session(probe_object)
+    open_session(probe_object, instance="other")
+
+
+def test_raw_tracepoint_program_runs_on_demand(open_session: Open, probe_object: Path) -> None:
+    session = open_session(probe_object)
+    assert session.run_program("add", struct.pack("<QQ", 23, 7)) == 30
+
+
+def test_offset_outside_the_file_is_an_attach_error(
+    open_session: Open, probe_object: Path, target_fd: int, pin_root: Path
+) -> None:
+    session = open_session(probe_object)
+    with pytest.raises(AttachError):
+        session.attach_uprobe("on_call", target_fd, [1 << 40], COOKIE)
+    assert not list(pin_root.rglob("link_on_call*"))
+
+
+@pytest.mark.parametrize("perf_link", [True, False])
+def test_kernel_without_attach_cookies_gets_a_program_for_each_symbol(
+    perf_link: bool, pin_root: Path, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    features = detect().without_multi()
+    without = type(features)(**{**_fields(features), "attach_cookie": False, "perf_link": perf_link})
+    session = Session.open("test", [probe_object], pin_root, features=without)
+    try:
+        session.attach_uprobe("on_call", target_fd, target.offsets, [1 << 16 | 1, 2 << 16 | 2])
+        target.call(23, 0)
+        target.call(7, 1)
+        cookies, counts = np.unique(take(session)["cookie"], return_counts=True)
+        assert dict(zip(cookies.tolist(), counts.tolist(), strict=True)) == {1 << 16 | 1: 23, 2 << 16 | 2: 7}
+    finally:
+        session.close(keep=False)
+
+
+def _fields(features: Any) -> dict[str, bool]:
+    return {name: getattr(features, name) for name in features.__slots__}
+
+
+UNPRIVILEGED = textwrap.dedent("""
+    import os, sys
+    from pathlib import Path
+    from probing.api.errors import PrivilegeError
+    from probing.daemon.bpf.session import Session
+
+    probe, root, target, offset, cookie, fallback = sys.argv[1:]
+    assert os.geteuid() == 65534
+    session = Session.open("test", [Path(probe)], Path(root), fallback == "True")
+    try:
+        link = session.attach_uprobe("on_call", int(target), [int(offset)], int(cookie))
+    except PrivilegeError as e:
+        print("refused", flush=True)
+        sys.exit(0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(len(session.rings["calls"].drain().records), session.counters()["calls"]["pushed"], flush=True)
+    session.close(keep=False)
+""")
+
+
+def test_bpf_and_perfmon_are_enough_with_uprobe_multi(
+    probe_object: Path, target: Any, target_fd: int, pin_root: Path, fallback: bool, tmp_path: Path
+) -> None:
+    pins.prepare("test", pin_root, owner=(65534, 65534))
+    readable = os.open(probe_object, os.O_RDONLY)
+    capabilities = "-all,+bpf,+perfmon"
+    rights = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    rights += [f"--{kind}={capabilities}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    arguments = [f"/proc/self/fd/{readable}", pin_root, target_fd, target.offsets[0], COOKIE, fallback]
+    command = [*rights, sys.executable, "-c", UNPRIVILEGED, *map(str, arguments)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, pass_fds=(readable, target_fd), cwd="/", **pipes) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        if fallback:
+            assert child.stdout.readline() == "refused\n"
+        else:
+            assert child.stdout.readline() == "ready\n"
+            target.call(23)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "23 23\n"
+        assert child.wait(20) == 0
+    os.close(readable)
+
+
+def test_pin_folder_of_another_user_is_a_privilege_error(probe_object: Path, pin_root: Path) -> None:
+    pins.prepare("test", pin_root)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from probing.daemon.bpf.session import Session\n"
+        "from probing.api.errors import PrivilegeError\n"
+        "try: Session.open('test', ['lifecycle'], Path(sys.argv[1]))\n"
+        "except PrivilegeError as e: print(e.hint)\n"
+    )
+    rights = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    rights += [f"--{kind}=-all,+bpf,+perfmon" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    command = [*rights, sys.executable, "-c", script, str(pin_root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "user" in done.stdout
+
+
+def test_missing_right_is_a_privilege_error_with_a_hint(pin_root: Path) -> None:
+    features = detect()
+    without = type(features)(**{**_fields(features), "ringbuf": False})
+    with pytest.raises(PrivilegeError) as caught:
+        Session.open("test", ["lifecycle"], pin_root, features=without)
+    assert caught.value.hint
