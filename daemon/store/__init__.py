@@ -1,0 +1,9 @@
+"""The store: a write-ahead log, the Parquet segments it is sealed into, retention and snapshots."""
+
+from __future__ import annotations
+
+from probing.daemon.store.retention import StoreLimits, TableLimits
+from probing.daemon.store.snapshot import Snapshot
+from probing.daemon.store.store import Store
+
+__all__ = ("Snapshot", "Store", "StoreLimits", "TableLimits")

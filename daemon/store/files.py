@@ -1,0 +1,183 @@
+"""The few things the store asks of a file system, so that tests can make each of them fail."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from probing.api.errors import FormatError, StateLocked, StoreError
+
+__all__ = ("DIR_MODE", "FILE_MODE", "Files", "SystemFiles", "lock_directory", "read_file", "write_all")
+
+# Files are read by SQL workers of the same group; a new file takes the group of its directory (the set-group-id bit).
+FILE_MODE = 0o640
+DIR_MODE = 0o2750
+
+
+class Files(Protocol):
+    """Calls raise OSError. ``write`` may write less than it was given."""
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new, empty file, open for writing; an older file of that name must not be there."""
+
+    def write(self, fd: int, data: bytes | memoryview) -> int: ...
+
+    def truncate(self, fd: int, length: int) -> None: ...
+
+    def fsync(self, fd: int) -> None: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def cut(self, path: Path, length: int) -> None:
+        """Shorten a file that is not open."""
+
+    def read(self, path: Path, length: int | None = None, offset: int = 0) -> bytes:
+        """Up to ``length`` bytes (all by default) of a regular file; links are not followed."""
+
+    def size(self, path: Path) -> int: ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None:
+        """A file that is not there is no error."""
+
+    def listdir(self, path: Path) -> list[str]:
+        """Names in a directory, sorted; none when there is no such directory."""
+
+    def make_dir(self, path: Path) -> None:
+        """With its parents; one that is there already is no error."""
+
+    def fsync_dir(self, path: Path) -> None: ...
+
+    def free_bytes(self, path: Path) -> int:
+        """What a process without privileges may still write to the file system of ``path``."""
+
+
+class SystemFiles:
+    """The file system of this machine."""
+
+    def create(self, path: Path) -> int:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        os.fchmod(fd, FILE_MODE)
+        return fd
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        return os.write(fd, data)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+        os.lseek(fd, length, os.SEEK_SET)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def cut(self, path: Path, length: int) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, length)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: Path, length: int | None = None, offset: int = 0) -> bytes:
+        return read_file(path, length, offset)
+
+    def size(self, path: Path) -> int:
+        return os.lstat(path).st_size
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)  # noqa: PTH104
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def listdir(self, path: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def make_dir(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=DIR_MODE & 0o777)
+            path.chmod(DIR_MODE)
+
+    def fsync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
+
+
+def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:
+    """Bytes of a regular file. Never mapped: who cuts a mapped file kills its readers (SIGBUS).
+
+    Raises OSError, and FormatError for what is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            raise FormatError(f"{Path(path).name} is no regular file")
+        left = max(0, state.st_size - offset)
+        if length is not None:
+            left = min(left, length)
+        data = bytearray(left)
+        view = memoryview(data)
+        done = 0
+        while done < left and (count := os.preadv(fd, [view[done:]], offset + done)):
+            done += count
+        view.release()
+        del data[done:]
+        return bytes(data)
+    finally:
+        os.close(fd)
+
+
+def write_all(files: Files, fd: int, data: bytes) -> None:
+    """Write all of ``data``; raises OSError, and then some of it may be in the file."""
+    view = memoryview(data)
+    while view:
+        count = files.write(fd, view)
+        if count <= 0:
+            raise OSError("nothing could be written")
+        view = view[count:]
+
+
+def lock_directory(path: Path) -> int:
+    """Lock a state directory for this process; closing the descriptor gives it back.
+
+    Raises StateLocked with the pid of who has it, or StoreError when the directory cannot be written.
+    """
+    lock = path / "lock"
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    except OSError as e:
+        raise StoreError(
+            f"the state directory {path} is not writable: {e.strerror}",
+            hint="give it to the user that the collector runs as, or choose another --state-dir",
+        ) from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise StateLocked(f"the state directory {path} is in use by another daemon (pid {owner})") from e
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

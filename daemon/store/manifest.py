@@ -1,0 +1,207 @@
+"""The manifest: which segments there are, and up to which log part all is sealed.
+
+A text file of checksummed lines. The first names the format, each other one is an edit. An edit is one line, so it is
+there or it is not; the file is written anew, aside, at each start and when edits pile up.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.records import FORMAT_VERSION, Positions, newer_format
+
+__all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_manifest")
+
+MANIFEST = "manifest"
+MAX_MANIFEST = 1 << 28
+_MAGIC = "probingd-manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed Parquet file. ``path`` is relative to the state directory, ``crc`` CRC32 of the whole file, times are
+    UTC ns of the first and last ``ts``, ``parts`` the log parts (first, last) that it was made from."""
+
+    table: str
+    path: str
+    size: int
+    crc: int
+    rows: int
+    ts_min: int
+    ts_max: int
+    parts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of what there is. ``sealed_to``: all log parts up to this number are in segments."""
+
+    add: tuple[Segment, ...] = ()
+    drop: tuple[str, ...] = ()
+    sealed_to: int | None = None
+    next_sequence: int | None = None
+    positions: Positions | None = None
+
+
+@dataclass(slots=True)
+class LoadedManifest:
+    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest."""
+
+    segments: dict[str, Segment] = field(default_factory=dict)
+    sealed_to: int = 0
+    next_sequence: int = 1
+    positions: Positions = field(default_factory=dict)
+    bad_lines: int = 0
+    found: bool = False
+
+    def apply(self, edit: Edit) -> None:
+        for path in edit.drop:
+            self.segments.pop(path, None)
+        for segment in edit.add:
+            self.segments[segment.path] = segment
+        if edit.sealed_to is not None:
+            self.sealed_to = max(self.sealed_to, edit.sealed_to)
+        if edit.next_sequence is not None and edit.next_sequence >= self.next_sequence:
+            self.next_sequence = edit.next_sequence
+            self.positions = edit.positions or {}
+
+
+def load_manifest(files: Files, root: Path) -> LoadedManifest:
+    """Raises NewerFormat for a manifest of a newer probingd, OSError when it cannot be read."""
+    loaded = LoadedManifest()
+    try:
+        data = files.read(root / MANIFEST, MAX_MANIFEST)
+    except FileNotFoundError:
+        return loaded
+    loaded.found = True
+    lines = data.split(b"\n")
+    # What follows the last line end is an edit that was never acknowledged.
+    for number, line in enumerate(lines[:-1]):
+        fields = _unpack(line)
+        if fields is not None and number == 0:
+            _check_format(fields)
+        elif fields is None or not _apply(loaded, fields):
+            loaded.bad_lines += 1
+    if len(lines) == 1:
+        loaded.bad_lines += 1
+    return loaded
+
+
+def _check_format(fields: Mapping[str, Any]) -> None:
+    version = fields.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise newer_format(version)
+
+
+def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
+    try:
+        added = tuple(Segment(**{**s, "parts": tuple(s["parts"])}) for s in fields.get("add", ()))
+        if not all(_inside(s.path) for s in added):
+            return False
+        loaded.apply(
+            Edit(
+                added,
+                tuple(fields.get("drop", ())),
+                fields.get("sealed_to"),
+                fields.get("next_sequence"),
+                fields.get("positions"),
+            )
+        )
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _inside(path: str) -> bool:
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+class Manifest:
+    """The manifest of a running store. Calls raise OSError; an edit that failed may be in the file or not, so the
+    file is written anew before the next one."""
+
+    def __init__(self, files: Files, root: Path, node: str, state: LoadedManifest) -> None:
+        self._files = files
+        self._root = root
+        self._node = node
+        self.state = state
+        self._fd: int | None = None
+        self._edits = 0
+
+    def commit(self, edit: Edit) -> None:
+        """When this returns, ``edit`` is on disk and in ``state``."""
+        if self._fd is not None and self._edits < 256 + 4 * len(self.state.segments):
+            fd, self._fd = self._fd, None
+            try:
+                write_all(self._files, fd, _pack(_edit_fields(edit)))
+                self._files.fsync(fd)
+            except OSError:
+                self._files.close(fd)
+                raise
+            self._fd = fd
+            self._edits += 1
+            self.state.apply(edit)
+            return
+        after = LoadedManifest(
+            dict(self.state.segments), self.state.sealed_to, self.state.next_sequence, self.state.positions
+        )
+        after.apply(edit)
+        self._rewrite(after)
+        self.state = after
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._files.close(self._fd)
+            self._fd = None
+
+    def _rewrite(self, state: LoadedManifest) -> None:
+        self.close()
+        aside = self._root / f"{MANIFEST}.tmp"
+        self._files.unlink(aside)
+        fd = self._files.create(aside)
+        try:
+            write_all(self._files, fd, b"".join(self._lines(state)))
+            self._files.fsync(fd)
+            self._files.rename(aside, self._root / MANIFEST)
+            self._files.fsync_dir(self._root)
+        except OSError:
+            self._files.close(fd)
+            raise
+        self._fd, self._edits = fd, 0
+
+    def _lines(self, state: LoadedManifest) -> Iterable[bytes]:
+        yield _pack({"magic": _MAGIC, "format_version": FORMAT_VERSION, "node": self._node})
+        yield _pack(_edit_fields(Edit((), (), state.sealed_to, state.next_sequence, state.positions)))
+        for segment in state.segments.values():
+            yield _pack(_edit_fields(Edit((segment,))))
+
+
+def _edit_fields(edit: Edit) -> dict[str, Any]:
+    fields: dict[str, Any] = {"add": [asdict(s) for s in edit.add], "drop": list(edit.drop)}
+    if edit.sealed_to is not None:
+        fields["sealed_to"] = edit.sealed_to
+    if edit.next_sequence is not None:
+        fields |= {"next_sequence": edit.next_sequence, "positions": edit.positions or {}}
+    return {name: value for name, value in fields.items() if value != []}
+
+
+def _pack(fields: Mapping[str, Any]) -> bytes:
+    text = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _unpack(line: bytes) -> dict[str, Any] | None:
+    crc, _, text = line.partition(b" ")
+    try:
+        if int(crc, 16) != zlib.crc32(text):
+            return None
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None

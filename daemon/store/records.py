@@ -1,0 +1,223 @@
+"""Bytes of the write-ahead log: the header of a part, and framed records. docs/format.md draws them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError
+from probing.daemon.clock import ClockPair
+
+__all__ = (
+    "FORMAT_VERSION",
+    "PART_MAGIC",
+    "Chunk",
+    "NewerFormat",
+    "PartHeader",
+    "Positions",
+    "Record",
+    "cut_short",
+    "newer_format",
+    "pack_header",
+    "pack_record",
+    "scan",
+    "unpack_header",
+)
+
+FORMAT_VERSION = 1
+PART_MAGIC = b"PRBNGLOG"
+MAX_HEADER = 1 << 20
+MAX_RECORD = 1 << 28
+# Small drains are mostly Arrow's metadata, which is mostly zeros; large ones gain too little for what it costs.
+COMPRESS_BELOW = 1 << 16
+
+_HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all before and of the JSON
+_FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
+_CRC_END = 8
+_PLAIN, _ZSTD = 0, 1
+
+# {ring: {"boot_id": text, "map_id": number, "position": number}}
+Positions = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    """``first_sequence`` voids records of older parts from that number on; ``positions`` are those at the start."""
+
+    number: int
+    first_sequence: int
+    node: str
+    created_ns: int
+    positions: Positions = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of the Arrow IPC stream of one table: all chunks of a part, one after the other, are the stream."""
+
+    table: str
+    data: bytes | memoryview
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One drain. ``end`` is the offset in the part behind it; ``clock`` one instant on the three clocks."""
+
+    sequence: int
+    boot_id: str
+    clock: ClockPair
+    positions: Positions
+    chunks: tuple[Chunk, ...]
+    end: int = 0
+
+
+def pack_header(header: PartHeader) -> bytes:
+    text = _json(
+        {
+            "part": header.number,
+            "first_sequence": header.first_sequence,
+            "node": header.node,
+            "created_ns": header.created_ns,
+            "positions": header.positions,
+        }
+    )
+    head = _HEADER.pack(PART_MAGIC, header.format_version, len(text), 0)[:-4]
+    return head + struct.pack("<I", zlib.crc32(text, zlib.crc32(head))) + text
+
+
+def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
+    """The header of a part and its length in bytes. Raises FormatError; a newer version says so in its hint."""
+    view = memoryview(data)
+    if len(view) < _HEADER.size:
+        raise FormatError("a log part is too short for its header")
+    magic, version, length, crc = _HEADER.unpack_from(view)
+    end = _HEADER.size + length
+    if magic != PART_MAGIC or length > MAX_HEADER or end > len(view):
+        raise FormatError("a log part has no header")
+    if zlib.crc32(view[_HEADER.size : end], zlib.crc32(view[: _HEADER.size - 4])) != crc:
+        raise FormatError("the header of a log part has a wrong checksum")
+    if version > FORMAT_VERSION:
+        raise newer_format(version)
+    try:
+        fields = json.loads(bytes(view[_HEADER.size : end]))
+        header = PartHeader(
+            int(fields["part"]),
+            int(fields["first_sequence"]),
+            str(fields["node"]),
+            int(fields["created_ns"]),
+            dict(fields["positions"]),
+            version,
+        )
+    except (ValueError, KeyError, TypeError) as e:
+        raise FormatError("the header of a log part cannot be read") from e
+    return header, end
+
+
+class NewerFormat(FormatError):  # noqa: N818
+    """Written by a newer probingd: nothing of it may be touched."""
+
+
+def newer_format(version: int) -> NewerFormat:
+    return NewerFormat(
+        f"the state directory has format {version}, newer than {FORMAT_VERSION}, the newest that this probingd knows",
+        hint="install the newer probingd again, or choose another --state-dir",
+    )
+
+
+def pack_record(
+    sequence: int, boot_id: str, clock: ClockPair, positions: Mapping[str, Any], chunks: Sequence[Chunk]
+) -> bytes:
+    """A framed record. Raises FormatError when it is too large."""
+    meta = _json(
+        {
+            "boot_id": boot_id,
+            "clock": [clock.mono_ns, clock.boot_ns, clock.real_ns],
+            "positions": positions,
+            "chunks": [[c.table, len(c.data), c.rows] for c in chunks],
+        }
+    )
+    raw = b"".join((meta, *(c.data for c in chunks)))
+    if len(raw) > MAX_RECORD:
+        raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
+    stored, codec = raw, _PLAIN
+    if len(raw) < COMPRESS_BELOW:
+        stored, codec = pa.Codec("zstd", 1).compress(raw, asbytes=True), _ZSTD
+    tail = _FRAME.pack(len(stored), 0, sequence, len(raw), len(meta), codec)[_CRC_END:]
+    return struct.pack("<II", len(stored), zlib.crc32(stored, zlib.crc32(tail))) + tail + stored
+
+
+def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
+    """Records from ``start``, a record's bounds, up to the first bad one or the end of ``data``.
+
+    The last record's ``end`` tells where good bytes end.
+    """
+    view = memoryview(data)
+    sequence: int | None = None
+    while True:
+        record = _unpack(view, start)
+        if record is None or (sequence is not None and record.sequence != sequence + 1):
+            return
+        yield record
+        start, sequence = record.end, record.sequence
+
+
+def cut_short(data: bytes | memoryview, start: int) -> bool:
+    """Whether the record at ``start`` ends behind the end of ``data``: it was being written when its writer died."""
+    if len(data) - start < _FRAME.size:
+        return True
+    stored_len: int = _FRAME.unpack_from(data, start)[0]
+    return stored_len <= MAX_RECORD and start + _FRAME.size + stored_len > len(data)
+
+
+def _unpack(view: memoryview, start: int) -> Record | None:
+    body = start + _FRAME.size
+    if body > len(view):
+        return None
+    stored_len, crc, sequence, raw_len, meta_len, codec = _FRAME.unpack_from(view, start)
+    end = body + stored_len
+    if end > len(view) or raw_len > MAX_RECORD or meta_len > raw_len:
+        return None
+    if zlib.crc32(view[start + _CRC_END : end]) != crc:
+        return None
+    raw = _raw(view[body:end], raw_len, codec)
+    if raw is None:
+        return None
+    try:
+        meta = json.loads(bytes(raw[:meta_len]))
+        mono, boot, real = meta["clock"]
+        chunks = tuple(_chunks(raw[meta_len:], meta["chunks"]))
+        return Record(sequence, str(meta["boot_id"]), ClockPair(mono, boot, real), meta["positions"], chunks, end)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _raw(stored: memoryview, raw_len: int, codec: int) -> memoryview | None:
+    if codec == _PLAIN:
+        return stored if len(stored) == raw_len else None
+    if codec != _ZSTD:
+        return None
+    try:
+        return memoryview(pa.Codec("zstd").decompress(stored, decompressed_size=raw_len, asbytes=True))
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _chunks(body: memoryview, listed: list[Any]) -> Iterator[Chunk]:
+    at = 0
+    for table, length, rows in listed:
+        if not isinstance(length, int) or length < 0 or at + length > len(body):
+            raise ValueError("a chunk lies outside its record")
+        yield Chunk(str(table), body[at : at + length], int(rows))
+        at += length
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

@@ -1,0 +1,285 @@
+"""What a start makes of a state directory, whatever it finds there.
+
+Nothing found makes a start fail but a newer format: what is bad is set aside in ``corrupt/``, and told as a loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probing.api.errors import FormatError
+from probing.daemon.clock import Clock
+from probing.daemon.source import Loss
+from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.manifest import MANIFEST, Edit, LoadedManifest, Manifest, Segment, load_manifest
+from probing.daemon.store.records import NewerFormat, Positions
+from probing.daemon.store.segments import describe_segment, is_date_dir, segment_parts
+from probing.daemon.store.wal import TORN, WAL_DIR, Part, ScannedPart, part_number, part_path, scan_part
+
+__all__ = ("CORRUPT_DIR", "Recovered", "SetAside", "recover")
+
+CORRUPT_DIR = "corrupt"
+_OWN_NAMES = {"lock", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR}
+_MAX_CORRUPT = 32
+_MAX_FOREIGN = 100
+
+
+class SetAside:
+    """Moves what is bad out of the way: the newest are kept for whoever looks into it."""
+
+    def __init__(self, files: Files, root: Path, clock: Clock) -> None:
+        self._files = files
+        self._root = root
+        self._clock = clock
+        self.count = 0
+
+    def move(self, path: Path) -> None:
+        """Raises OSError."""
+        self._files.rename(path, self._target(path))
+        self._prune()
+
+    def copy(self, path: Path, data: bytes) -> None:
+        """Bytes out of the file ``path``. Raises OSError."""
+        fd = self._files.create(self._target(path))
+        try:
+            write_all(self._files, fd, data)
+        finally:
+            self._files.close(fd)
+        self._prune()
+
+    @property
+    def bytes(self) -> int:
+        folder = self._root / CORRUPT_DIR
+        total = 0
+        for name in self._files.listdir(folder):
+            with contextlib.suppress(OSError):
+                total += self._files.size(folder / name)
+        return total
+
+    def _target(self, path: Path) -> Path:
+        self.count += 1
+        flat = "_".join(path.relative_to(self._root).parts)
+        stamp = f"{self._clock.pair().real_ns:020d}-{self.count:04d}"
+        return self._root / CORRUPT_DIR / f"{stamp}-{flat}.corrupt"
+
+    def _prune(self) -> None:
+        names = self._files.listdir(self._root / CORRUPT_DIR)
+        for name in names[: max(0, len(names) - _MAX_CORRUPT)]:
+            self._files.unlink(self._root / CORRUPT_DIR / name)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """``parts`` are not sealed yet, oldest first. ``torn`` counts last records that were not written to their end:
+    never acknowledged, so no losses. ``foreign`` names files that are not ours, which are left alone."""
+
+    manifest: Manifest
+    parts: list[Part] = field(default_factory=list)
+    positions: Positions = field(default_factory=dict)
+    next_sequence: int = 1
+    next_part: int = 1
+    losses: list[Loss] = field(default_factory=list)
+    torn: int = 0
+    foreign: list[str] = field(default_factory=list)
+    degraded: str = ""
+
+
+def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) -> Recovered:
+    """Raises NewerFormat, or OSError when the directory itself cannot be read."""
+    state = load_manifest(files, root)
+    found = Recovered(Manifest(files, root, node, state))
+    numbers = _part_numbers(files, root, found)
+    on_disk = list(_segment_paths(files, root, found))
+    damaged = state.bad_lines > 0 or (not state.found and bool(numbers or on_disk))
+    scanned = _scan(files, root, [n for n in numbers if n > state.sealed_to], found, aside, clock)
+    _reconcile(files, root, clock, aside, found, set(on_disk), damaged, {s.part.number for s in scanned})
+    try:
+        found.manifest.commit(Edit())
+    except OSError as e:
+        found.degraded = f"the manifest cannot be written: {e.strerror or e}"
+    if not found.degraded or not damaged:
+        _sweep(files, root, aside, found, numbers, on_disk)
+    _take_parts(found, damaged, [s for s in scanned if s.part.number > state.sealed_to])
+    found.next_part = max([state.sealed_to, *numbers]) + 1
+    del found.foreign[_MAX_FOREIGN:]
+    return found
+
+
+def _part_numbers(files: Files, root: Path, found: Recovered) -> list[int]:
+    numbers = []
+    for name in files.listdir(root / WAL_DIR):
+        number = part_number(name)
+        if number is None:
+            found.foreign.append(f"{WAL_DIR}/{name}")
+        else:
+            numbers.append(number)
+    return numbers
+
+
+def _segment_paths(files: Files, root: Path, found: Recovered) -> Iterator[str]:
+    for table in files.listdir(root):
+        if table in _OWN_NAMES:
+            continue
+        dates = files.listdir(root / table)
+        if "." not in table or not dates:
+            found.foreign.append(table)
+            continue
+        for date in dates:
+            for name in files.listdir(root / table / date) if is_date_dir(date) else ():
+                path = f"{table}/{date}/{name}"
+                if segment_parts(name):
+                    yield path
+                elif segment_parts(name.removesuffix(".tmp")):
+                    files.unlink(root / path)
+                else:
+                    found.foreign.append(path)
+            if not is_date_dir(date):
+                found.foreign.append(f"{table}/{date}")
+
+
+def _scan(
+    files: Files, root: Path, numbers: list[int], found: Recovered, aside: SetAside, clock: Clock
+) -> list[ScannedPart]:
+    scanned: list[ScannedPart] = []
+    void_from = None
+    for number in sorted(numbers, reverse=True):
+        path = part_path(root, number)
+        try:
+            part = scan_part(files, path, void_from)
+        except NewerFormat:
+            raise
+        except (FormatError, OSError) as e:
+            now = clock.pair().real_ns
+            found.losses.append(Loss("store", "", "log", f"log part {number} cannot be read: {e}", now, now))
+            with contextlib.suppress(OSError):
+                aside.move(path)
+            continue
+        void_from = part.header.first_sequence
+        if part.size > part.part.length:
+            _cut_tail(files, part, found, aside, clock)
+        scanned.insert(0, part)
+    return scanned
+
+
+def _cut_tail(files: Files, part: ScannedPart, found: Recovered, aside: SetAside, clock: Clock) -> None:
+    path, length = part.part.path, part.part.length
+    # A copy first: a crash in between leaves the same bad tail to find.
+    with contextlib.suppress(OSError):
+        if part.problem:
+            aside.copy(path, files.read(path, offset=length))
+        files.cut(path, length)
+    if part.problem == TORN and part.last_boot_id in (None, clock.boot_id):
+        # Written by a daemon that was killed while it wrote, and so never acknowledged: the ring still has it.
+        found.torn += 1
+    elif part.problem:
+        start = part.last_clock.real_ns if part.last_clock else part.header.created_ns
+        reason = f"log part {part.part.number}: {part.problem}, {part.size - length} bytes"
+        found.losses.append(Loss("store", "", "log", reason, start, max(start, clock.pair().real_ns)))
+
+
+def _reconcile(
+    files: Files,
+    root: Path,
+    clock: Clock,
+    aside: SetAside,
+    found: Recovered,
+    on_disk: set[str],
+    damaged: bool,
+    parts: set[int],
+) -> None:
+    state = found.manifest.state
+    if damaged:
+        reason = f"the manifest is damaged ({state.bad_lines} bad lines)" if state.found else "the manifest is missing"
+        now = clock.pair().real_ns
+        found.losses.append(Loss("store", "", "store", f"{reason}; made again from the files", now, now))
+        if state.found:
+            with contextlib.suppress(OSError):
+                aside.copy(root / MANIFEST, files.read(root / MANIFEST))
+        _adopt(files, root, state, on_disk - set(state.segments), parts)
+    for segment in list(state.segments.values()):
+        problem = _missing(files, root, segment, on_disk)
+        if problem:
+            del state.segments[segment.path]
+            found.losses.append(_segment_loss(segment, problem))
+            if segment.path in on_disk:
+                with contextlib.suppress(OSError):
+                    aside.move(root / segment.path)
+
+
+def _adopt(files: Files, root: Path, state: LoadedManifest, paths: set[str], parts: set[int]) -> None:
+    # Parts go in order once their segments are in the manifest: while the first is there, its segments are not.
+    for path in sorted(paths):
+        try:
+            segment = describe_segment(files, root, path)
+        except (FormatError, OSError):
+            continue
+        if segment.parts[0] not in parts:
+            state.apply(Edit((segment,), sealed_to=segment.parts[1]))
+
+
+def _missing(files: Files, root: Path, segment: Segment, on_disk: set[str]) -> str:
+    if segment.path not in on_disk:
+        return "is missing"
+    try:
+        size = files.size(root / segment.path)
+    except OSError as e:
+        return f"cannot be read: {e.strerror or e}"
+    return "" if size == segment.size else f"has {size} bytes instead of {segment.size}"
+
+
+def _segment_loss(segment: Segment, problem: str) -> Loss:
+    reason = f"the segment {segment.path} {problem}"
+    return Loss("store", segment.table, "store", reason, segment.ts_min, segment.ts_max, segment.rows)
+
+
+def _sweep(files: Files, root: Path, aside: SetAside, found: Recovered, numbers: list[int], on_disk: list[str]) -> None:
+    state = found.manifest.state
+    with contextlib.suppress(OSError):
+        for number in sorted(numbers):
+            if number <= state.sealed_to:
+                files.unlink(part_path(root, number))
+        for path in on_disk:
+            if path not in state.segments:
+                _remove_orphan(files, root, aside, path)
+
+
+def _remove_orphan(files: Files, root: Path, aside: SetAside, path: str) -> None:
+    try:
+        describe_segment(files, root, path)
+    except FileNotFoundError:
+        return
+    except (FormatError, OSError):
+        aside.move(root / path)
+        return
+    files.unlink(root / path)
+
+
+def _take_parts(found: Recovered, damaged: bool, scanned: list[ScannedPart]) -> None:
+    state = found.manifest.state
+    expected = None if damaged or not state.sealed_to else state.next_sequence
+    since: int | None = None
+    found.positions = state.positions
+    for part in scanned:
+        first = part.header.first_sequence
+        if expected is not None and first > expected:
+            count = first - expected
+            start = since if since is not None else part.header.created_ns
+            found.losses.append(
+                Loss(
+                    "store",
+                    "",
+                    "log",
+                    f"{count} records are missing before log part {part.part.number}",
+                    start,
+                    max(start, part.header.created_ns),
+                )
+            )
+        expected = max(expected or 0, part.part.next_sequence)
+        since = part.last_clock.real_ns if part.last_clock else part.header.created_ns
+        if part.part.next_sequence >= state.next_sequence:
+            found.positions = part.part.positions
+    found.parts = [s.part for s in scanned]
+    found.next_sequence = max(state.next_sequence, expected or 1)

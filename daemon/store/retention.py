@@ -1,0 +1,66 @@
+"""What goes when space or age say so: a pure function over what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from probing.daemon.store.manifest import Segment
+
+__all__ = ("StoreLimits", "TableLimits", "to_drop")
+
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """None: only the limits of the whole store hold."""
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Of ``max_bytes`` (all files of the state directory) and ``keep_free_bytes`` the stricter holds.
+
+    ``sync_interval_s`` is what a power cut may cost; ``lease_s`` how long a snapshot that nobody releases holds files.
+    """
+
+    max_bytes: int = 4 << 30
+    keep_free_bytes: int = 256 << 20
+    max_age_s: float = 7 * _DAY_S
+    part_bytes: int = 8 << 20
+    sync_interval_s: float = 1.0
+    lease_s: float = 600.0
+    tables: Mapping[str, TableLimits] = field(default_factory=dict)
+
+
+def to_drop(
+    segments: Iterable[Segment], limits: StoreLimits, now_ns: int, other_bytes: int, free_bytes: int, need: int = 0
+) -> list[Segment]:
+    """Segments to drop, oldest first.
+
+    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` what the file system has left, ``need``
+    what must fit in addition.
+    """
+    left = sorted(segments, key=lambda s: (s.ts_max, s.path))
+    dropped: list[Segment] = []
+    used: dict[str, int] = {}
+    for segment in left:
+        used[segment.table] = used.get(segment.table, 0) + segment.size
+    total = sum(used.values())
+    gone = 0
+    for segment in left:
+        own = limits.tables.get(segment.table, TableLimits())
+        age_s = min(limits.max_age_s, own.max_age_s if own.max_age_s is not None else limits.max_age_s)
+        if (
+            segment.ts_max < now_ns - int(age_s * 1e9)
+            or (own.max_bytes is not None and used[segment.table] > own.max_bytes)
+            or total - gone + other_bytes + need > limits.max_bytes
+            or free_bytes + gone < limits.keep_free_bytes + need
+        ):
+            dropped.append(segment)
+            used[segment.table] -= segment.size
+            gone += segment.size
+    return dropped

@@ -1,0 +1,85 @@
+"""What a query may read, and for how long it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypedDict
+
+from probing.daemon.store.manifest import Segment
+from probing.daemon.store.wal import Part
+
+__all__ = ("Leases", "Snapshot", "describe_part", "describe_segment_file")
+
+
+class Snapshot(TypedDict):
+    """JSON-able. Paths are absolute.
+
+    ``tables``: {name: [{path, size, rows, ts_min, ts_max}]}, sealed segments, times in UTC ns. ``parts``: log parts in
+    order, [{path, length, number, tables: {name: rows}}], of which the first ``length`` bytes are read.
+    """
+
+    generation: int
+    node: str
+    root: str
+    tables: dict[str, list[dict[str, Any]]]
+    parts: list[dict[str, Any]]
+
+
+def describe_segment_file(root: Path, segment: Segment) -> dict[str, Any]:
+    return {
+        "path": str(root / segment.path),
+        "size": segment.size,
+        "rows": segment.rows,
+        "ts_min": segment.ts_min,
+        "ts_max": segment.ts_max,
+    }
+
+
+def describe_part(part: Part) -> dict[str, Any]:
+    return {"path": str(part.path), "length": part.length, "number": part.number, "tables": dict(part.rows)}
+
+
+class Leases:
+    """Which files snapshots hold, and which of them are to go once they do not. Its owner locks."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, frozenset[Path]]] = {}
+        self._doomed: set[Path] = set()
+        self._generation = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._held)
+
+    def take(self, paths: Iterable[Path], until_ns: int) -> int:
+        """Hold ``paths`` until ``until_ns`` on the monotonic clock at the latest; gives the generation."""
+        self._generation += 1
+        self._held[self._generation] = (until_ns, frozenset(paths))
+        return self._generation
+
+    def doom(self, paths: Iterable[Path]) -> list[Path]:
+        """``paths`` are to go; returns those that may go now."""
+        self._doomed.update(paths)
+        return self._free()
+
+    def keep_doomed(self, path: Path) -> None:
+        """``path`` could not be removed now."""
+        self._doomed.add(path)
+
+    def release(self, generation: int) -> list[Path]:
+        """Returns what may go now."""
+        self._held.pop(generation, None)
+        return self._free()
+
+    def expire(self, now_ns: int) -> list[Path]:
+        """Release what is past its time; returns what may go now."""
+        for generation in [g for g, (until, _) in self._held.items() if until <= now_ns]:
+            del self._held[generation]
+        return self._free()
+
+    def _free(self) -> list[Path]:
+        held = frozenset[Path]().union(*(paths for _, paths in self._held.values()))
+        free = sorted(self._doomed - held)
+        self._doomed &= held
+        return free

@@ -1,0 +1,170 @@
+"""Batches of a table to and from the Arrow IPC stream that a log part holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from probing.api.errors import InternalError
+from probing.api.tables import TABLES, Table
+from probing.daemon.store.records import Chunk
+
+__all__ = ("StreamWriters", "conform", "decode_stream")
+
+_OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True, use_threads=False)
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class StreamWriters:
+    """The streams of one log part, one a table. Their state runs with the part: a part that a record could not be
+    written to is given up together with them."""
+
+    def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
+        self._tables = tables
+        self._streams: dict[str, _Stream] = {}
+
+    def encode(self, batches: Mapping[str, Sequence[pa.RecordBatch]]) -> list[Chunk]:
+        """Raises InternalError for a table that is not stored, or a batch that does not fit its table."""
+        ready = {name: [b for b in group if b.num_rows] for name, group in batches.items()}
+        schemas = {name: self._schema(name) for name, group in ready.items() if group}
+        fitted = {name: [_fit(name, batch, schema) for batch in ready[name]] for name, schema in schemas.items()}
+        # Nothing above touches a stream, so a batch that does not fit leaves them as they were.
+        chunks = []
+        for name, group in fitted.items():
+            stream = self._streams.get(name) or self._streams.setdefault(name, _Stream(schemas[name]))
+            chunks.append(Chunk(name, stream.encode(group), sum(b.num_rows for b in group)))
+        return chunks
+
+    def _schema(self, name: str) -> pa.Schema:
+        table = self._tables.get(name)
+        if table is None or table.live:
+            raise InternalError(f"{name} is no stored table")
+        return table.physical
+
+
+class _Stream:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
+        self._out = _Collector()
+        # Arrow writes each buffer and its padding apart; gather them before they become Python calls.
+        self._sink = pa.BufferedOutputStream(pa.PythonFile(self._out, mode="w"), 1 << 16)
+        self._writer = pa.ipc.new_stream(self._sink, schema, options=_OPTIONS)
+
+    def encode(self, batches: Iterable[pa.RecordBatch]) -> bytes:
+        for batch in batches:
+            columns = [
+                self._names[i].encode(column) if i in self._names else column for i, column in enumerate(batch.columns)
+            ]
+            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self._sink.flush()
+        return self._out.take()
+
+
+class _Collector:
+    """A Python file for Arrow to write to."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._written.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def take(self) -> bytes:
+        data = b"".join(self._written)
+        self._written.clear()
+        return data
+
+
+class _Names:
+    """The dictionary of one column in one stream: it only grows, so that Arrow sends what is new (a delta)."""
+
+    def __init__(self, kind: pa.DictionaryType) -> None:
+        self._kind = kind
+        self._codes: dict[str, int] = {}
+        self._values = pa.array([], kind.value_type)
+        self._seen: tuple[pa.Array, pa.Array | None] | None = None
+
+    def encode(self, column: pa.DictionaryArray) -> pa.DictionaryArray:
+        moved = self._moved(column.dictionary)
+        indices = column.indices if moved is None else moved.take(column.indices)
+        return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
+
+    def _moved(self, dictionary: pa.Array) -> pa.Array | None:
+        # None: codes stay as they are. Sources keep a dictionary from drain to drain, so remember the last one.
+        if self._seen is not None and self._seen[0].equals(dictionary):
+            return self._seen[1]
+        names = dictionary.to_pylist()
+        new = [name for name in dict.fromkeys(names) if name is not None and name not in self._codes]
+        if new:
+            self._codes.update(zip(new, range(len(self._codes), len(self._codes) + len(new)), strict=True))
+            self._values = pa.concat_arrays([self._values, pa.array(new, self._kind.value_type)])
+        codes = [None if name is None else self._codes[name] for name in names]
+        moved = None if codes == list(range(len(codes))) else pa.array(codes, self._kind.index_type)
+        self._seen = (dictionary, moved)
+        return moved
+
+
+def _fit(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
+    unknown = set(batch.schema.names) - set(schema.names)
+    if unknown:
+        raise InternalError(f"{name} has no column {min(unknown)}")
+    try:
+        return conform(pa.Table.from_batches([batch]), schema).combine_chunks().to_batches()[0]
+    except pa.ArrowException as e:
+        raise InternalError(f"a batch does not fit {name}: {e}") from e
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """``table`` with the columns of ``schema`` and their types: NULL where it lacks one, without those it has more.
+
+    Raises pa.ArrowException where a type cannot be had.
+    """
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        index = table.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+            continue
+        columns.append(_cast(table.column(index), field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type.equals(kind):
+        return column
+    if isinstance(column.type, pa.DictionaryType):
+        column = column.cast(column.type.value_type)
+    if not isinstance(kind, pa.DictionaryType):
+        return column.cast(kind)
+    return column.cast(kind.value_type).dictionary_encode().cast(kind)
+
+
+def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
+    """The rows of a stream and, when it breaks off, why: then the rows before that."""
+    batches: list[pa.RecordBatch] = []
+    data = pa.py_buffer(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    try:
+        reader = pa.ipc.open_stream(data, options=_READ_OPTIONS)
+    except (pa.ArrowException, OSError) as e:
+        return pa.table({}), f"{e}"
+    try:
+        for batch in reader:
+            batch.validate()
+            batches.append(batch)
+        problem = ""
+    except (pa.ArrowException, OSError) as e:
+        problem = f"{e}"
+    return pa.Table.from_batches(batches, schema=reader.schema).unify_dictionaries(), problem

@@ -1,0 +1,152 @@
+"""The write-ahead log: parts that grow record by record, and what is left of them after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError
+from probing.api.tables import TABLES, Table
+from probing.daemon.clock import ClockPair
+from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.records import (
+    PartHeader,
+    Positions,
+    cut_short,
+    pack_header,
+    pack_record,
+    scan,
+    unpack_header,
+)
+from probing.daemon.store.streams import StreamWriters
+
+__all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number", "part_path", "scan_part")
+
+WAL_DIR = "wal"
+TORN = "the last record was not written to its end"
+_NAME = re.compile(r"(\d{12})\.wal")
+
+
+def part_path(root: Path, number: int) -> Path:
+    return root / WAL_DIR / f"{number:012d}.wal"
+
+
+def part_number(name: str) -> int | None:
+    """The number in a part's file name; None for other files."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A log part up to its last good record.
+
+    ``length`` in bytes, ``raw_bytes`` of batches before compression, ``rows`` by table, ``positions`` at its end.
+    """
+
+    number: int
+    path: Path
+    length: int
+    raw_bytes: int
+    rows: Mapping[str, int]
+    next_sequence: int
+    positions: Positions
+
+
+class PartWriter:
+    """The part that records are appended to. Calls raise OSError, and after one only ``close`` may be called.
+
+    Arrow's writers are ahead of the file once a record was not written, so such a part is closed where its last good
+    record ends, and the next one begins with fresh ones.
+    """
+
+    def __init__(self, files: Files, path: Path, header: PartHeader, tables: Mapping[str, Table] = TABLES) -> None:
+        self._files = files
+        self._header = header
+        self._streams = StreamWriters(tables)
+        packed = pack_header(header)
+        self.part = Part(header.number, path, len(packed), 0, {}, header.first_sequence, header.positions)
+        self.fd = files.create(path)
+        try:
+            write_all(files, self.fd, packed)
+        except OSError:
+            files.close(self.fd)
+            files.unlink(path)
+            raise
+
+    @property
+    def has_records(self) -> bool:
+        return self.part.next_sequence > self._header.first_sequence
+
+    def append(
+        self, batches: Mapping[str, Sequence[pa.RecordBatch]], boot_id: str, clock: ClockPair, positions: Positions
+    ) -> None:
+        """Raises OSError, or InternalError or FormatError for what cannot be a record."""
+        part = self.part
+        chunks = self._streams.encode(batches)
+        record = pack_record(part.next_sequence, boot_id, clock, positions, chunks)
+        try:
+            write_all(self._files, self.fd, record)
+        except OSError:
+            # A record left behind whole is void too: the next part starts with its sequence number.
+            with contextlib.suppress(OSError):
+                self._files.truncate(self.fd, part.length)
+            raise
+        rows = dict(part.rows)
+        for chunk in chunks:
+            rows[chunk.table] = rows.get(chunk.table, 0) + chunk.rows
+        self.part = replace(
+            part,
+            length=part.length + len(record),
+            raw_bytes=part.raw_bytes + sum(len(c.data) for c in chunks),
+            rows=rows,
+            next_sequence=part.next_sequence + 1,
+            positions=positions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedPart:
+    """What a start finds of a part. ``problem`` says what the bytes behind ``part.length`` are; empty when there are
+    none, or only a record that the next part has again."""
+
+    part: Part
+    header: PartHeader
+    size: int
+    problem: str
+    last_clock: ClockPair | None
+    last_boot_id: str | None
+
+
+def scan_part(files: Files, path: Path, void_from: int | None = None) -> ScannedPart:
+    """Read a part up to its first bad record, or to sequence number ``void_from``.
+
+    Raises FormatError when it has no good header, NewerFormat when it is not ours to touch, OSError when unreadable.
+    """
+    data = files.read(path)
+    header, end = unpack_header(data)
+    if header.number != part_number(path.name):
+        raise FormatError(f"{path.name} says it is log part {header.number}")
+    clock, boot_id, void = None, None, False
+    part = Part(header.number, path, end, 0, {}, header.first_sequence, header.positions)
+    rows: dict[str, int] = {}
+    raw = 0
+    for record in scan(data, end):
+        if void := void_from is not None and record.sequence >= void_from:
+            break
+        if record.sequence != part.next_sequence:
+            break
+        for chunk in record.chunks:
+            rows[chunk.table] = rows.get(chunk.table, 0) + chunk.rows
+            raw += len(chunk.data)
+        clock, boot_id = record.clock, record.boot_id
+        part = Part(header.number, path, record.end, raw, rows, record.sequence + 1, record.positions)
+    problem = ""
+    if part.length < len(data) and not void:
+        problem = TORN if cut_short(data, part.length) else "a record is damaged"
+    return ScannedPart(part, header, len(data), problem, clock, boot_id)
