@@ -36,8 +36,8 @@ __all__ = (
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
-# sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/collector.sock.
-MAX_SOCKET_PATH = 107 - len(".d/collector.sock")
+# sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
+MAX_SOCKET_PATH = 107 - len(".d/public/probingd.sock")
 MAX_FILE_BYTES = 1 << 20
 _T = TypeVar("_T")
 
@@ -93,6 +93,7 @@ class Config:
     instance: str = _option("default", "keeps the pins of several daemons on one machine apart")
     state_dir: str = _option("/var/lib/probingd", "log and segments")
     socket: str = _option("/run/probingd/probingd.sock", "Unix socket that probingctl talks to")
+    runtime_dir: str = _option("", "the daemon's own sockets; empty: the path of the socket with .d")
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
     insecure: bool = _option(False, "allow TCP in the clear off loopback")
     users: UsersConfig = UsersConfig()
@@ -100,11 +101,6 @@ class Config:
     query: QueryConfig = QueryConfig()
     cluster: ClusterConfig = ClusterConfig()
     probes: ProbesConfig = ProbesConfig()
-
-    @property
-    def runtime_dir(self) -> str:
-        """Where the daemon's own sockets lie: collector.sock, reader.sock, parser.sock, sql.sock."""
-        return self.socket + ".d"
 
     @property
     def pin_dir(self) -> str:
@@ -288,7 +284,7 @@ def _whole(config: Config) -> Config:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", config.instance):
         raise _wrong("instance", config.instance, "at most 32 letters, digits, _ and -")
     socket = str(Path(config.socket.removeprefix("unix:")).absolute())
-    if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+    if len(os.fsencode(socket)) > MAX_SOCKET_PATH and not config.runtime_dir:
         raise _wrong("socket", socket, f"a path of at most {MAX_SOCKET_PATH} bytes")
     for name in ("collector", "service", "worker", "group"):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", getattr(config.users, name)):
@@ -302,6 +298,7 @@ def _whole(config: Config) -> Config:
         config,
         node_name=node_name,
         socket=socket,
+        runtime_dir=str(Path(config.runtime_dir or f"{socket}.d").absolute()),
         state_dir=str(Path(config.state_dir).absolute()),
         probes=dataclasses.replace(config.probes, bpffs=str(Path(config.probes.bpffs).absolute())),
     )

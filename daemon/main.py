@@ -37,13 +37,14 @@ def _dispatch(args: Sequence[str]) -> int:
 def _run(args: list[str]) -> int:
     """Start the daemon and stay; prints `ready` on stdout once it collects and answers."""
     from probing.daemon.supervisor.loop import Supervisor
+    from probing.daemon.supervisor.requirements import needs_sys_admin
     from probing.daemon.supervisor.rights import rights_table
 
     config = Config.from_args(args, default_file=True)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    return Supervisor(config, rights_table(config)).run()
+    return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin())).run()
 
 
 def _stop(args: list[str]) -> int:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from probing.daemon.config import Config
 from probing.daemon.supervisor.fatal import ERROR_FD, MAX_LINE
 from probing.daemon.supervisor.rights import Rights, RightsTable
+from probing.daemon.supervisor.runtime import service_config
 
 __all__ = ("Service", "Spawner", "describe")
 
@@ -31,13 +33,14 @@ LAST_DELAY_S = 5.0
 
 
 class Spawner:
-    """Starts processes. ``args`` is the configuration as a command line, ``programs`` what Python runs by kind."""
+    """Starts processes. ``programs`` is what Python runs, by kind."""
 
     def __init__(
-        self, rights: RightsTable, args: Sequence[str], programs: Mapping[str, Sequence[str]] = PROGRAMS
+        self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS
     ) -> None:
         self._rights = rights
-        self._args = list(args)
+        self._args = config.to_args()
+        self._service_args = service_config(config).to_args()
         self._programs = programs
         self._of = {
             "collector": rights.collector,
@@ -66,7 +69,8 @@ class Spawner:
         )
 
     def command(self, kind: str, rights: Rights) -> list[str]:
-        return [*self._rights.command(rights), sys.executable, *self._programs[kind], *self._args]
+        args = self._service_args if kind in ("ready", "service") else self._args
+        return [*self._rights.command(rights), sys.executable, *self._programs[kind], *args]
 
 
 @dataclass

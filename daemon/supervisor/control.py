@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from probing.api.errors import InternalError, NotFound, PrivilegeError, UsageError
+from probing.daemon.bpf import pins
 from probing.daemon.config import Config
 from probing.daemon.supervisor.runtime import owner_of
 
@@ -32,12 +33,10 @@ def cleanup(config: Config, *, everything: bool = False) -> None:
 
     Raises UsageError while a daemon uses them.
     """
-    from probing.daemon.bpf.session import cleanup as remove
-
     owner = owner_of(config)
-    if owner is not None and owner != os.getppid():
+    if owner is not None:
         raise UsageError(f"probingd, pid {owner}, uses the pins", hint="`probingd stop` removes them, too")
-    remove(None if everything else config.instance, Path(config.probes.bpffs))
+    pins.cleanup(None if everything else config.instance, Path(config.probes.bpffs))
 
 
 def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None:

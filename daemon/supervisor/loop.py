@@ -17,11 +17,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from probing.api.errors import InternalError, PrivilegeError
+from probing.api.errors import InternalError, ProbingError
+from probing.daemon.bpf.pins import cleanup
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import Service, Spawner, describe
 from probing.daemon.supervisor.fatal import parse
 from probing.daemon.supervisor.notify import notify, watchdog_interval
+from probing.daemon.supervisor.requirements import require
 from probing.daemon.supervisor.rights import RightsTable
 from probing.daemon.supervisor.runtime import Runtime, pins_of
 
@@ -31,7 +33,6 @@ log = logging.getLogger("probingd.supervisor")
 
 READY_S = 60.0
 STOP_S = 10.0
-CLEANUP_S = 60.0
 FAILED_STARTS = 3
 # More helpers than this on one socket is a fault of the one who connects.
 MAX_HELPERS = 64
@@ -48,7 +49,7 @@ class Supervisor:
         self._config = config
         self._rights = rights
         self._runtime = Runtime(config, rights)
-        self._spawner = spawner or Spawner(rights, config.to_args())
+        self._spawner = spawner or Spawner(rights, config)
         self._selector = selectors.DefaultSelector()
         self._collector = Service("collector")
         self._service = Service("service")
@@ -59,10 +60,7 @@ class Supervisor:
         self._watchdog = watchdog_interval()
 
     def run(self) -> int:
-        if self._rights.missing:
-            names = ", ".join(f"CAP_{name}" for name in self._rights.missing)
-            hint = "start it as root or by its systemd unit; `probingd check` says what each one is for"
-            raise PrivilegeError(f"missing capabilities: {names}", hint=hint)
+        require(self._rights)
         if not self._rights.switches:
             log.warning("cannot change the user: all processes run as uid %d", os.getuid())
         fresh = not pins_of(self._config).exists()
@@ -190,22 +188,11 @@ class Supervisor:
             self._remove_pins()
         self._runtime.close()
 
-    def _whereabouts(self) -> dict[str, str]:
-        # All of them: the command reads the machine's configuration file, which may name others.
-        config = self._config
-        return {"instance": config.instance, "probes.bpffs": config.probes.bpffs, "socket": config.socket}
-
     def _remove_pins(self) -> None:
-        command = [sys.executable, "-I", "-m", "probing.daemon.main", "cleanup"]
-        command += [f"--{key}={value}" for key, value in self._whereabouts().items()]
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, timeout=CLEANUP_S, check=False)
-        except subprocess.TimeoutExpired:
-            log.error("removing the pins took too long; run `probingd cleanup`")
-            return
-        if done.returncode != 0:
-            log.error("the pins are not all removed; run `probingd cleanup`")
-            return
+            cleanup(self._config.instance, Path(self._config.probes.bpffs))
+        except ProbingError as e:
+            log.error("%s; run `probingd cleanup`", e.message)
         with suppress(OSError):
             Path(self._config.probes.bpffs).rmdir()
 

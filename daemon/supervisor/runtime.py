@@ -5,7 +5,7 @@ All of it is made by the supervisor and given to the user who needs it, so no ot
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import fcntl
 import os
 import socket
@@ -13,17 +13,16 @@ import stat
 import struct
 from pathlib import Path
 
-from probing.api.errors import PrivilegeError, ProbingError, StateLocked, StoreError
+from probing.api.errors import ProbingError, StateLocked, StoreError
+from probing.daemon.bpf.pins import prepare
 from probing.daemon.config import Config
 from probing.daemon.supervisor.rights import Account, RightsTable
 
-__all__ = ("INETD_SOCKETS", "Runtime", "lock_path", "owner_of", "pins_of")
+__all__ = ("INETD_SOCKETS", "Runtime", "lock_path", "owner_of", "pins_of", "service_config")
 
 # Who connects decides the owner of a socket: readers and parsers serve the collector, SQL workers the service.
 INETD_SOCKETS = ("reader", "parser", "sql")
-BPF_FS_MAGIC = 0xCAFE4A11  # include/uapi/linux/magic.h
 _FLOCK = struct.Struct("hhqqi4x")
-_STATFS_WORDS = 64
 
 
 class Runtime:
@@ -38,7 +37,8 @@ class Runtime:
 
     def prepare(self) -> None:
         """Make everything. Raises StateLocked, StoreError or PrivilegeError; what was made then stays."""
-        self._make_parent()
+        if not (parent := Path(self._config.socket).parent).exists():
+            _make(parent, None, 0o755)
         self._take_lock()
         self._clear()
         self._listen()
@@ -56,50 +56,47 @@ class Runtime:
             os.close(self._lock)
             self._lock = -1
 
-    def _make_parent(self) -> None:
-        parent = Path(self._config.socket).parent
-        service = self._rights.service.account
-        if not parent.exists():
-            _make(parent, service and Account(service.uid, self._rights.group, ()), 0o750)
-        if service and not service.may_create_in(parent):
-            raise StoreError(
-                f"user {self._config.users.service} cannot make a socket in {parent}",
-                hint="name a directory that does not exist yet, below one that everybody may pass through",
-            )
-
     def _take_lock(self) -> None:
         path = lock_path(self._config)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._lock = os.open(path, flags, 0o644)
-        except OSError as e:
-            raise StoreError(f"cannot make {path}: {e.strerror}", hint="choose another --socket") from e
-        try:
-            # A POSIX lock: the kernel tells anyone who asks the pid of its holder.
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            owner = owner_of(self._config)
-            raise self._taken(f"by probingd, pid {owner}") from e
+        while True:
+            fd = _open_lock(path)
+            try:
+                # A POSIX lock: the kernel tells anyone who asks the pid of its holder.
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                os.close(fd)
+                raise self._taken(f"by probingd, pid {owner_of(self._config)}") from e
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(fd)):
+                break
+            # One that ended meanwhile took the file away.
+            os.close(fd)
         if _answers(self._config.socket):
+            path.unlink()
+            os.close(fd)
             raise self._taken("by another process")
+        self._lock = fd
 
     def _taken(self, whom: str) -> ProbingError:
         hint = f"end it with `probingd stop --socket {self._config.socket}`, or give this one its own --socket"
         return StateLocked(f"socket {self._config.socket} is taken {whom}", hint=hint)
 
     def _clear(self) -> None:
-        # Only sockets: a wrong --socket must not cost anybody a file.
-        if self._directory.is_dir() and not self._directory.is_symlink():
-            for path in self._directory.iterdir():
-                if path.is_socket():
-                    path.unlink(missing_ok=True)
-            if not any(self._directory.iterdir()):
-                self._directory.rmdir()
+        # Only sockets and our own link: a wrong --socket must not cost anybody a file.
+        for directory in (self._directory / "public", self._directory):
+            if directory.is_dir() and not directory.is_symlink():
+                for path in directory.iterdir():
+                    if path.is_socket():
+                        path.unlink(missing_ok=True)
+                if not any(directory.iterdir()):
+                    directory.rmdir()
         public = Path(self._config.socket)
-        if public.is_socket():
+        if public.is_socket() or (public.is_symlink() and public.readlink() == self._public()):
             public.unlink(missing_ok=True)
         elif public.exists() or public.is_symlink():
             raise StoreError(f"{public} is there and is no socket", hint="choose another --socket")
+
+    def _public(self) -> Path:
+        return Path(service_config(self._config).socket)
 
     def _listen(self) -> None:
         # Closed to all others until every socket has its owner: nobody can put another file in its place.
@@ -107,21 +104,13 @@ class Runtime:
         owners = {"reader": self._rights.collector, "parser": self._rights.collector, "sql": self._rights.service}
         for name in INETD_SOCKETS:
             path = self._directory / f"{name}.sock"
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.setblocking(False)
-            mask = os.umask(0o177)
-            try:
-                listener.bind(str(path))
-            finally:
-                os.umask(mask)
-            listener.listen(64)
+            self.listeners[name] = _bind(path)
             if account := owners[name].account:
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
-            self.listeners[name] = listener
-        collector, service = self._rights.collector.account, self._rights.service.account
-        if collector and service:
-            # The service comes in by its own group: the public group must not reach these sockets.
-            _give(self._directory, Account(collector.uid, service.gid, ()), 0o750)
+        # The service has no right to the public directory, so it listens in one of its own behind a link.
+        _make(self._public().parent, self._rights.service.account, 0o755)
+        Path(self._config.socket).symlink_to(self._public())
+        _give(self._directory, self._rights.collector.account, 0o755)
 
     def _make_state_dir(self) -> None:
         path = Path(self._config.state_dir)
@@ -130,7 +119,7 @@ class Runtime:
             _make(path, account, 0o750)
         elif not path.is_dir():
             raise StoreError(f"state directory {path} is a file", hint="choose another --state-dir")
-        elif account and path.stat().st_uid == 0 and not any(path.iterdir()):
+        elif account and _is_free(path):
             _give(path, account, 0o750)
         writable = account.may_create_in(path) if account else os.access(path, os.W_OK | os.X_OK)
         if not writable:
@@ -139,23 +128,17 @@ class Runtime:
             raise StoreError(f"state directory {path} is not writable for {user}", hint=hint)
 
     def _make_pin_dir(self) -> None:
-        root = Path(self._config.probes.bpffs)
-        mount = root
-        while not mount.exists():
-            mount = mount.parent
-        if not _is_bpffs(mount) and root.is_relative_to("/sys/fs/bpf"):
-            _mount_bpffs(Path("/sys/fs/bpf"))
-            mount = Path("/sys/fs/bpf")
-        if not _is_bpffs(mount):
-            hint = "mount one: `mount -t bpf bpf /sys/fs/bpf`"
-            raise PrivilegeError(f"{root} is on no BPF file system", hint=hint)
+        account = self._rights.collector.account
         pins = pins_of(self._config)
-        if not root.exists():
-            _make(root, None, 0o755)
-        if not pins.exists():
-            _make(pins, self._rights.collector.account, 0o700)
-        elif (account := self._rights.collector.account) and pins.stat().st_uid != account.uid:
+        if account and pins.is_dir() and pins.stat().st_uid != account.uid:
             _give_tree(pins, account)
+        owner = (account.uid, account.gid) if account else None
+        prepare(self._config.instance, Path(self._config.probes.bpffs), owner)
+
+
+def service_config(config: Config) -> Config:
+    """What the service is told: to listen where it may make a socket."""
+    return dataclasses.replace(config, socket=f"{config.runtime_dir}/public/probingd.sock")
 
 
 def lock_path(config: Config) -> Path:
@@ -183,6 +166,33 @@ def owner_of(config: Config) -> int | None:
     return None if kind == fcntl.F_UNLCK else pid
 
 
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as e:
+        raise StoreError(f"cannot make {path}: {e.strerror}", hint="choose another --socket") from e
+
+
+def _bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.listen(64)
+    return listener
+
+
+def _is_free(path: Path) -> bool:
+    """Whether a directory of root's may be given away: one that holds no others, so nobody's home or /etc."""
+    found = path.stat()
+    if found.st_uid != 0 or found.st_mode & stat.S_ISVTX:
+        return False
+    return not any(inner.is_dir() for inner in path.iterdir() if inner.name != "lost+found")
+
+
 def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
@@ -206,9 +216,9 @@ def _make(path: Path, account: Account | None, mode: int) -> None:
 
 
 def _give(path: Path, account: Account | None, mode: int) -> None:
-    path.chmod(mode)
     if account:
         os.chown(path, account.uid, account.gid, follow_symlinks=False)
+    path.chmod(mode)
 
 
 def _give_tree(path: Path, account: Account) -> None:
@@ -216,18 +226,3 @@ def _give_tree(path: Path, account: Account) -> None:
     for directory, names, files in os.walk(path):
         for name in (*names, *files):
             os.chown(f"{directory}/{name}", account.uid, account.gid, follow_symlinks=False)
-
-
-def _is_bpffs(path: Path) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    # struct statfs begins with f_type, a long; the rest is not looked at.
-    buffer = (ctypes.c_long * _STATFS_WORDS)()
-    return libc.statfs(os.fsencode(path), buffer) == 0 and buffer[0] & 0xFFFFFFFF == BPF_FS_MAGIC
-
-
-def _mount_bpffs(path: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not stat.S_ISDIR(path.stat().st_mode) or libc.mount(b"bpf", os.fsencode(path), b"bpf", 0, None) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        hint = f"as root: `mount -t bpf bpf {path}`"
-        raise PrivilegeError(f"no BPF file system at {path}, and it cannot be mounted: {reason}", hint=hint)

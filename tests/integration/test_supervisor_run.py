@@ -28,7 +28,7 @@ RUN = textwrap.dedent(
         config = Config.from_args(sys.argv[2:])
         rights = rights_table(config)
         programs = {kind: ("-I", sys.argv[1], kind) for kind in PROGRAMS}
-        return Supervisor(config, rights, Spawner(rights, config.to_args(), programs)).run()
+        return Supervisor(config, rights, Spawner(rights, config, programs)).run()
     sys.exit(guard(main))
     """
 )
@@ -159,7 +159,7 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
 def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
     daemon.start().ready()
     inner = Path(f"{daemon.socket}.d")
-    assert (inner.stat().st_uid, inner.stat().st_gid, inner.stat().st_mode & 0o777) == (60001, 60002, 0o750)
+    assert (inner.stat().st_uid, inner.stat().st_gid, inner.stat().st_mode & 0o777) == (60001, 60004, 0o755)
     for name, uid in (("reader", 60001), ("parser", 60001), ("sql", 60002)):
         found = (inner / f"{name}.sock").stat()
         assert (found.st_uid, found.st_mode & 0o777) == (uid, 0o600)
@@ -248,7 +248,7 @@ def test_a_child_that_never_starts(daemon: Daemon) -> None:
 
 def test_a_state_directory_of_somebody_else(daemon: Daemon) -> None:
     daemon.state.mkdir()
-    (daemon.state / "theirs").touch()
+    (daemon.state / "theirs").mkdir()
     code, (error, _) = daemon.start().failed()
     assert (code, error) == (1, f"error: state directory {daemon.state} is not writable for 60001")
 

@@ -1,0 +1,60 @@
+"""What must be there before anything is started, tested in a millisecond, with one error for each lack."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from probing.api.errors import PrivilegeError
+from probing.daemon.supervisor.rights import RightsTable
+
+__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "load_libbpf", "needs_sys_admin", "require")
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+# The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
+OLDEST_KERNEL = (5, 10)
+# From here on every kernel has uprobe_multi; older ones of some distributions do, too, so they are asked.
+MULTI_KERNEL = (6, 6)
+_HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sys.exit(not detect().uprobe_multi)"
+
+
+def require(rights: RightsTable) -> None:
+    """Raises PrivilegeError for what is missing."""
+    if rights.missing:
+        names = ", ".join(f"CAP_{name}" for name in rights.missing)
+        hint = "start it as root or by its systemd unit; `probingd check` says what each one is for"
+        raise PrivilegeError(f"missing capabilities: {names}", hint=hint)
+    if kernel_release() < OLDEST_KERNEL:
+        hint = f"Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer is needed"
+        raise PrivilegeError(f"the kernel {os.uname().release} is too old", hint=hint)
+    if not BTF.exists():
+        hint = "a kernel built with CONFIG_DEBUG_INFO_BTF is needed; all current distributions have it"
+        raise PrivilegeError(f"the kernel has no BTF: no {BTF}", hint=hint)
+    load_libbpf()
+
+
+def kernel_release() -> tuple[int, int]:
+    """(major, minor) of the kernel that runs."""
+    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def load_libbpf() -> None:
+    """Raises PrivilegeError where there is no libbpf 1.x."""
+    try:
+        ctypes.CDLL("libbpf.so.1")
+    except OSError as e:
+        hint = "install it: libbpf1 on Debian and Ubuntu, libbpf on others"
+        raise PrivilegeError("the library libbpf.so.1 is missing", hint=hint) from e
+
+
+def needs_sys_admin() -> bool:
+    """Whether uprobes go through perf events here, which CAP_PERFMON does not open."""
+    if kernel_release() >= MULTI_KERNEL:
+        return False
+    # In a process of its own: it loads much that the supervisor would then keep for ever.
+    return subprocess.run([sys.executable, "-I", "-c", _HAS_MULTI], check=False).returncode != 0
