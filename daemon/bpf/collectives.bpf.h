@@ -41,8 +41,8 @@ enum timing_source {
 enum name_form {
 	NAME_NONE = 0,
 	NAME_TEXT = 1,
-	NAME_HASHED = 2,   /* the first NAME_BYTES - 8 bytes, and a hash of all */
-	NAME_NUMBER = 3,   /* 8 bytes, shown as 16 hex digits */
+	NAME_HASHED = 2, /* the first NAME_BYTES - 8 bytes, and a hash of all */
+	NAME_NUMBER = 3, /* 8 bytes, shown as 16 hex digits */
 };
 
 /*
@@ -69,14 +69,15 @@ struct collective_record {
 	__s32 root;
 	__s32 peer;
 	__s32 cuda_device;
-	__u8 backend;
+	__u16 backend;
+	__u16 name_form;
 	__u8 op;
 	__u8 dtype;
 	__u8 redop;
 	__u8 state;
 	__u8 timing;
 	__u8 async_op;
-	__u8 name_form;
+	__u8 reserved[2];
 	char name[NAME_BYTES];
 	char desc[DESC_BYTES];
 	char error[ERROR_BYTES];
@@ -99,6 +100,7 @@ struct {
 /* What a thread is about to enqueue: filled when a public function is entered, taken when the operation is made. */
 struct call {
 	__u64 stack_pointer;
+	__u64 attachment; /* what of the cookie is the attacher's */
 	struct collective_record record;
 };
 
@@ -114,7 +116,7 @@ RING(collectives, struct collective_record, 1 << 24);
 const volatile struct call no_call = {};
 
 /* The draft of the calling thread, emptied. In a map, because a record is too much for the stack of a program. */
-static __always_inline struct call *call_begin(void *ctx, __u64 now, __u8 backend)
+static __always_inline struct call *call_begin(void *ctx, struct probe *probe, __u8 backend)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct collective_record *r;
@@ -126,11 +128,12 @@ static __always_inline struct call *call_begin(void *ctx, __u64 now, __u8 backen
 	if (!call)
 		return 0;
 	call->stack_pointer = user_stack_pointer(ctx);
+	call->attachment = probe->cookie >> 16;
 	r = &call->record;
 	r->start_ns = current_start_ns();
 	r->tgid = thread >> 32;
 	r->tid = (__u32)thread;
-	r->t_call = now;
+	r->t_call = probe->now;
 	r->backend = backend;
 	r->seq = UNKNOWN_WORD;
 	r->count = UNKNOWN_WORD;

@@ -19,6 +19,8 @@
 #define CALL_DEPTH_BYTES (1 << 16)
 #define ABSENT 0xffff
 #define SSO_BYTES 16
+#define INLINE_SIZES 5
+#define MAX_DIMENSIONS 64
 
 /* c10d::OpType (Types.hpp, Work.hpp) */
 #define OP_SEND 12
@@ -33,6 +35,7 @@ struct gloo_layout {
 	__u16 backend_size;
 	__u16 backend_uid;
 	__u16 backend_desc;
+	__u16 tensor_sizes; /* SizesAndStrides: the number of dimensions, then up to 5 sizes */
 	__u16 tensor_numel;
 	__u16 tensor_dtype;
 	__u16 broadcast_root;
@@ -51,7 +54,6 @@ struct gloo_layout {
 	__u16 reduce_scatter_async;
 	__u16 alltoall_async;
 	__u16 barrier_async;
-	__u16 reserved;
 };
 
 struct {
@@ -126,16 +128,19 @@ static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, 
 	return s.length;
 }
 
-static __always_inline void read_group(struct collective_record *r, struct gloo_layout *layout, __u64 group)
+/* Returns 0 when the offsets are not those of this build: then nothing that is read with them is to be believed. */
+static __always_inline int read_group(struct collective_record *r, struct gloo_layout *layout, __u64 group)
 {
 	__s32 rank = -1, size = -1;
 	__u64 text = 0, length;
 
 	r->comm = group;
+	if (layout->backend_rank == ABSENT)
+		return 0;
 	bpf_probe_read_user(&rank, sizeof(rank), (const void *)(group + layout->backend_rank));
 	bpf_probe_read_user(&size, sizeof(size), (const void *)(group + layout->backend_size));
 	if (rank < 0 || rank >= size || size > MAX_RANKS)
-		return;
+		return 0;
 	r->comm_rank = rank;
 	r->comm_size = size;
 	if (layout->backend_uid != ABSENT) {
@@ -146,6 +151,26 @@ static __always_inline void read_group(struct collective_record *r, struct gloo_
 	}
 	if (layout->backend_desc != ABSENT)
 		read_string(r->desc, DESC_BYTES, group + layout->backend_desc, &text);
+	return 1;
+}
+
+/* The sizes have to give the number of elements: a check that the offsets are those of this build. */
+static __always_inline int is_tensor(struct gloo_layout *layout, __u64 impl, __u64 numel)
+{
+	__u64 product = 1;
+	struct {
+		__u64 dimensions;
+		__u64 sizes[INLINE_SIZES];
+	} shape;
+	int i;
+
+	if (bpf_probe_read_user(&shape, sizeof(shape), (const void *)(impl + layout->tensor_sizes)))
+		return 0;
+	if (shape.dimensions > INLINE_SIZES)
+		return shape.dimensions <= MAX_DIMENSIONS;
+	for (i = 0; i < INLINE_SIZES; i++)
+		product *= i < shape.dimensions ? shape.sizes[i] : 1;
+	return product == numel;
 }
 
 /* Adds the elements of one tensor; tensors of several types together have no type. */
@@ -155,7 +180,8 @@ static __always_inline int add_tensor(struct collective_record *r, struct gloo_l
 	__u16 dtype = UNKNOWN_BYTE;
 
 	if (!impl || bpf_probe_read_user(&numel, sizeof(numel), (const void *)(impl + layout->tensor_numel)) ||
-	    bpf_probe_read_user(&dtype, sizeof(dtype), (const void *)(impl + layout->tensor_dtype)))
+	    bpf_probe_read_user(&dtype, sizeof(dtype), (const void *)(impl + layout->tensor_dtype)) ||
+	    !is_tensor(layout, impl, numel))
 		return 0;
 	if (r->count == UNKNOWN_WORD) {
 		r->count = numel;
@@ -230,12 +256,12 @@ static __always_inline struct gloo_layout *layout_of(struct probe *probe)
 	UPROBE(name)                                                                                                   \
 	{                                                                                                              \
 		struct gloo_layout *layout = layout_of(probe);                                                         \
-		struct call *call = layout ? call_begin(ctx, probe->now, BACKEND_GLOO) : 0;                            \
+		struct call *call = layout ? call_begin(ctx, probe, BACKEND_GLOO) : 0;                                 \
                                                                                                                        \
 		if (!call)                                                                                             \
 			return;                                                                                        \
-		read_group(&call->record, layout, member_argument(ctx, 0));                                            \
-		name##_fill(ctx, &call->record, layout);                                                               \
+		if (read_group(&call->record, layout, member_argument(ctx, 0)))                                        \
+			name##_fill(ctx, &call->record, layout);                                                       \
 	}                                                                                                              \
 	static __always_inline void name##_fill(void *ctx, struct collective_record *r, struct gloo_layout *layout)
 
@@ -473,7 +499,7 @@ UPROBE(gloo_waited)
  * Run by the collector for an operation whose process has ended: object, start_ns, tgid. Moving it here, in one run,
  * means that it is in the map or in the ring, whenever the collector dies. Returns 1 when there was such an operation.
  */
-SEC("raw_tp/collectives_abandon")
+SEC("raw_tp")
 int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct operation_key key = {

@@ -95,13 +95,26 @@ static __always_inline void read_comm(struct collective_record *r, __u64 comm)
 	}
 }
 
+/*
+ * One file seen through two overlay mounts has two inodes to be attached to and runs both programs at each call: the
+ * second is told by its attachment, at the stack pointer of the first.
+ */
+static __always_inline int is_echo(void *ctx, struct probe *probe, struct call *call, __u8 op)
+{
+	return call && call->record.backend == BACKEND_NCCL && call->record.op == op &&
+	       call->attachment != probe->cookie >> 16 && call->stack_pointer == user_stack_pointer(ctx);
+}
+
 /* The draft of the call that this thread makes. */
-static __always_inline struct collective_record *begin(void *ctx, __u64 now, __u8 op)
+static __always_inline struct collective_record *begin(void *ctx, struct probe *probe, __u8 op)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct group *group = bpf_map_lookup_elem(&nccl_groups, &thread);
-	struct call *call = call_begin(ctx, now, BACKEND_NCCL);
+	struct call *call = bpf_map_lookup_elem(&calls, &thread);
 
+	if (is_echo(ctx, probe, call, op))
+		return 0;
+	call = call_begin(ctx, probe, BACKEND_NCCL);
 	if (!call) {
 		RING_LOST(collectives);
 		return 0;
@@ -123,9 +136,9 @@ static __always_inline void emit(struct collective_record *r, __u64 count, __u8 
 }
 
 /* (send, recv, count, dtype, op, comm, stream) */
-static __always_inline void reduction(void *ctx, __u64 now, __u8 op)
+static __always_inline void reduction(void *ctx, struct probe *probe, __u8 op)
 {
-	struct collective_record *r = begin(ctx, now, op);
+	struct collective_record *r = begin(ctx, probe, op);
 
 	if (!r)
 		return;
@@ -134,9 +147,9 @@ static __always_inline void reduction(void *ctx, __u64 now, __u8 op)
 }
 
 /* (send, recv, count, dtype, root, comm, stream) */
-static __always_inline void rooted(void *ctx, __u64 now, __u8 op)
+static __always_inline void rooted(void *ctx, struct probe *probe, __u8 op)
 {
-	struct collective_record *r = begin(ctx, now, op);
+	struct collective_record *r = begin(ctx, probe, op);
 
 	if (!r)
 		return;
@@ -145,18 +158,18 @@ static __always_inline void rooted(void *ctx, __u64 now, __u8 op)
 }
 
 /* (send, recv, count, dtype, comm, stream) */
-static __always_inline void plain(void *ctx, __u64 now, __u8 op)
+static __always_inline void plain(void *ctx, struct probe *probe, __u8 op)
 {
-	struct collective_record *r = begin(ctx, now, op);
+	struct collective_record *r = begin(ctx, probe, op);
 
 	if (r)
 		emit(r, argument(ctx, 2), argument(ctx, 3), argument(ctx, 4), argument(ctx, 5));
 }
 
 /* (buffer, count, dtype, peer, comm, stream) */
-static __always_inline void point_to_point(void *ctx, __u64 now, __u8 op)
+static __always_inline void point_to_point(void *ctx, struct probe *probe, __u8 op)
 {
-	struct collective_record *r = begin(ctx, now, op);
+	struct collective_record *r = begin(ctx, probe, op);
 
 	if (!r)
 		return;
@@ -166,44 +179,44 @@ static __always_inline void point_to_point(void *ctx, __u64 now, __u8 op)
 
 UPROBE(nccl_all_reduce)
 {
-	reduction(ctx, probe->now, NCCL_ALL_REDUCE);
+	reduction(ctx, probe, NCCL_ALL_REDUCE);
 }
 
 UPROBE(nccl_reduce_scatter)
 {
-	reduction(ctx, probe->now, NCCL_REDUCE_SCATTER);
+	reduction(ctx, probe, NCCL_REDUCE_SCATTER);
 }
 
 UPROBE(nccl_all_gather)
 {
-	plain(ctx, probe->now, NCCL_ALL_GATHER);
+	plain(ctx, probe, NCCL_ALL_GATHER);
 }
 
 UPROBE(nccl_all_to_all)
 {
-	plain(ctx, probe->now, NCCL_ALL_TO_ALL);
+	plain(ctx, probe, NCCL_ALL_TO_ALL);
 }
 
 /* ncclBcast ends in a call of ncclBroadcast, and so needs no probe. */
 UPROBE(nccl_broadcast)
 {
-	rooted(ctx, probe->now, NCCL_BROADCAST);
+	rooted(ctx, probe, NCCL_BROADCAST);
 }
 
 UPROBE(nccl_gather)
 {
-	rooted(ctx, probe->now, NCCL_GATHER);
+	rooted(ctx, probe, NCCL_GATHER);
 }
 
 UPROBE(nccl_scatter)
 {
-	rooted(ctx, probe->now, NCCL_SCATTER);
+	rooted(ctx, probe, NCCL_SCATTER);
 }
 
 /* (send, recv, count, dtype, op, root, comm, stream) */
 UPROBE(nccl_reduce)
 {
-	struct collective_record *r = begin(ctx, probe->now, NCCL_REDUCE);
+	struct collective_record *r = begin(ctx, probe, NCCL_REDUCE);
 
 	if (!r)
 		return;
@@ -214,12 +227,12 @@ UPROBE(nccl_reduce)
 
 UPROBE(nccl_send)
 {
-	point_to_point(ctx, probe->now, NCCL_SEND);
+	point_to_point(ctx, probe, NCCL_SEND);
 }
 
 UPROBE(nccl_recv)
 {
-	point_to_point(ctx, probe->now, NCCL_RECV);
+	point_to_point(ctx, probe, NCCL_RECV);
 }
 
 UPROBE(nccl_group_start)

@@ -1,0 +1,147 @@
+"""Who made an operation and on which communicator: found once a distinct (process, communicator), not once a row."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.source import Identity, Processes
+
+__all__ = ("Entities", "Entity", "comm_text")
+
+# enum name_form of collectives.bpf.h
+NAME_TEXT, NAME_HASHED, NAME_NUMBER = 1, 2, 3
+_GLOO = 1
+_HASH_BYTES = 8
+# An entry is some 500 bytes; a process that makes up communicators must not fill our memory.
+_MAX_ENTITIES = 16384
+# What torch calls a group that nobody described (distributed_c10d.py).
+_NO_DESCRIPTION = ("", "undefined")
+_KEY_FIELDS = (
+    "start_ns",
+    "comm",
+    "tgid",
+    "comm_rank",
+    "comm_size",
+    "cuda_device",
+    "backend",
+    "name_form",
+    "name",
+    "desc",
+)
+_FIRST_WAIT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A process and a communicator of it. ``who`` is None while the process is not identified."""
+
+    who: Identity | None
+    backend: int
+    comm: str | None
+    comm_name: str | None
+    comm_rank: int | None
+    comm_size: int | None
+    cuda_device: int | None
+
+
+class Entities:
+    """The entities of records, remembered. One thread."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._known: dict[int, Entity] = {}
+        self._waited: set[tuple[int, int]] = set()
+        # Secret: a process must not be able to make its records fall on another's key.
+        self._random = np.random.default_rng(secrets.randbits(128))
+        self._multipliers: dict[np.dtype[Any], tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]] = {}
+
+    def of(
+        self, records: npt.NDArray[np.void]
+    ) -> tuple[list[Entity], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """(the distinct entities, for each the index of its first record, for each record the index of its entity)."""
+        keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
+        found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
+        return found, first, inverse
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        self._waited.discard((pid, start_ns))
+
+    def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+        """A multilinear hash of the fields that name an entity."""
+        columns, multipliers = self._hashing(records.dtype)
+        words = records.view(np.uint32).reshape(len(records), -1)
+        keys = np.zeros(len(records), np.uint64)
+        for column, multiplier in zip(columns, multipliers, strict=True):
+            keys += words[:, column] * multiplier
+        return keys
+
+    def _hashing(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
+        if dtype not in self._multipliers:
+            self._multipliers[dtype] = _words(dtype), self._random.integers(
+                0, 1 << 64, len(_words(dtype)), np.uint64
+            ) | np.uint64(1)
+        return self._multipliers[dtype]
+
+    def _entity(self, key: int, record: np.void) -> Entity:
+        entity = self._known.get(key)
+        if entity is None or entity.who is None:
+            entity = self._make(record)
+            if len(self._known) >= _MAX_ENTITIES:
+                self._known.clear()
+            self._known[key] = entity
+        return entity
+
+    def _make(self, record: np.void) -> Entity:
+        pid, start_ns = int(record["tgid"]), int(record["start_ns"])
+        known = int(record["comm_size"]) > 0
+        description = _printable(bytes(record["desc"]))
+        return Entity(
+            who=self._identity(pid, start_ns),
+            backend=int(record["backend"]),
+            comm=comm_text(record),
+            comm_name=None if description in _NO_DESCRIPTION else description,
+            comm_rank=int(record["comm_rank"]) if known else None,
+            comm_size=int(record["comm_size"]) if known else None,
+            cuda_device=int(record["cuda_device"]) if int(record["cuda_device"]) >= 0 else None,
+        )
+
+    def _identity(self, pid: int, start_ns: int) -> Identity | None:
+        # Rows are written once, so it is worth a wait, but only one for each process.
+        first = (pid, start_ns) not in self._waited
+        if len(self._waited) >= _MAX_ENTITIES:
+            self._waited.clear()
+        self._waited.add((pid, start_ns))
+        return self._processes.identity(pid, start_ns, _FIRST_WAIT if first else 0.0)
+
+
+def comm_text(record: np.void) -> str | None:
+    """The communicator's name, the same on all ranks; None where it could not be read."""
+    form = int(record["name_form"])
+    # A bytes field loses its trailing NULs; numbers must not.
+    raw = bytes(record["name"]).ljust(record.dtype["name"].itemsize, b"\0")
+    if form == NAME_TEXT:
+        return _printable(raw.rstrip(b"\0"))
+    if form == NAME_HASHED:
+        return f"{_printable(raw[:-_HASH_BYTES])}~{int.from_bytes(raw[-_HASH_BYTES:], 'little'):016x}"
+    if form == NAME_NUMBER:
+        return f"{int.from_bytes(raw[:8], 'little'):016x}"
+    return None
+
+
+def _printable(text: bytes) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text.decode(errors="replace"))
+
+
+def _words(dtype: np.dtype[Any]) -> npt.NDArray[np.intp]:
+    """The 32-bit words of a record that hold the fields of the key."""
+    assert dtype.fields is not None
+    found: set[int] = set()
+    for name in _KEY_FIELDS:
+        kind, offset = dtype.fields[name][:2]
+        found.update(range(offset // 4, (offset + kind.itemsize + 3) // 4))
+    return np.array(sorted(found), np.intp)

@@ -1,0 +1,239 @@
+"""Finished records into rows: whole columns at a time, with Python only once a distinct process and communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.tables import table_named
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes import names
+from probing.daemon.nccl_uprobes.entities import Entities, Entity
+from probing.daemon.source import Processes
+
+__all__ = ("Rows",)
+
+Array = npt.NDArray[Any]
+# More elements than any tensor can have: what says so was read from memory that is no tensor.
+_MAX_COUNT = 1 << 48
+_MAX_SEEN = 65536
+
+
+class Rows:
+    """Rows of ``comm.ops``, ``comm.communicators`` and ``comm.inflight`` for one node. One thread."""
+
+    def __init__(self, node: str, processes: Processes) -> None:
+        self._node = node
+        self._entities = Entities(processes)
+        self._tables = {field: names.codes(field) for field in ("op", "dtype", "redop")}
+        self._seen: set[tuple[int, int, str]] = set()
+        self._just_seen: set[tuple[int, int, str]] = set()
+        self._last: bytes = b""
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        """The process has ended: its communicators are told again if rows of it still come."""
+        self._entities.forget(pid, start_ns)
+        self._seen = {key for key in self._seen if key[:2] != (pid, start_ns)}
+
+    def finished(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """``records`` of the ring ``collectives`` -> batches of ``comm.ops`` and ``comm.communicators``."""
+        if not len(records):
+            return {}
+        entities, first, inverse = self._entities.of(records)
+        columns = self._shared(records, pair, entities, inverse)
+        columns.update(self._ending(records))
+        batches = {"comm.ops": _batch("comm.ops", columns)}
+        if rows := self._new_communicators(records, pair, entities, first):
+            batches["comm.communicators"] = batch_of("comm.communicators", rows)
+        return batches
+
+    def inflight(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
+        """Values of the map ``operations`` -> ``comm.inflight`` in its logical schema."""
+        entities, _, inverse = self._entities.of(records)
+        columns = self._shared(records, pair, entities, inverse)
+        columns["state"] = _named(records["state"].astype(np.int32) - 1, names.STATES)
+        columns["age_ns"] = _numbers(pair.mono_ns - records["t_call"].astype(np.int64))
+        return _batch("comm.inflight", columns)
+
+    def _shared(
+        self, records: Array, pair: ClockPair, entities: Sequence[Entity], inverse: npt.NDArray[np.intp]
+    ) -> dict[str, pa.Array]:
+        def each(get: Callable[[Entity], Any]) -> list[Any]:
+            return [get(entity) for entity in entities]
+
+        numbers = {field: self._numbers_of(records, field) for field in ("op", "dtype", "redop")}
+        count, size = _contribution(records, numbers["op"], numbers["dtype"])
+        when = records["t_call"].astype(np.int64) + pair.mono_to_utc_ns
+        return {
+            "node": pa.DictionaryArray.from_arrays(np.zeros(len(records), np.int32), [self._node]),
+            "ts": pa.array(when, pa.timestamp("ns")),
+            "job": _text_of(each(lambda e: e.who and e.who.job), inverse),
+            "run": _text_of(each(lambda e: e.who and e.who.run), inverse),
+            "pid": _numbers(records["tgid"].astype(np.int32)),
+            "start_ns": _numbers(records["start_ns"].astype(np.int64)),
+            "tid": _numbers(records["tid"].astype(np.int32)),
+            "rank": _integer_of(each(lambda e: None if e.who is None else e.who.rank), inverse),
+            "comm": _text_of(each(lambda e: e.comm), inverse),
+            "comm_name": _text_of(each(lambda e: e.comm_name), inverse),
+            "comm_rank": _integer_of(each(lambda e: e.comm_rank), inverse),
+            "comm_size": _integer_of(each(lambda e: e.comm_size), inverse),
+            "backend": _named(records["backend"].astype(np.int32) - 1, names.BACKENDS),
+            "seq": _numbers(records["seq"].astype(np.int64), records["seq"] >> 63 != 0),
+            "op": _named(numbers["op"], names.OPS),
+            "dtype": _named(numbers["dtype"], names.DTYPES),
+            "count": _numbers(count, count < 0),
+            "bytes": _numbers(size, size < 0),
+            "redop": _named(numbers["redop"], names.REDOPS),
+            "root": _numbers(np.ascontiguousarray(records["root"]), records["root"] < 0),
+            "peer": _numbers(np.ascontiguousarray(records["peer"]), records["peer"] < 0),
+            "stream": _numbers(np.ascontiguousarray(records["stream"]), records["backend"] == names.GLOO),
+            "group_id": _numbers(records["group_id"].astype(np.int64), records["group_id"] == 0),
+            "async_op": pa.array(records["async_op"] == 1, mask=records["async_op"] > 1),
+        }
+
+    def _numbers_of(self, records: Array, field: str) -> npt.NDArray[np.int32]:
+        return self._tables[field][np.minimum(records["backend"], names.NCCL).astype(np.intp) * 256 + records[field]]
+
+    def _ending(self, records: Array) -> dict[str, pa.Array]:
+        state = records["state"]
+        gone = state == names.STATE_ABANDONED
+        timing = np.where(gone, -1, records["timing"].astype(np.int32) - 1)
+        call = records["t_call"]
+        return {
+            "timing_source": _named(timing, names.TIMINGS),
+            "state": _named(np.where(state > names.STATE_ABANDONED, -1, state.astype(np.int32) - 1), names.STATES),
+            "error": _errors(records),
+            "step": pa.nulls(len(records), pa.int64()),
+            "launch_ns_after": _after(records["t_launch"], call),
+            "start_ns_after": _after(records["t_start"], call),
+            "done_lo_ns": _after(records["t_done_lo"], call),
+            "done_hi_ns": _after(records["t_done_hi"], call),
+        }
+
+    def _new_communicators(
+        self, records: Array, pair: ClockPair, entities: Sequence[Entity], first: npt.NDArray[np.intp]
+    ) -> list[dict[str, Any]]:
+        # The same records come again when the log could not take them: then what they showed first is new again.
+        last, self._last = self._last, records[:1].tobytes()
+        if last != self._last:
+            self._just_seen = set()
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.clear()
+        rows = []
+        for entity, index in zip(entities, first, strict=True):
+            if entity.comm is None:
+                continue
+            key = (int(records["tgid"][index]), int(records["start_ns"][index]), entity.comm)
+            if key in self._seen and key not in self._just_seen:
+                continue
+            self._seen.add(key)
+            self._just_seen.add(key)
+            when = int(records["t_call"][index]) + pair.mono_to_utc_ns
+            rows.append(_communicator(self._node, key, entity, when))
+        # One for each communicator, however many objects of the process share its name.
+        return list({(row["pid"], row["start_ns"], row["comm"]): row for row in rows}.values())
+
+
+def _communicator(node: str, key: tuple[int, int, str], entity: Entity, when: int) -> dict[str, Any]:
+    who = entity.who
+    spans = who is not None and who.world_size is not None and who.world_size == entity.comm_size
+    return {
+        "node": node,
+        "ts": when,
+        "job": who and who.job,
+        "run": who and who.run,
+        "pid": key[0],
+        "start_ns": key[1],
+        "comm": key[2],
+        "name": entity.comm_name,
+        "backend": names.BACKENDS[entity.backend - 1] if 0 < entity.backend <= len(names.BACKENDS) else None,
+        "size": entity.comm_size,
+        "rank": entity.comm_rank,
+        "job_rank": who.rank if who else None,
+        "cuda_device": entity.cuda_device,
+        "created": when,
+        "parallel_role": "world" if spans else "unknown",
+        "parallel_role_why": f"has all {entity.comm_size} ranks of the job" if spans else None,
+    }
+
+
+def _contribution(
+    records: Array, op: npt.NDArray[np.int32], dtype: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(elements, bytes) that each rank contributes; -1 where not known.
+
+    NCCL passes the elements of one block; with some operations a rank contributes one for each rank.
+    """
+    raw = records["count"]
+    known = raw < _MAX_COUNT
+    count = np.where(known, raw, 0).astype(np.int64)
+    nccl = records["backend"] == names.NCCL
+    if nccl.any():
+        size = records["comm_size"].astype(np.int64)
+        blocks = nccl & np.isin(op, _BLOCKS)
+        known &= ~blocks | (size > 0)
+        scattered = nccl & (op == _SCATTER)
+        contributes = ~scattered | (records["root"] == records["comm_rank"])
+        count = np.where(contributes, np.where(blocks, count * np.maximum(size, 1), count), 0)
+    width = names.DTYPE_BYTES[np.maximum(dtype, 0)]
+    size_known = known & ((dtype >= 0) | (count == 0))
+    return np.where(known, count, -1), np.where(size_known, count * width, -1)
+
+
+_BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatter")]
+_SCATTER = names.OPS.index("scatter")
+
+
+def _batch(table: str, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    schema = table_named(table).physical
+    arrays = []
+    for field in schema:
+        array = columns[field.name]
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _numbers(values: Array, unknown: Array | None = None) -> pa.Array:
+    return pa.array(values, mask=unknown if unknown is not None and unknown.any() else None)
+
+
+def _after(when: Array, call: Array) -> pa.Array:
+    return _numbers((when - call).astype(np.int64), when == 0)
+
+
+def _named(index: Array, known: Sequence[str]) -> pa.Array:
+    """Indices into ``known`` as a dictionary array; NULL for one that is not in it."""
+    outside = (index < 0) | (index >= len(known))
+    return pa.DictionaryArray.from_arrays(_numbers(index.astype(np.int32, copy=False), outside), list(known))
+
+
+def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.Array:
+    """One text an entity -> one a record."""
+    distinct = sorted({value for value in values if value is not None})
+    place = {value: index for index, value in enumerate(distinct)}
+    index = np.array([-1 if value is None else place[value] for value in values], np.int32)
+    if not distinct:
+        return pa.DictionaryArray.from_arrays(pa.nulls(len(inverse), pa.int32()), pa.array([], pa.string()))
+    return _named(index[inverse], distinct)
+
+
+def _integer_of(values: Sequence[int | None], inverse: npt.NDArray[np.intp]) -> pa.Array:
+    """One non-negative number an entity -> one a record."""
+    found = np.array([-1 if value is None else value for value in values], np.int32)[inverse]
+    return _numbers(found, found < 0)
+
+
+def _errors(records: Array) -> pa.Array:
+    failed = np.flatnonzero(records["state"] == names.STATE_FAILED)
+    if not len(failed):
+        return pa.nulls(len(records), pa.string())
+    texts: list[str | None] = [None] * len(records)
+    for index in failed:
+        text = bytes(records["error"][index]).decode(errors="replace")
+        texts[index] = "".join(c if c.isprintable() else "?" for c in text) or None
+    return pa.array(texts, pa.string())

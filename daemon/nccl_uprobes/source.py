@@ -1,0 +1,225 @@
+"""The source of collectives: puts the probes on libraries that appear, and makes rows of what they saw."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.errors import ProbingError
+from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS, gloo_layout_index
+from probing.daemon.nccl_uprobes.names import STATE_ABANDONED
+from probing.daemon.nccl_uprobes.rows import Rows
+from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, Library, Placement, SymbolFinder, library_of
+from probing.daemon.source import Processes
+
+__all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
+
+OBJECTS = ("gloo", "nccl")
+"""The BPF objects that the session has to hold."""
+RING = "collectives"
+_SLOT_BITS = 16
+_ABANDON = struct.Struct("<QQQ")
+
+
+class Map(Protocol):
+    def update(self, key: Any, value: Any) -> None: ...
+
+    def items(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+
+
+class Link(Protocol):
+    @property
+    def adopted(self) -> bool: ...
+
+
+class Session(Protocol):
+    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    @property
+    def maps(self) -> Mapping[str, Map]: ...
+
+    @property
+    def blind(self) -> tuple[int, int] | None: ...
+
+    def attach_uprobe(
+        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = ""
+    ) -> Link: ...
+
+    def detach(self, link: Any) -> None: ...
+
+    def run_program(self, name: str, context: bytes) -> int: ...
+
+
+class CollectivesSource:
+    """``symbols`` finds symbols by pattern in the file at a descriptor; ``point`` says by a function's first bytes
+    how far into it to attach. Safe for several threads."""
+
+    name = "collectives"
+
+    def __init__(
+        self,
+        session: Session,
+        processes: Processes,
+        node: str,
+        symbols: SymbolFinder,
+        point: Callable[[bytes], int] = lambda head: 0,
+    ) -> None:
+        self._session = session
+        self._symbols = symbols
+        self._point = point
+        self._rows = Rows(node, processes)
+        self._live = Rows(node, processes)
+        self._backends: dict[tuple[int, int], frozenset[str]] = {}
+        self._attached: dict[tuple[int, int], list[Link]] = {}
+        self._attaching = threading.Lock()
+        self._reading = threading.Lock()
+
+    def start(self) -> None:
+        """Tell the programs the layouts, and close what can no longer be followed."""
+        for index, gloo in enumerate(GLOO_LAYOUTS):
+            self._session.maps["gloo_layouts"].update(index, gloo.pack())
+        for index, nccl in enumerate(NCCL_LAYOUTS):
+            self._session.maps["nccl_layouts"].update(index, nccl.pack())
+        if self._session.blind:
+            self.abandon_before(self._session.blind[1])
+
+    def stop(self) -> None:
+        """The links are the session's: it keeps or ends them."""
+
+    @property
+    def slots(self) -> dict[int, str]:
+        """The slot of each probe -> what is counted there."""
+        return {
+            slot: f"{library.name}:{probe.program}"
+            for library in (GLOO, NCCL)
+            for slot, probe in enumerate(library.probes, library.first_slot)
+        }
+
+    def interesting(self, path: bytes) -> bool:
+        """Whether a file that a process maps can be one of ours, by its path."""
+        return library_of(path) is not None
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+
+        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Raises UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
+        """
+        library = library_of(path)
+        if library is None:
+            return 0
+        status = os.fstat(fd)
+        identity = (status.st_dev, status.st_ino)
+        with self._attaching:
+            if identity in self._attached:
+                return 0
+            links = self._place(library, fd, identity)
+            self._attached[identity] = links
+        return sum(not link.adopted for link in links)
+
+    def _place(self, library: Library, fd: int, identity: tuple[int, int]) -> list[Link]:
+        symbols = self._symbols(fd, [*library.patterns, *library.marks])
+        tag = _attachment(library, [symbol.name for symbol in symbols], identity)
+        links: list[Link] = []
+        try:
+            for program, placements in _by_program(library.placements(symbols, self._point)):
+                offsets = [placement.offset for placement in placements]
+                cookies = [tag << _SLOT_BITS | placement.slot for placement in placements]
+                links.append(self._session.attach_uprobe(program, fd, offsets, cookies, library.name))
+        except ProbingError:
+            for link in links:
+                self._session.detach(link)
+            raise
+        return links
+
+    def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
+        with self._reading:
+            batches = self._rows.finished(records, pair)
+            self._note_backends(records)
+        return batches
+
+    def inflight(self, pair: ClockPair) -> pa.RecordBatch:
+        """``comm.inflight`` as it is now."""
+        _, records = self._session.maps["operations"].items()
+        # The map was read after the pair was taken: what began in between has no age yet.
+        return self._live_rows(records[records["t_call"] <= pair.mono_ns], pair)
+
+    def _live_rows(self, records: npt.NDArray[Any], pair: ClockPair) -> pa.RecordBatch:
+        with self._reading:
+            return self._live.inflight(np.ascontiguousarray(records), pair)
+
+    def _note_backends(self, records: npt.NDArray[Any]) -> None:
+        for process in np.unique(records[["tgid", "start_ns", "backend"]]):
+            key = int(process["tgid"]), int(process["start_ns"])
+            name = {1: "gloo", 2: "nccl"}.get(int(process["backend"]))
+            if name and name not in self._backends.get(key, ()):
+                self._backends[key] = self._backends.get(key, frozenset()) | {name}
+
+    def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
+        """The backends of which operations of this process were seen: "gloo", "nccl"."""
+        return self._backends.get((pid, start_ns), frozenset())
+
+    def process_exited(self, pid: int, start_ns: int) -> int:
+        """Close the open operations of a process that has ended; returns how many there were."""
+        with self._reading:
+            self._rows.forget(pid, start_ns)
+            self._live.forget(pid, start_ns)
+            self._backends.pop((pid, start_ns), None)
+        return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> int:
+        """Close the open operations of processes that ended while nobody looked."""
+
+        def ended(keys: npt.NDArray[Any], _: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+            processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
+            gone = np.array([not alive(int(p["tgid"]), int(p["start_ns"])) for p in processes], bool)
+            return gone[inverse]
+
+        return self._abandon(ended)
+
+    def abandon_before(self, mono_ns: int) -> int:
+        """Close what was called before ``mono_ns``: the probes slept, and may have missed how it ended."""
+        return self._abandon(lambda _, values: values["t_call"] < mono_ns)
+
+    def _abandon(self, which: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> int:
+        keys, values = self._session.maps["operations"].items()
+        if not len(keys):
+            return 0
+        chosen = keys[which(keys, values)]
+        return sum(
+            self._session.run_program(
+                "collectives_abandon", _ABANDON.pack(int(key["object"]), int(key["start_ns"]), int(key["tgid"]))
+            )
+            for key in chosen
+        )
+
+
+def replaced(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Open operations of a layout that is being replaced, as records: their ends can no longer be seen."""
+    records = values.copy()
+    records["state"] = STATE_ABANDONED
+    return records
+
+
+def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
+    """What the programs of a library get in the cookie: gloo the layout's index, NCCL what tells this file."""
+    if library is GLOO:
+        return gloo_layout_index(marks)
+    return zlib.crc32(repr(identity).encode())
+
+
+def _by_program(placements: Iterable[Placement]) -> list[tuple[str, list[Placement]]]:
+    grouped: dict[str, list[Placement]] = {}
+    for placement in placements:
+        grouped.setdefault(placement.program, []).append(placement)
+    return list(grouped.items())

@@ -1,0 +1,163 @@
+"""Which functions of a library get which program.
+
+Mangled names carry types, which change between versions of torch: the patterns hold the parts that do not. ``*`` stands
+for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from probing.api.errors import UnsupportedTarget
+
+__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "SymbolFinder", "library_of")
+
+_GROUP = "_ZN4c10d16ProcessGroupGloo"
+
+
+class Symbol(Protocol):
+    """As ``probing.daemon.bpf.elf`` finds it; ``address`` is before relocation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def file_offset(self) -> int | None: ...
+    @property
+    def head(self) -> bytes: ...
+
+
+SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one."""
+
+    program: str
+    pattern: str
+    needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``program`` on the function at ``offset`` of the file; ``slot`` counts its hits."""
+
+    program: str
+    slot: int
+    offset: int
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """``files``: how the file's name begins. ``probes`` in the order to attach: what ends an operation comes first,
+    so that no operation is seen to begin whose end would be missed. ``marks`` are functions that tell builds apart."""
+
+    name: str
+    files: tuple[bytes, ...]
+    first_slot: int
+    probes: tuple[Probe, ...]
+    marks: tuple[str, ...] = ()
+
+    @property
+    def patterns(self) -> list[str]:
+        return [probe.pattern for probe in self.probes]
+
+    def placements(self, symbols: Iterable[Symbol], point: Callable[[bytes], int] = lambda head: 0) -> list[Placement]:
+        """Where to attach; aliases of one address count once. ``point`` chooses the offset in a function by its bytes.
+
+        Raises UnsupportedTarget where a needed function is missing.
+        """
+        found: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
+        for symbol in symbols:
+            for probe in self.probes:
+                if _matches(symbol.name, probe.pattern):
+                    found[probe.pattern].append(symbol)
+        missing = [probe.pattern for probe in self.probes if probe.needed and not found[probe.pattern]]
+        if missing:
+            raise UnsupportedTarget(
+                f"this {self.name} library has no function {missing[0]}",
+                hint="its operations are not seen; report the version of torch or NCCL",
+            )
+        placements: dict[int, Placement] = {}
+        for slot, probe in enumerate(self.probes, self.first_slot):
+            for symbol in found[probe.pattern]:
+                if symbol.file_offset is not None and symbol.address not in placements:
+                    offset = symbol.file_offset + point(symbol.head)
+                    placements[symbol.address] = Placement(probe.program, slot, offset, symbol.name)
+        return list(placements.values())
+
+
+GLOO = Library(
+    "gloo",
+    (b"libtorch_cpu.so",),
+    64,
+    (
+        Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
+        Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
+        Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
+        Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
+        # The operation type and the sequence number came into the arguments together.
+        Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
+        Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
+        Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
+        Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
+        Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
+        Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
+        Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
+        Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
+        Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
+        Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
+        Probe("gloo_gather", f"{_GROUP}6gatherE*"),
+        Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
+        Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
+        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
+        Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
+        Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
+        Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
+        Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
+        Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
+        Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
+    ),
+    (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*"),
+)
+
+# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast.
+NCCL = Library(
+    "nccl",
+    (b"libnccl.so", b"libnccl-net.so", b"libnccl_static.so"),
+    96,
+    (
+        Probe("nccl_all_reduce", "ncclAllReduce", needed=True),
+        Probe("nccl_reduce_scatter", "ncclReduceScatter"),
+        Probe("nccl_all_gather", "ncclAllGather"),
+        Probe("nccl_broadcast", "ncclBroadcast", needed=True),
+        Probe("nccl_reduce", "ncclReduce"),
+        Probe("nccl_send", "ncclSend"),
+        Probe("nccl_recv", "ncclRecv"),
+        Probe("nccl_all_to_all", "ncclAlltoAll"),
+        Probe("nccl_gather", "ncclGather"),
+        Probe("nccl_scatter", "ncclScatter"),
+        Probe("nccl_group_end", "ncclGroupEnd", needed=True),
+        Probe("nccl_group_start", "ncclGroupStart", needed=True),
+    ),
+)
+
+
+def library_of(path: bytes) -> Library | None:
+    """The library that a mapped file of this path could be, by its name."""
+    name = os.path.basename(path)
+    for library in (GLOO, NCCL):
+        if name.startswith(library.files) and name.find(b".so") >= 0:
+            return library
+    return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
