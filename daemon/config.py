@@ -254,7 +254,7 @@ def _build(values: Mapping[str, object]) -> Config:
         sections.setdefault(section, {})[name] = _checked(key, value)
     top = sections.pop("", {})
     for section, given in sections.items():
-        default = Config.__dataclass_fields__[section].default
+        default: Any = Config.__dataclass_fields__[section].default
         top[section] = dataclasses.replace(default, **given)
     return _whole(Config(**top))
 

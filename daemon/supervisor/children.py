@@ -60,7 +60,7 @@ class Spawner:
             environment[ERROR_FD] = str(errors)
         return subprocess.Popen(
             self.command(kind, self._of[kind]),
-            stdin=connection if connection is not None else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if connection is None else connection.fileno(),
             stdout=2,
             env=environment,
             cwd="/",

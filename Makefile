@@ -1,0 +1,66 @@
+# `make demo` and `make test` need nothing but a fresh Debian or Ubuntu with git and make. Both are quick the second time.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help deps install tree check format proto proto-check test demo bench clean
+
+PYTHON := .venv/bin/python
+TORCH := torch==2.13.0
+# As root, with the daemon's users able to read the checkout.
+HOST := packaging/dev/as-daemon-host.sh
+PACKAGES := client federation daemon
+TREE := .build/tree/probing
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+deps: ## system packages and users
+	@packaging/dev/deps.sh
+
+# Not a Python from somebody's home: the daemon's users must be able to run it.
+.venv/bin/python:
+	/usr/bin/python3 -m venv .venv
+
+.build/install.stamp: pyproject.toml setup.py | .venv/bin/python
+	@mkdir -p .build
+	$(PYTHON) -m pip install -q --disable-pip-version-check -e '.[dev]' $(TORCH)
+	@touch $@
+
+install: | deps ## .venv with the package, and the BPF programs
+	@$(MAKE) --no-print-directory .build/install.stamp
+	@$(PYTHON) -m probing.daemon.bpf.build
+
+# One folder that looks as the installed package does, for the tools that read source.
+tree:
+	@rm -rf .build/tree && mkdir -p $(TREE)
+	@ln -s $(addprefix ../../../,$(wildcard sdk/*.py sdk/py.typed)) $(TREE)/
+	@ln -s $(addprefix ../../../,api $(PACKAGES)) $(TREE)/
+
+check: install tree proto-check ## style, types, who imports whom
+	$(PYTHON) -m ruff check -q .
+	MYPYPATH=.build/tree $(PYTHON) -m mypy -p probing
+	PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo
+
+format: ## sort imports and mend what ruff can
+	$(PYTHON) -m ruff check --fix .
+
+proto: install ## the code of the protocol, anew
+	$(PYTHON) api/proto/generate.py
+
+# The committed code must be what the committed .proto gives.
+proto-check:
+	@rm -rf .build/proto && mkdir -p .build && cp -r api/proto .build/proto
+	@$(PYTHON) .build/proto/generate.py
+	@diff -r -x __pycache__ api/proto .build/proto
+
+test: check ## all checks and all tests
+	$(HOST) $(PYTHON) -m pytest $(TESTS)
+
+demo: install ## a real training, watched
+	$(HOST) examples/demo.sh
+
+bench: install ## the figures of docs/benchmarks.md
+	$(HOST) $(PYTHON) -m bench
+
+clean: ## all that make made in the checkout
+	rm -rf .venv .build build dist *.egg-info daemon/bpf/*.bpf.o

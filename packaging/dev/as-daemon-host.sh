@@ -1,0 +1,43 @@
+#!/bin/sh
+# Runs a command as root in a place where the daemon's users can read the checkout: as it is where they can already;
+# else, in a mount namespace of its own, every directory that keeps them out is hidden behind an empty one that holds
+# only the checkout. Nothing outside changes.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd -P)
+
+if [ "$(id -u)" != 0 ]; then
+    exec sudo --preserve-env=CI "PATH=$PATH" "$0" "$@"
+fi
+
+reaches() {
+    setpriv --reuid=probing-service --regid=probing-service --clear-groups --inh-caps=-all \
+        test -r "$root/pyproject.toml" -a -x "$root" 2>/dev/null
+}
+
+if [ "${1:-}" = --hide ]; then
+    shift
+    # The first closed directory on the way: all below it but the checkout vanishes behind an empty one.
+    closed=$1
+    shift
+    hold=$(mktemp -d /run/probingd-checkout-XXXXXX)
+    mount --bind "$root" "$hold"
+    mount -t tmpfs -o mode=755 tmpfs "$closed"
+    mkdir -p "$root"
+    mount --bind "$hold" "$root"
+    umount "$hold"
+    rmdir "$hold"
+    cd "$root"
+    exec "$@"
+fi
+
+chmod go+rx "$root"
+if reaches; then
+    exec "$@"
+fi
+path=""
+for part in $(dirname "$root" | tr '/' ' '); do
+    path="$path/$part"
+    setpriv --reuid=probing-service --regid=probing-service --clear-groups --inh-caps=-all test -x "$path" || break
+done
+mountpoint -q /sys/fs/bpf || mount -t bpf -o mode=0711 bpf /sys/fs/bpf
+exec unshare --mount "$0" --hide "$path" "$@"
