@@ -91,7 +91,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft
         raise Unsplittable("it does not aggregate")
     where = select.args.get("where")
     body = ", ".join(f"{to_sql(e)} AS {quoted_column(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
-    source, sends = _combined(catalog, select, names, groups)
+    source, sends = _combined(catalog, select, groups)
     final = f"SELECT {'DISTINCT ' if select.args.get('distinct') else ''}{body} FROM ({source})"
     final += f" WHERE {to_sql(condition)}" if condition is not None else ""
     final += f" ORDER BY {', '.join(order)}" if order else ""
@@ -146,7 +146,7 @@ def _order(select: exp.Select, names: _Names, groups: _Groups, shown: list[str])
 
 
 def _combined(
-    catalog: Catalog, select: exp.Select, names: _Names, groups: _Groups
+    catalog: Catalog, select: exp.Select, groups: _Groups
 ) -> tuple[str, list[str]]:
     """SQL that makes ``k0..., a0...`` of the parts, and the expressions that the nodes send as ``s0...``."""
     types = _types(catalog, select, groups)

@@ -38,7 +38,8 @@ class Failed:
 
     @property
     def reason(self) -> str:
-        return self.error.message
+        """Why, without the address that stands beside it."""
+        return self.error.message.removeprefix(f"{self.address} does not answer: ")
 
 
 @dataclass(slots=True)

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
 from probing.api.errors import PeerError, QueryMemory, QueryTimeout
+from probing.federation.answer import Answer, Reply
 from probing.federation.catalog import create_table, open_database, quoted
 from probing.federation.errors import from_duckdb
 from probing.federation.fanout import Answered, Failed, Gathered, fan_out
 from probing.federation.split import Part, Plan
 
-__all__ = ("Answer", "Ask", "Reply", "run")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What one node answers to one part. ``warnings`` say what the rows lack."""
-
-    node: str
-    table: pa.Table
-    rows_scanned: int = 0
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Answer:
-    """``table`` has the rows of all that answered, ``gathered`` says who did."""
-
-    table: pa.Table
-    gathered: Gathered[tuple[Reply, ...]]
-
-    @property
-    def warnings(self) -> list[str]:
-        found = [f"{r.node}: {w}" for a in self.gathered.answered for r in a.value for w in r.warnings]
-        return list(dict.fromkeys(found))
+__all__ = ("Ask", "run")
 
 
 Ask = Callable[[str, str, float], Reply]
@@ -51,11 +28,13 @@ def run(
     timeout: float = 30.0,
     max_bytes: int = 256 << 20,
     strict: bool = False,
+    watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
 ) -> Answer:
     """Asks every address for its parts of ``plan`` by ``ask(address, sql, seconds)`` and combines what comes.
 
     ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. PartialAnswer under
-    ``strict`` when not every node answered; the nodes' own error when none did.
+    ``strict`` when not every node answered; the nodes' own error when none did. ``watch`` gets the account of who
+    answered even when one of these is raised.
     """
     budget = _Budget(max_bytes)
 
@@ -64,6 +43,7 @@ def run(
         return (replies[0].node if replies else address), replies
 
     gathered = fan_out(addresses if plan.parts else (), parts, timeout)
+    watch(gathered)
     if budget.exceeded:
         raise QueryMemory(
             f"the nodes' answers are larger than {max_bytes >> 20} MB together",
@@ -131,7 +111,7 @@ def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Tabl
     timer.daemon = True
     timer.start()
     try:
-        return db.execute(plan.final).to_arrow_table()
+        return db.sql(plan.final).to_arrow_table()
     except duckdb.InterruptException:
         raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
     except duckdb.Error as e:

@@ -10,9 +10,8 @@ open (ties under LIMIT, the order of additions of floats). There are three ways,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 from probing.api.errors import QueryError
@@ -25,6 +24,8 @@ from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_or
 from sqlglot import exp
 
 __all__ = ("Part", "Plan", "plan")
+
+_Way = Callable[[Catalog, exp.Query, Columns], Draft]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,19 @@ def plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema] | None = None) 
         columns = catalog.describe(to_sql(root))
         if not names:
             return Plan("local", (), to_sql(root), columns)
-        for kind, attempt in (("rows", _rows), ("aggregate", partial(aggregate_plan, catalog))):
-            try:
-                return _checked(kind, attempt(root.copy(), columns), columns, catalog)
-            except (Unsplittable, QueryError):
-                # A part that DuckDB does not bind is one that we do not know how to split: the next way is tried.
-                continue
+        for kind, way in (("rows", _rows), ("aggregate", aggregate_plan)):
+            found = _attempt(kind, way, root, columns, catalog)
+            if found is not None:
+                return found
         return Plan("ship", ship_parts(root, catalog), to_sql(root), columns)
+
+
+def _attempt(kind: str, way: _Way, root: exp.Query, columns: Columns, catalog: Catalog) -> Plan | None:
+    try:
+        return _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
+    except (Unsplittable, QueryError):
+        # A part that DuckDB does not bind is one that we do not know how to split: the next way is tried.
+        return None
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
@@ -70,7 +77,7 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
     return Plan(kind, (Part(PART, draft.sql, part),), draft.final, columns)
 
 
-def _rows(root: exp.Query, columns: Columns) -> Draft:
+def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     select = plain_select(root)
     if select.args.get("group") or select.args.get("having"):
         raise Unsplittable("it aggregates")

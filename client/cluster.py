@@ -1,0 +1,215 @@
+"""The Python client: one node, or many as one.
+
+::
+
+    with Cluster("unix:/run/probingd/probingd.sock", all_nodes=True) as cluster:
+        table = cluster.query("SELECT node, count(*) FROM comm.ops GROUP BY node")
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from probing.api.errors import NotFound
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.connection import Connection
+from probing.client.settings import DEFAULT_TARGET
+from probing.federation.answer import Answer, Reply
+from probing.federation.fanout import Answered, Gathered, fan_out
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ("Cluster", "Stacks")
+
+T = TypeVar("T")
+PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """``threads``: dicts node, job, rank, pid, tid, thread, state, gil, complete, frames (innermost first).
+
+    ``failures``: dicts node, pid, rank, job, kind, reason, of processes that could not be read.
+    """
+
+    threads: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+class Cluster:
+    """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
+
+    With ``strict`` a node that does not answer raises PartialAnswer; else its rows are missing, and ``outcomes`` says
+    so. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        nodes: Sequence[str] = (),
+        all_nodes: bool = False,
+        strict: bool = False,
+        token: str = "",
+        timeout: float = 30.0,
+        max_bytes: int = 256 << 20,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self.strict = strict
+        self.max_bytes = max_bytes
+        self.outcomes: list[Gathered[Any]] = []
+        self._nodes = tuple(nodes)
+        self._all_nodes = all_nodes
+        self._token = token
+        self._lock = threading.Lock()
+        self._connections: dict[str, Connection] = {}
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    @property
+    def many(self) -> bool:
+        """Whether a question goes to more than the target."""
+        return bool(self._nodes) or self._all_nodes
+
+    def connection(self, address: str) -> Connection:
+        with self._lock:
+            if address not in self._connections:
+                self._connections[address] = Connection(address, token=self._token)
+            return self._connections[address]
+
+    def addresses(self) -> tuple[str, ...]:
+        """Who is asked. Raises PeerError when the target cannot be asked for its peers."""
+        if not self.many:
+            return (self.target,)
+        if not self._nodes:
+            self._nodes = self._peers()
+        return self._nodes
+
+    def _peers(self) -> tuple[str, ...]:
+        target = self.connection(self.target)
+        own = target.status(self.timeout).node
+        peers = target.peers(self.timeout).peers
+        others = [peer.address for peer in peers if peer.address and peer.node != own]
+        return tuple(dict.fromkeys([self.target, *others]))
+
+    def query(self, sql: str) -> pa.Table:
+        """The rows of one SELECT: of the target, or over the union of all nodes' tables."""
+        return self.answer(sql).table
+
+    def answer(self, sql: str) -> Answer:
+        """As ``query``, with who answered."""
+        if not self.many:
+            reply = self._node(self.target, sql, self.timeout)
+            gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
+            gathered.answered.append(Answered(self.target, reply.node, (reply,)))
+            self.outcomes.append(gathered)
+            return Answer(reply.table, gathered)
+        from probing.federation.merge import run
+        from probing.federation.split import plan
+
+        split = plan(sql, time.time_ns())
+        outcome: list[Gathered[Any]] = []
+        try:
+            return run(
+                split, self.addresses(), self._node, timeout=self.timeout, max_bytes=self.max_bytes,
+                strict=self.strict, watch=outcome.append,
+            )  # fmt: skip
+        finally:
+            self.outcomes.extend(outcome)
+
+    def _node(self, address: str, sql: str, seconds: float) -> Reply:
+        return self.connection(address).query(sql, seconds, self.max_bytes)
+
+    def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
+        """``ask(connection, seconds)`` of every node at once; it returns the node's name and the answer."""
+        gathered = fan_out(self.addresses(), lambda a, seconds: ask(self.connection(a), seconds), self.timeout)
+        self.outcomes.append(gathered)
+        gathered.require(strict=self.strict)
+        return gathered
+
+    def ps(self) -> pa.Table:
+        """The training processes: the columns of process.processes."""
+        return self.query(PS_SQL)
+
+    def stacks(self, pids: Sequence[int] = (), job: str = "") -> Stacks:
+        """Stacks of all threads of the chosen processes. Raises NotFound when no node has one of them."""
+        missing: list[NotFound] = []
+
+        def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | None]:
+            try:
+                reply = connection.stacks(pids, job, seconds)
+            except NotFound as e:
+                # Other nodes may have it; that this one does not is an answer.
+                missing.append(e)
+                return connection.address, None
+            return reply.node, reply
+
+        gathered = self.each(ask)
+        replies = [a.value for a in gathered.answered if a.value is not None]
+        if not replies and missing:
+            raise missing[0]
+        return Stacks(
+            [_thread(reply.node, thread) for reply in replies for thread in reply.threads],
+            [_failure(reply.node, failure) for reply in replies for failure in reply.failures],
+        )
+
+    def status(self) -> list[tuple[str, pb.StatusReply]]:
+        """Address and status of every node that answers."""
+        gathered = self.each(lambda connection, seconds: _named(connection.status(seconds)))
+        return [(a.address, a.value) for a in gathered.answered]
+
+    def pause(self, paused: bool) -> list[tuple[str, bool]]:
+        """Stops or resumes all probes; address and whether the node is paused now."""
+
+        def ask(connection: Connection, seconds: float) -> tuple[str, bool]:
+            return connection.address, connection.pause(paused, seconds).paused
+
+        return [(a.address, a.value) for a in self.each(ask).answered]
+
+
+def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:
+    return reply.node, reply
+
+
+def _thread(node: str, t: pb.Thread) -> dict[str, Any]:
+    return {
+        "node": node,
+        "job": t.job,
+        "rank": t.rank if t.HasField("rank") else None,
+        "pid": t.pid,
+        "tid": t.tid,
+        "thread": t.thread,
+        "state": t.state,
+        "gil": t.gil if t.HasField("gil") else None,
+        "complete": t.complete,
+        "frames": [_frame(f) for f in t.frames],
+    }
+
+
+def _frame(f: pb.Frame) -> dict[str, Any]:
+    lineno = f.lineno if f.HasField("lineno") else None
+    return {"func": f.func, "file": f.file, "lineno": lineno, "frame_type": f.frame_type}
+
+
+def _failure(node: str, f: pb.TargetFailure) -> dict[str, Any]:
+    rank = f.rank if f.HasField("rank") else None
+    return {"node": node, "pid": f.pid, "rank": rank, "job": f.job, "kind": f.error.kind, "reason": f.error.message}

@@ -1,0 +1,187 @@
+"""One node over gRPC: every call has a deadline, and every failure says which node and why."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+from probing.api.errors import InternalError, PeerError, PrivilegeError, ProbingError, QueryMemory, UsageError, error_from
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.federation.answer import Reply
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ("Connection", "diagnose")
+
+T = TypeVar("T")
+_ERROR_KEY = "probing-error-bin"
+_MAX_MESSAGE = 64 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+)
+
+
+class Connection:
+    """``address`` is ``unix:PATH`` or ``HOST:PORT``. Safe to use from several threads."""
+
+    def __init__(self, address: str, *, token: str = "") -> None:
+        """Nothing is opened yet. Raises UsageError for what is no address, or a token that would travel in the clear."""
+        self.address = _checked(address, token)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        target = address if address.startswith("unix:") else f"dns:///{address}"
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._stub = NodeStub(self._channel)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def query(self, sql: str, timeout: float, max_bytes: int) -> Reply:
+        """The rows of ``sql`` at the node. QueryMemory above ``max_bytes`` of Arrow; what the node raises, PeerError."""
+        request = pb.QueryRequest(sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes)
+        # The node's own deadline ends first, so that it is the node that says what took too long.
+        return self._call(
+            lambda: _reply(self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata), max_bytes)
+        )
+
+    def stacks(self, pids: Iterable[int], job: str, timeout: float) -> pb.StacksReply:
+        request = pb.StacksRequest(pids=pids, job=job, timeout_ms=_milliseconds(timeout))
+        return self._call(lambda: self._stub.Stacks(request, timeout=timeout + 0.3, metadata=self._metadata))
+
+    def status(self, timeout: float) -> pb.StatusReply:
+        return self._call(lambda: self._stub.Status(pb.StatusRequest(), timeout=timeout, metadata=self._metadata))
+
+    def peers(self, timeout: float) -> pb.PeersReply:
+        return self._call(lambda: self._stub.Peers(pb.PeersRequest(), timeout=timeout, metadata=self._metadata))
+
+    def pause(self, paused: bool, timeout: float) -> pb.PauseReply:
+        request = pb.PauseRequest(paused=paused)
+        return self._call(lambda: self._stub.Pause(request, timeout=timeout, metadata=self._metadata))
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as e:
+            raise _error(self.address, e) from None
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
+
+
+def _reply(parts: Iterable[pb.QueryReply], max_bytes: int) -> Reply:
+    chunks: list[bytes] = []
+    size = 0
+    end: pb.QueryEnd | None = None
+    for part in parts:
+        if part.WhichOneof("part") == "end":
+            end = part.end
+            continue
+        size += len(part.arrow)
+        if size > max_bytes:
+            raise QueryMemory(f"the answer is larger than {max_bytes >> 20} MB", hint="narrow the time range, or aggregate")
+        chunks.append(part.arrow)
+    if end is None:
+        raise PeerError("the answer broke off", hint="ask again; `probingctl status` tells how the node is")
+    return Reply(end.node, _table(b"".join(chunks)), end.rows_scanned, tuple(end.warnings))
+
+
+def _table(stream: bytes) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
+        # A peer is not trusted: offsets out of bounds must not be followed.
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError) as e:
+        raise PeerError(f"the answer is no Arrow stream: {str(e).splitlines()[0][:120]}") from None
+    return table
+
+
+def _checked(address: str, token: str) -> str:
+    if address.startswith("unix:"):
+        if len(address) == len("unix:"):
+            raise UsageError("unix: needs a path", hint="give unix:/run/probingd/probingd.sock or HOST:PORT")
+        return address
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{address} is no address of a node", hint="give unix:PATH or HOST:PORT")
+    if token and not _loopback(host):
+        raise UsageError(
+            f"the token would travel in the clear to {address}",
+            hint="use a tunnel to a loopback port, or leave the token out",
+        )
+    return address
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _error(address: str, error: grpc.RpcError) -> ProbingError:
+    sent = next((v for k, v in error.trailing_metadata() or () if k == _ERROR_KEY), None)
+    if isinstance(sent, bytes):
+        message = pb.Error()
+        try:
+            message.ParseFromString(sent)
+        except ValueError:
+            return InternalError(f"{address} sent an error that cannot be read")
+        return error_from(message.kind, message.message, message.hint)
+    code, details = error.code(), str(error.details() or "").strip()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return PeerError(f"{address} does not answer: {diagnose(address) or details or 'the connection broke'}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        why = diagnose(address) or "no answer in time"
+        return PeerError(f"{address} does not answer: {why}", hint="raise --timeout; `probingctl status` tells how it is")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
+        return PrivilegeError(f"{address} refused: {details or code.name.lower()}", hint=hint)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
+    return PeerError(f"{address}: {code.name.lower()}: {details}" if details else f"{address}: {code.name.lower()}")
+
+
+def diagnose(address: str) -> str:
+    """Why nobody can be reached at ``address``, found by connecting once more; empty when that works."""
+    try:
+        if address.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(1.0)
+                sock.connect(address[len("unix:") :])
+        else:
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+                return ""
+    except FileNotFoundError:
+        return "there is no such socket"
+    except PermissionError:
+        return "permission denied (root and the group probing may connect)"
+    except ConnectionRefusedError:
+        return "connection refused"
+    except TimeoutError:
+        return "no connection in time"
+    except socket.gaierror:
+        return "the host name is not known"
+    except OSError as e:
+        return e.strerror or str(e)
+    return ""

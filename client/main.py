@@ -1,0 +1,250 @@
+"""``probingctl``. The options are read here; each command is a module that is imported when it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from probing.api.errors import InternalError, ProbingError, UsageError
+from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token
+
+__all__ = ("main",)
+
+_EPILOG = "The options above may stand before or after the command."
+_CLICK_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+app = typer.Typer(
+    name="probingctl",
+    help="Ask probingd, on one node or all, what the trainings do.",
+    epilog=_EPILOG,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+cluster_app = typer.Typer(help="The same for all nodes: list, nodes, query.", rich_markup_mode=None)
+app.add_typer(cluster_app, name="cluster")
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Option("-t", "--target", envvar="PROBING_TARGET", help="unix:PATH or HOST:PORT.")
+    ] = DEFAULT_TARGET,
+    nodes: Annotated[str | None, typer.Option(help="Nodes to ask: A,B,C or a file with one a line.")] = None,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless every node answers.")] = False,
+    token_file: Annotated[str | None, typer.Option(help="File with the bearer token.")] = None,
+    token: Annotated[str | None, typer.Option(help="The token itself; the process list shows it.")] = None,
+    output_format: Annotated[str, typer.Option("-f", "--format", help=", ".join(FORMATS) + ".")] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
+    report: Annotated[Path | None, typer.Option(help="File for who answered and who did not, as JSON.")] = None,
+    timeout: Annotated[str, typer.Option(help="Time for all answers, such as 5 or 500ms.")] = "30s",
+) -> None:
+    if output_format not in FORMATS:
+        raise UsageError(f"unknown format {output_format}", hint=f"one of {', '.join(FORMATS)}")
+    context.obj = Settings(
+        target=target,
+        nodes=node_list(nodes) if nodes is not None else (),
+        all_nodes=all_nodes or nodes is not None,
+        strict=strict,
+        token=read_token(token, token_file),
+        format=output_format,
+        output=output,
+        report=report,
+        timeout=_seconds(timeout),
+    )
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text.strip())
+    seconds = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
+    if not 0 < seconds <= 366 * 86400:
+        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1d")
+    return seconds
+
+
+@app.command()
+def ps(context: typer.Context) -> None:
+    """Training processes: job, rank, pid, state, backends."""
+    from probing.client import ps as command
+
+    command.run(context.obj)
+
+
+app.command("list", help="The same as ps.", hidden=True)(ps)
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between frames.")] = "1s",
+    window: Annotated[str, typer.Option(help="Rates and lags are of this last time.")] = "10s",
+) -> None:
+    """Live, all ranks: rates, what is in flight, lag, Python."""
+    from probing.client import top as command
+
+    command.run(context.obj, job, once=once, interval=_seconds(interval), window=_seconds(window))
+
+
+@app.command()
+def nccl(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    comm: Annotated[str | None, typer.Option(help="Only this communicator.")] = None,
+    since: Annotated[str, typer.Option(help="How far back.")] = "5m",
+) -> None:
+    """Collectives: times, bandwidth, lag by rank, in flight."""
+    from probing.client import nccl as command
+
+    command.run(context.obj, job, comm, _seconds(since))
+
+
+@app.command()
+def query(
+    context: typer.Context,
+    sql: Annotated[str, typer.Argument(help="One SELECT; - reads it from stdin.")],
+    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False,
+) -> None:
+    """Rows of one SELECT, of one node or of all together."""
+    from probing.client import query as command
+
+    command.run(context.obj, sql, explain=explain)
+
+
+@app.command()
+def stacks(
+    context: typer.Context,
+    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="All training processes if left out.")] = None,
+    job: Annotated[str, typer.Option(help="Only this job.")] = "",
+) -> None:
+    """Python stacks of all threads, innermost frame first."""
+    from probing.client import stacks as command
+
+    command.run(context.obj, pids or [], job)
+
+
+for _alias in ("backtrace", "bt"):
+    app.command(_alias, help="The same as stacks.", hidden=True)(stacks)
+
+
+@app.command()
+def tables(
+    context: typer.Context, name: Annotated[str | None, typer.Argument(help="Show this table's columns.")] = None
+) -> None:
+    """The tables, or the columns of one."""
+    from probing.client import tables as command
+
+    command.run(context.obj, name)
+
+
+@app.command()
+def status(context: typer.Context) -> None:
+    """How the daemon and each of its sources are."""
+    from probing.client import status as command
+
+    command.run(context.obj)
+
+
+@app.command()
+def nodes(context: typer.Context) -> None:
+    """The nodes that the target knows."""
+    from probing.client import nodes as command
+
+    command.run(context.obj)
+
+
+@app.command()
+def pause(
+    context: typer.Context,
+    resume: Annotated[bool, typer.Option("--resume", help="Let the probes run again.")] = False,
+) -> None:
+    """Stop all probes at once."""
+    from probing.client import pause as command
+
+    command.run(context.obj, resume=resume)
+
+
+@app.command()
+def version() -> None:
+    """The version of probingctl."""
+    from probing.client import version as command
+
+    command.run()
+
+
+def _everywhere(context: typer.Context) -> None:
+    from dataclasses import replace
+
+    context.obj = replace(context.obj, all_nodes=True)
+
+
+@cluster_app.command("list")
+def _cluster_list(context: typer.Context) -> None:
+    """ps on all nodes."""
+    _everywhere(context)
+    ps(context)
+
+
+@cluster_app.command("nodes")
+def _cluster_nodes(context: typer.Context) -> None:
+    """The nodes that the target knows."""
+    nodes(context)
+
+
+@cluster_app.command("query")
+def _cluster_query(
+    context: typer.Context,
+    sql: Annotated[str, typer.Argument(help="One SELECT; - reads it from stdin.")],
+    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False,
+) -> None:
+    """query on all nodes."""
+    _everywhere(context)
+    query(context, sql, explain)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs ``probingctl`` and returns its exit code: 0 fine, 1 error, 2 usage, 3 wrong state, 4 partial answer."""
+    try:
+        code = app(hoist(sys.argv[1:] if arguments is None else arguments), prog_name="probingctl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except ProbingError as e:
+        return _fail(e)
+    except BrokenPipeError:
+        # The reader of stdout went away, as `head` does. Python must not flush into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except typer.Exit as e:
+        return e.exit_code
+    except _CLICK_ERROR as e:
+        return _fail(_usage(e))
+    except Exception as e:
+        if os.environ.get("PROBING_DEBUG"):
+            raise
+        return _fail(InternalError(f"{type(e).__name__}: {e}", hint="set PROBING_DEBUG=1 and report what it prints"))
+
+
+def _usage(error: Any) -> UsageError:
+    message = str(error.format_message()) or "no command was given"
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "probingctl"
+    return UsageError(message[0].lower() + message[1:].rstrip("."), hint=f"`{path} --help` shows what it takes")
+
+
+def _fail(error: ProbingError) -> int:
+    from probing.client.text import escape
+
+    sys.stderr.write(f"error: {escape(error.message)}\n")
+    if error.hint:
+        sys.stderr.write(f"hint: {escape(error.hint)}\n")
+    return error.exit_code

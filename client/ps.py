@@ -1,0 +1,40 @@
+"""``ps``: the training processes."""
+
+from __future__ import annotations
+
+from probing.client.output import write_rows
+from probing.client.render import Field, show_value
+from probing.client.session import opened, warn
+from probing.client.settings import Settings
+
+__all__ = ("run",)
+
+
+def _rank(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+_FIELDS = (
+    Field("NODE", "node"),
+    Field("JOB", "job"),
+    Field("RUN", "run"),
+    Field("ROLE", "role"),
+    Field("RANK", "rank", _rank, right=True),
+    Field("LOCAL", "local_rank", _rank, right=True),
+    Field("WORLD", "world_size", _rank, right=True),
+    Field("PID", "pid", right=True),
+    Field("STATE", "state"),
+    Field("PYTHON", "python"),
+    Field("BACKENDS", "backends", lambda v: show_value(v or None)),
+    Field("COMMAND", "command", flex=True),
+)
+
+
+def run(settings: Settings) -> None:
+    with opened(settings) as cluster:
+        from probing.client.cluster import PS_SQL
+
+        answer = cluster.answer(PS_SQL)
+        write_rows(settings, answer.table, _FIELDS)
+        for warning in answer.warnings:
+            warn(warning)

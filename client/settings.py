@@ -1,0 +1,93 @@
+"""The options that every command takes, before or after its name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import UsageError
+
+__all__ = ("DEFAULT_TARGET", "FORMATS", "Settings", "hoist", "node_list", "read_token")
+
+DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
+FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
+_MAX_FILE = 1 << 20
+_VALUED = frozenset(
+    {
+        "-t", "--target", "--nodes", "--token-file", "--token", "-f", "--format",
+        "-o", "--output", "--report", "--timeout",
+    }
+)  # fmt: skip
+_FLAGS = frozenset({"--all-nodes", "--strict"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none."""
+
+    target: str = DEFAULT_TARGET
+    nodes: tuple[str, ...] = ()
+    all_nodes: bool = False
+    strict: bool = False
+    token: str = ""
+    format: str = "table"
+    output: Path | None = None
+    report: Path | None = None
+    timeout: float = 30.0
+
+
+def hoist(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with the global options first, so that they may stand on either side of the command."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, equals, _ = argument.partition("=")
+        if argument == "--":
+            rest.extend([argument, *waiting])
+        elif argument in _VALUED:
+            first.append(argument)
+            first.extend(value for value in [next(waiting, None)] if value is not None)
+        elif argument in _FLAGS or (equals and name in _VALUED and name.startswith("--")):
+            first.append(argument)
+        elif len(argument) > 2 and argument[0] == "-" and argument[:2] in ("-t", "-f", "-o"):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    return first + rest
+
+
+def node_list(text: str) -> tuple[str, ...]:
+    """The addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment."""
+    path = Path(text)
+    # A file is meant when there is one, or when the text can be no address.
+    if "," not in text and not text.startswith("unix:") and (path.is_file() or ":" not in text):
+        lines = [line.partition("#")[0].strip() for line in _read(path, "list of nodes").splitlines()]
+        found = tuple(part.strip() for line in lines for part in line.split(",") if part.strip())
+    else:
+        found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise UsageError(f"--nodes {text}: no node in it", hint="give addresses as A,B,C or a file with one a line")
+    return found
+
+
+def read_token(token: str | None, token_file: str | None) -> str:
+    """The bearer token from --token-file, --token or PROBING_AUTH_TOKEN, in this order; empty for none."""
+    if token_file:
+        return _read(Path(token_file), "token").strip()
+    if token:
+        sys.stderr.write("warning: --token shows in the process list; use --token-file or PROBING_AUTH_TOKEN\n")
+        return token
+    return os.environ.get("PROBING_AUTH_TOKEN", "")
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_MAX_FILE)
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UsageError(f"cannot read the {what} {path}: {reason}") from None

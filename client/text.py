@@ -1,0 +1,86 @@
+"""Text for people: nothing from a target reaches the terminal as a control, and figures have units."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "size")
+
+# Controls, surrogates, and what reorders a line on a terminal.
+_UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
+_BIDI = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def _unsafe(char: str) -> bool:
+    return char in _BIDI or unicodedata.category(char) in _UNSAFE
+
+
+def escape(text: str) -> str:
+    """``text`` on one line, with every character that a terminal would act on as ``\\x1b`` or ``\\u202e``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if _unsafe(c) else c for c in text)
+
+
+def escape_json(text: str) -> str:
+    """JSON ``text`` with the same characters as JSON escapes; line ends of the layout are kept."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(f"\\u{ord(c):04x}" if c != "\n" and _unsafe(c) and ord(c) < 0x10000 else c for c in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char)
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def age(ns: float | None) -> str:
+    """A duration in ns with three digits and a unit: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
+    if ns is None:
+        return "-"
+    if ns < 0:
+        return "-" + age(-ns)
+    for unit, scale in (("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)):
+        value = ns / scale
+        # 999.5 would be printed as 1e+03.
+        if value < (999.5 if unit != "s" else 59.95):
+            return f"{_digits(value)} {unit}"
+    seconds = round(ns / 1e9)
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if hours < 1:
+        return f"{minutes}m{seconds % 60:02d}s"
+    return f"{hours}h{minutes % 60:02d}m" if days < 2 else f"{days}d{hours % 24:02d}h"
+
+
+def size(number: float | None) -> str:
+    """Bytes with a decimal unit: ``512 B``, ``4.19 MB``."""
+    if number is None:
+        return "-"
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{_digits(value)} {unit}"
+        value /= 1000
+    return f"{_digits(value)} PB"
+
+
+def bandwidth(gbps: float | None) -> str:
+    """1e9 bytes a second as ``12.3 GB/s``."""
+    return "-" if gbps is None else f"{size(gbps * 1e9)}/s"
+
+
+def count(number: float | None) -> str:
+    """A number with thousands apart; fractions to three digits."""
+    if number is None:
+        return "-"
+    return f"{number:,}" if isinstance(number, int) else _digits(number)
+
+
+def _digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude == int(magnitude) and magnitude < 10:
+        return f"{value:.0f}"
+    if magnitude < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if magnitude < 99.95 else f"{value:.0f}"

@@ -1,0 +1,208 @@
+"""A node for tests of the client: a real gRPC server whose SQL is answered by DuckDB over tables that a test gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import grpc
+import pyarrow as pa
+from probing.api.errors import NotFound, ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
+from probing.api.tables import TABLES
+from probing.federation.dialect import fix_now, parse, to_sql
+from probing.federation.errors import from_duckdb
+
+SECOND = 1_000_000_000
+# One instant for all rows, so that lags are what a test says. Within the time that commands look back.
+_BEGIN = time.time_ns() - 20 * SECOND
+
+
+class FakeNode(NodeServicer):
+    """Listens on ``unix:DIRECTORY/NAME.sock``. ``error`` is raised by every query; ``hold`` makes queries wait."""
+
+    def __init__(self, directory: Path, name: str, tables: Mapping[str, list[dict[str, Any]]] | None = None) -> None:
+        self.name = name
+        self.address = f"unix:{directory / name}.sock"
+        self.peers: list[pb.Peer] = []
+        self.threads: list[pb.Thread] = []
+        self.failures: list[pb.TargetFailure] = []
+        self.warnings: list[str] = []
+        self.error: ProbingError | None = None
+        self.hold: threading.Event | None = None
+        self.asked: list[str] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.paused = False
+        self._db = duckdb.connect()
+        for table_name, table in TABLES.items():
+            self._put(table_name, pa.Table.from_pylist((tables or {}).get(table_name, []), schema=table.logical))
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        add_NodeServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(self.address)
+        self._server.start()
+
+    def __enter__(self) -> FakeNode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.hold is not None:
+            self.hold.set()
+        self._server.stop(0).wait(10)
+        self._db.close()
+
+    def _put(self, name: str, table: pa.Table) -> None:
+        self._db.execute(f"CREATE SCHEMA IF NOT EXISTS {name.split('.')[0]}")
+        self._db.register("given", table)
+        self._db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
+        self._db.unregister("given")
+
+    def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:
+        self.asked.append(request.sql)
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.hold is not None:
+            self.hold.wait(30)
+        try:
+            if self.error is not None:
+                raise self.error
+            table = self._rows(request.sql)
+        except ProbingError as e:
+            self._abort(context, e)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        stream = sink.getvalue().to_pybytes()
+        for start in range(0, len(stream), 1000):
+            yield pb.QueryReply(arrow=stream[start : start + 1000])
+        yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=table.num_rows, warnings=self.warnings))
+
+    def _rows(self, sql: str) -> pa.Table:
+        text = to_sql(fix_now(parse(sql), time.time_ns()))
+        try:
+            with self._db.cursor() as cursor:
+                return cursor.execute(text).to_arrow_table()
+        except duckdb.Error as e:
+            raise from_duckdb(e) from None
+
+    def _abort(self, context: grpc.ServicerContext, error: ProbingError) -> None:
+        sent = pb.Error(kind=error.kind, message=error.message, hint=error.hint)
+        context.set_trailing_metadata((("probing-error-bin", sent.SerializeToString()),))
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+    def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:
+        pids = set(request.pids)
+        chosen = [
+            t for t in self.threads if (not pids or t.pid in pids) and (not request.job or t.job == request.job)
+        ]
+        if not chosen and (pids or request.job) and not self.failures:
+            self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
+        return pb.StacksReply(node=self.name, threads=chosen, failures=self.failures)
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        return pb.StatusReply(
+            node=self.name, version="0.1.0", instance="default", state="running", boot_id="b", processes=2,
+            started_ns=10 * SECOND, node_time_ns=400 * SECOND, store_bytes=123_456_789,
+            sources=[
+                pb.Source(name="nccl_uprobes", state="running", rows=12345, detail="libtorch_cpu.so"),
+                pb.Source(name="host", state="degraded", reason="no /proc/pressure", lost=3),
+            ],
+        )  # fmt: skip
+
+    def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeersReply:
+        return pb.PeersReply(peers=self.peers)
+
+    def Pause(self, request: pb.PauseRequest, context: grpc.ServicerContext) -> pb.PauseReply:
+        self.paused = request.paused
+        return pb.PauseReply(paused=self.paused)
+
+
+def process(node: str, rank: int | None, pid: int, **more: Any) -> dict[str, Any]:
+    """A row of process.processes."""
+    role = "launcher" if rank is None else "trainer"
+    return {
+        "node": node, "ts": time.time_ns(), "job": "j1", "run": "r1", "pid": pid, "start_ns": pid * SECOND,
+        "rank": rank, "local_rank": rank, "world_size": None if rank is None else 4, "ppid": 1, "uid": 0,
+        "role": role, "state": "running", "python": "3.11.2", "backends": "" if rank is None else "gloo",
+        "command": "python train.py --epochs 3", "job_source": "torchelastic", **more,
+    }  # fmt: skip
+
+
+def operation(node: str, rank: int, seq: int, late_ns: int = 0, **more: Any) -> dict[str, Any]:
+    """A row of comm.ops: an all_reduce of 4 ranks that took 2 ms, called ``late_ns`` after the others."""
+    at = _BEGIN + seq * 100_000_000 + late_ns
+    return {
+        "node": node, "ts": at, "job": "j1", "run": "r1", "pid": 1000 + rank, "start_ns": SECOND, "tid": 1000 + rank,
+        "rank": rank, "comm": "default_pg", "comm_name": "default_pg", "comm_rank": rank, "comm_size": 4,
+        "backend": "gloo", "seq": seq, "op": "all_reduce", "dtype": "float32", "count": 250_000, "bytes": 1_000_000,
+        "t_call": at, "t_start": at, "t_done_hi": at + 2_000_000, "timing_source": "exact", "state": "done",
+        "duration_ns": 2_000_000, "algbw_gbps": 0.5, "busbw_gbps": 0.75, **more,
+    }  # fmt: skip
+
+
+def inflight(node: str, rank: int, seq: int, age_ns: int) -> dict[str, Any]:
+    """A row of comm.inflight."""
+    row = operation(node, rank, seq)
+    kept = {name: value for name, value in row.items() if name in TABLES["comm.inflight"].logical.names}
+    return {**kept, "state": "started", "age_ns": age_ns}
+
+
+def communicator(node: str, rank: int) -> dict[str, Any]:
+    """A row of comm.communicators."""
+    return {
+        "node": node, "ts": time.time_ns(), "job": "j1", "run": "r1", "pid": 1000 + rank, "start_ns": SECOND,
+        "comm": "default_pg", "name": "default_pg", "backend": "gloo", "size": 4, "rank": rank, "job_rank": rank,
+    }  # fmt: skip
+
+
+def thread(rank: int, pid: int, tid: int, name: str, *frames: tuple[str, str, int | None], **more: Any) -> pb.Thread:
+    return pb.Thread(
+        job="j1", run="r1", rank=rank, pid=pid, tid=tid, thread=name, state="sleeping", complete=True,
+        frames=[pb.Frame(func=f, file=p, lineno=n, frame_type="Python") for f, p, n in frames], **more,
+    )  # fmt: skip
+
+
+def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
+    """Two nodes with two ranks each; ranks 0, 1 and 3 wait in an all_reduce that rank 2 has not called."""
+    ranks = {"alpha": (0, 1), "beta": (2, 3)}
+    nodes = []
+    for name, own in ranks.items():
+        last = 50
+        tables = {
+            "process.processes": [process(name, r, 1000 + r) for r in own]
+            + ([process(name, None, 900, command="torchrun train.py")] if name == "alpha" else []),
+            "comm.ops": [operation(name, r, s, 40_000_000 if r == 2 else r * 1000) for r in own for s in range(last)],
+            "comm.inflight": [inflight(name, r, last, 35 * SECOND + r) for r in own if r != 2],
+            "comm.communicators": [communicator(name, r) for r in own],
+            "probing.table_docs": [
+                {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
+                 "description": t.doc, "live": "yes" if t.live else "no"}
+                for t in TABLES.values()
+            ],
+            "probing.column_docs": [
+                {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
+                 "column_name": c.name, "type": str(c.type), "description": c.doc}
+                for t in TABLES.values() for c in t.columns
+            ],
+        }  # fmt: skip
+        node = FakeNode(directory, name, tables)
+        waiting = ("all_reduce", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 2810)
+        reading = ("read_batch", "/home/user/train.py", 31)
+        for r in own:
+            inner = reading if r == 2 else waiting
+            node.threads.append(thread(r, 1000 + r, 1000 + r, "MainThread", inner, ("main", "/home/user/train.py", 88)))
+        node.threads.append(thread(own[0], 1000 + own[0], 5000, "pin_memory", gil=False))
+        nodes.append(node)
+    first, second = nodes
+    first.peers = [pb.Peer(node=n.name, address=n.address, state="healthy") for n in nodes]
+    return first, second
