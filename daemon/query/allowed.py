@@ -1,14 +1,19 @@
 """What a query may be made of: classes of sqlglot's tree, and functions of DuckDB.
 
 Lists of what is allowed, never of what is not: DuckDB 2.0 has 1,702 scalar functions, among them some that read
-files, settings and secrets or that sleep, and each version adds more. Names are sqlglot 30.30's (``sqlglot.expressions``).
+files, settings and secrets or that sleep, and each version adds more. Names are those of sqlglot 30.30.
 """
 
 from __future__ import annotations
 
 __all__ = ("FUNCTION_CLASSES", "FUNCTION_NAMES", "NODE_CLASSES", "TYPE_NAMES")
 
-NODE_CLASSES = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NODE_CLASSES = _words(
     """
     Add Alias Aliases All And Any AtTimeZone Between BitwiseAnd BitwiseLeftShift BitwiseNot BitwiseOr BitwiseRightShift
     Boolean Bracket Case Cast Column Columns CTE Cube DataType DataTypeParam Distinct Div Dot DPipe EQ Escape Except
@@ -17,11 +22,11 @@ NODE_CLASSES = frozenset(
     LimitOptions Literal LT LTE Mod Mul Neg NEQ Not Null NullSafeEQ NullSafeNEQ Offset Or Order Ordered Paren
     PropertyEQ Qualify RespectNulls Rollup Select SimilarTo Slice Star Sub Subquery Table TableAlias TableSample
     ToMap TryCast Tuple Union Unnest Values Var Where Window WindowSpec With WithinGroup
-    """.split()
+    """
 )
 
 # Functions that have a class of their own in sqlglot.
-FUNCTION_CLASSES = frozenset(
+FUNCTION_CLASSES = _words(
     """
     Abs Acos AnyValue ApproxDistinct ApproxQuantile ApproxTopK ArgMax ArgMin Array ArrayAgg ArrayAppend ArrayConcat
     ArrayContains ArrayContainsAll ArrayDistinct ArrayMax ArrayMin ArrayOverlaps ArrayPosition ArrayPrepend ArraySize
@@ -39,11 +44,11 @@ FUNCTION_CLASSES = frozenset(
     StddevPop StddevSamp StrPosition StrToTime Struct StructExtract Substring Sum Tan TimeFromParts TimeToStr TimeToUnix
     TimestampFromParts TimestampTrunc ToBase64 ToDays Translate Trim Trunc Try Typeof Unhex Unicode UnixToTime Upper
     Variance VariancePop Week WeekOfYear Year
-    """.split()
+    """
 )
 
 # Functions that sqlglot knows only by name.
-FUNCTION_NAMES = frozenset(
+FUNCTION_NAMES = _words(
     """
     add age arbitrary arg_max_null arg_min_null array_has_any array_sort base64 bin bit_count cardinality century
     current_localtime damerau_levenshtein date_part date_sub datepart datesub decade divide element_at entropy epoch_ns
@@ -57,14 +62,14 @@ FUNCTION_NAMES = frozenset(
     reservoir_quantile row sem strip_accents strlen struct_insert subtract suffix to_hours to_json to_microseconds
     to_milliseconds to_minutes to_months to_seconds to_weeks to_years transaction_timestamp try_strptime weekday
     weighted_avg yearweek
-    """.split()
+    """
 )
 
 # Members of sqlglot's DataType.Type. LIST, STRUCT and MAP carry types that are checked in turn.
-TYPE_NAMES = frozenset(
+TYPE_NAMES = _words(
     """
     ARRAY BIGDECIMAL BIGINT BINARY BIT BLOB BOOLEAN CHAR DATE DECIMAL DOUBLE FLOAT HUGEINT INT INT128 INT256 INTERVAL
     JSON LIST MAP SMALLINT STRUCT TEXT TIME TIMESTAMP TIMESTAMPNTZ TIMESTAMPTZ TIMESTAMP_MS TIMESTAMP_NS TIMESTAMP_S
     TINYINT UBIGINT UHUGEINT UINT UINT128 USMALLINT UTINYINT UUID VARBINARY VARCHAR
-    """.split()
+    """
 )

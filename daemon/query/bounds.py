@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 
-from sqlglot import exp
-
 from probing.api.errors import QueryRejected
+from sqlglot import exp
 
 __all__ = ("check_sizes",)
 

@@ -10,16 +10,15 @@ import difflib
 import logging
 from dataclasses import dataclass
 
-from sqlglot import exp
-from sqlglot.dialects.duckdb import DuckDB
-from sqlglot.errors import ErrorLevel, SqlglotError
-from sqlglot.tokens import Token, TokenType
-
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.times import rewrite_times
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import ErrorLevel, SqlglotError
+from sqlglot.tokenizer_core import Token, TokenType
 
 __all__ = ("Checked", "check")
 
@@ -170,7 +169,8 @@ def _syntax(error: SqlglotError) -> str:
     if not details:
         return _one_line(str(error))
     first = details[0]
-    return _one_line(f"{first['description']} near {str(first['highlight'])[:40]!r} (line {first['line']}, column {first['col']})")
+    where = f"(line {first['line']}, column {first['col']})"
+    return _one_line(f"{first['description']} near {str(first['highlight'])[:40]!r} {where}")
 
 
 def _one_line(text: str) -> str:

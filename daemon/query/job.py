@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-
 from probing.api.errors import InternalError, QueryError, QueryMemory, StoreError
 from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted
@@ -114,7 +114,7 @@ def run(
                 raise explain(e) from None
             _set_aside(job, damaged, outcome)
             if outcome.started:
-                raise QueryError("a segment turned out to be damaged in the middle of the answer", hint="ask again") from None
+                raise QueryError("a segment is damaged, and rows had gone out already", hint="ask again") from None
         finally:
             connection.close()
 
@@ -150,7 +150,9 @@ def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str
     connection.execute("SET lock_configuration = true")
 
 
-def _answer(connection: duckdb.DuckDBPyConnection, job: Job, send: Callable[[memoryview], None], outcome: Outcome) -> None:
+def _answer(
+    connection: duckdb.DuckDBPyConnection, job: Job, send: Callable[[memoryview], None], outcome: Outcome
+) -> None:
     statements = connection.extract_statements(job.sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise InternalError("the gate let something else than one SELECT through")
@@ -159,29 +161,27 @@ def _answer(connection: duckdb.DuckDBPyConnection, job: Job, send: Callable[[mem
     for data in _stream(reader, outcome):
         sent += len(data)
         if sent > job.max_bytes:
-            raise QueryError(f"the answer is larger than {job.max_bytes} bytes", hint="add LIMIT, or aggregate")
+            raise QueryMemory(f"the answer is larger than {job.max_bytes} bytes")
         outcome.started = True
         for start in range(0, len(data), CHUNK_BYTES):
             send(data[start : start + CHUNK_BYTES])
 
 
-class _Collected:
+class _Collected(io.RawIOBase):
     """A file for Arrow to write to, emptied as it fills."""
 
-    closed = False
-
     def __init__(self) -> None:
+        super().__init__()
         self._pieces: list[bytes] = []
         self.size = 0
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self._pieces.append(bytes(data))
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+        self.size += len(self._pieces[-1])
+        return len(self._pieces[-1])
 
     def take(self) -> memoryview:
         data = b"".join(self._pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -11,14 +12,10 @@ from dataclasses import dataclass
 from probing.api.errors import QueryError, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 
-__all__ = ("Cancelled", "WorkerPool")
+__all__ = ("WorkerPool")
 
 # How soon a caller that went away is noticed.
 _GLANCE_MS = 50
-
-
-class Cancelled(QueryError):
-    """Nobody waits for the answer any more."""
 
 
 @dataclass
@@ -46,18 +43,16 @@ class WorkerPool:
         """Connect workers ahead of need; quiet when nobody listens yet."""
         with self._lock:
             missing = 0 if self._closed else self._warm - len(self._idle)
-        for _ in range(missing):
-            try:
+        with contextlib.suppress(ChannelClosed):
+            for _ in range(missing):
                 self._keep(_Worker(connect(self._path)))
-            except ChannelClosed:
-                return
 
     def run(
         self, header: dict[str, object], payload: bytes, *, deadline: float, cancelled: Callable[[], bool]
     ) -> Iterator[Message]:
         """The messages with which a worker answers, up to and with the one that has ``end`` or ``error``.
 
-        ``deadline`` is on time.monotonic(). Raises QueryTimeout, Cancelled, or QueryError when the worker died.
+        ``deadline``: on time.monotonic(). Raises QueryTimeout, or QueryError when it was cancelled or the worker died.
         """
         worker = self._send(header, payload)
         finished = False
@@ -126,7 +121,7 @@ def _receive(channel: Channel, deadline: float, cancelled: Callable[[], bool]) -
     poll.register(channel.fileno(), select.POLLIN)
     while not poll.poll(_GLANCE_MS):
         if cancelled():
-            raise Cancelled("the query was cancelled")
+            raise QueryError("the query was cancelled: nobody waits for its answer")
         if time.monotonic() >= deadline:
             raise QueryTimeout("the query did not end in time")
     try:
@@ -145,4 +140,5 @@ def _hung_up(channel: Channel) -> bool:
 
 
 def _no_worker() -> QueryError:
-    return QueryError("no SQL worker could be started", hint="the daemon's log says why; `probingd check` finds what is missing")
+    hint = "the daemon's log says why; `probingd check` finds what is missing"
+    return QueryError("no SQL worker could be started", hint=hint)

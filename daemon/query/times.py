@@ -20,12 +20,12 @@ def rewrite_times(root: exp.Expr, now_ns: int) -> exp.Expr:
         if _is_now(node):
             root = _replace(root, node, _instant(now_ns))
         elif isinstance(node, exp.CurrentDate):
-            root = _replace(root, node, exp.Cast(this=_instant(now_ns), to=exp.DataType.build("DATE")))
+            root = _replace(root, node, _cast(_instant(now_ns), "DATE"))
         elif _is_time_of_day(node):
-            root = _replace(root, node, exp.Cast(this=_instant(now_ns), to=exp.DataType.build("TIME")))
+            root = _replace(root, node, _cast(_instant(now_ns), "TIME"))
         elif _has_zone(node) and not _feeds_at_time_zone(node):
             # The session's zone is UTC: the cast takes the zone away and keeps the instant.
-            root = _replace(root, node, exp.Cast(this=node.copy(), to=exp.DataType.build("TIMESTAMP", dialect="duckdb")))
+            root = _replace(root, node, _cast(node.copy(), "TIMESTAMP"))
     return root
 
 
@@ -38,6 +38,10 @@ def _replace(root: exp.Expr, node: exp.Expr, new: exp.Expr) -> exp.Expr:
 
 def _instant(now_ns: int) -> exp.Expr:
     return exp.Anonymous(this="make_timestamp_ns", expressions=[exp.Literal.number(now_ns)])
+
+
+def _cast(value: exp.Expr, kind: str) -> exp.Expr:
+    return exp.Cast(this=value, to=exp.DataType.build(kind, dialect="duckdb"))
 
 
 def _is_now(node: exp.Expr) -> bool:

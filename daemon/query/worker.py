@@ -1,8 +1,8 @@
 """A process that runs SQL: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
 
 It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
-messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``. It ends
-when the other end hangs up, whatever it is doing: closing the connection is the deadline.
+messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``.
+It ends when the other end hangs up, whatever it is doing: closing the connection is the deadline.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def serve(channel: Channel, memory_bytes: int) -> None:
     """Answer queries until the connection ends. A database is made ahead of each query, for it alone."""
     # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
     import pyarrow.dataset  # noqa: F401
-
     from probing.daemon.query import job
 
     ready = [job.new_connection(memory_bytes, THREADS)]

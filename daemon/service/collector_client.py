@@ -1,0 +1,147 @@
+"""The service's side of the collector's control socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from probing.api.errors import InternalError, PeerError, error_from
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.query.engine import Snapshot
+
+__all__ = ("CollectorClient",)
+
+KEPT = 4
+RELEASE_TIMEOUT_S = 2.0
+_HINT = "it is started again by itself; ask again, and if it stays so, the daemon's log says why it ends"
+
+
+class CollectorClient:
+    """Safe for many threads: each request has a connection for itself, of which up to KEPT are kept open.
+
+    Every method raises PeerError when the collector does not answer, and whatever error it answers with.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._idle: list[Channel] = []
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for channel in idle:
+            channel.close()
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """The fields of probing.v1.StatusReply."""
+        return self._request({"op": "status"}, timeout).header
+
+    def pause(self, paused: bool, timeout: float) -> bool:
+        """Stop or resume all probes; says whether they are paused now."""
+        answer = self._request({"op": "pause", "paused": paused}, timeout)
+        return bool(answer.header.get("paused", paused))
+
+    def live(self, table: str, timeout: float) -> bytes:
+        """Rows of a live table in its logical schema, as an Arrow IPC stream."""
+        return self._request({"op": "live", "table": table}, timeout).payload
+
+    def stacks(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
+        """``threads`` and ``failures`` as docs/architecture.md has them. ``timeout`` in seconds, for each process."""
+        request = {"op": "stacks", "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000))}
+        return _body(self._request(request, timeout + 1.0))
+
+    @contextmanager
+    def snapshot(self, tables: tuple[str, ...], timeout: float) -> Iterator[Snapshot]:
+        """What a query over ``tables`` reads; the files stay until the context ends.
+
+        The connection is held for as long: the collector releases what a connection that breaks was given.
+        """
+        channel, message = self._ask({"op": "snapshot", "tables": list(tables)}, timeout)
+        try:
+            yield _snapshot(_body(message).get("snapshot"), tables)
+        finally:
+            self._release(channel, message)
+
+    def _release(self, channel: Channel, message: Message) -> None:
+        try:
+            generation = message.header.get("generation")
+            channel.request({"op": "release", "generation": generation}, timeout=RELEASE_TIMEOUT_S)
+        except InternalError:
+            # Closing releases as well.
+            channel.close()
+        else:
+            self._keep(channel)
+
+    def _request(self, header: dict[str, Any], timeout: float) -> Message:
+        channel, message = self._ask(header, timeout)
+        self._keep(channel)
+        return message
+
+    def _ask(self, header: dict[str, Any], timeout: float) -> tuple[Channel, Message]:
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                channel = self._idle.pop() if self._idle else None
+            reused = channel is not None
+            if channel is None:
+                channel = self._connect(timeout)
+            try:
+                return channel, self._exchange(channel, header, deadline - time.monotonic())
+            except ChannelClosed as e:
+                # A kept connection may be to a collector that has been replaced since.
+                if not reused:
+                    raise PeerError("the collector ended before it answered", hint=_HINT) from e
+            except ChannelTimeout as e:
+                raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
+
+    def _exchange(self, channel: Channel, header: dict[str, Any], timeout: float) -> Message:
+        """One request and its answer; ``channel`` is closed unless it stays in step."""
+        try:
+            channel.send(header)
+            message = channel.receive(max(timeout, 0.001))
+        except BaseException:
+            channel.close()
+            raise
+        message.close_fds()
+        if error := message.header.get("error"):
+            self._keep(channel)
+            raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
+        return message
+
+    def _connect(self, timeout: float) -> Channel:
+        try:
+            return connect(self._path, timeout)
+        except ChannelClosed as e:
+            raise PeerError("the collector does not answer", hint=_HINT) from e
+
+    def _keep(self, channel: Channel) -> None:
+        with self._lock:
+            if len(self._idle) < KEPT:
+                self._idle.append(channel)
+                return
+        channel.close()
+
+
+def _body(message: Message) -> dict[str, Any]:
+    """The header with the JSON object of the payload, where what does not fit a header lies."""
+    if not message.payload:
+        return message.header
+    try:
+        return {**message.header, **json.loads(message.payload)}
+    except (ValueError, TypeError) as e:
+        raise InternalError("the collector's answer is no JSON object") from e
+
+
+def _snapshot(found: Any, tables: tuple[str, ...]) -> Snapshot:
+    try:
+        segments = {
+            name: [(str(s["path"]), int(s["rows"])) for s in found["tables"].get(name, ())] for name in tables
+        }
+        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in found["parts"]])
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise InternalError("the collector's snapshot makes no sense") from e

@@ -1,0 +1,49 @@
+"""Errors on the wire: a gRPC status for tools, and the whole error as trailing metadata for ours."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+from probing.api import errors
+from probing.api.proto.probing.v1 import node_pb2 as pb
+
+__all__ = ("ERROR_KEY", "abort", "status_of", "to_proto")
+
+ERROR_KEY = "probing-error-bin"
+# HTTP/2 peers commonly refuse more than 8 KiB of metadata.
+MAX_TEXT = 2000
+# The first that fits counts, so the narrow ones come first.
+_CODES: tuple[tuple[type[errors.ProbingError], grpc.StatusCode], ...] = (
+    (errors.QueryTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.TargetTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.QueryMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.QueryError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.ProcessGone, grpc.StatusCode.NOT_FOUND),
+    (errors.TargetError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.PrivilegeError, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.PeerError, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+def status_of(error: errors.ProbingError) -> grpc.StatusCode:
+    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def to_proto(kind: str, message: str, hint: str) -> pb.Error:
+    return pb.Error(kind=kind, message=_cut(message), hint=_cut(hint))
+
+
+def abort(context: grpc.ServicerContext, error: errors.ProbingError) -> NoReturn:
+    """End the call with ``error``."""
+    data = to_proto(error.kind, error.message, error.hint).SerializeToString()
+    context.set_trailing_metadata(((ERROR_KEY, data),))
+    context.abort(status_of(error), _cut(error.message))
+
+
+def _cut(text: str) -> str:
+    return " ".join(text.split())[:MAX_TEXT]

@@ -1,0 +1,191 @@
+"""What the node answers over gRPC."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import grpc
+from probing.api.errors import InternalError, PeerError, ProbingError, QueryRejected, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
+from probing.daemon.query.engine import End, Engine
+from probing.daemon.service.auth import Scope, require
+from probing.daemon.service.collector_client import CollectorClient
+from probing.daemon.service.errors import abort
+from probing.daemon.service.messages import stacks_reply, status_fields
+
+__all__ = ("Limits", "Node", "NodeService")
+
+# The answer of the node must be on its way before the caller's own deadline ends.
+MARGIN_S = 0.1
+MIN_TIMEOUT_S = 0.05
+START_UP_S = 15.0
+MAX_PIDS = 4096
+_log = logging.getLogger(__name__)
+_audit = logging.getLogger("probing.audit")
+_Reply = TypeVar("_Reply")
+_Replies = Generator[pb.QueryReply, None, None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``query_s``: deadline of a query that names none, and its upper bound; ``max_bytes`` of an answer likewise."""
+
+    query_s: float = 30.0
+    max_bytes: int = 1 << 30
+    stacks_s: float = 2.0
+    stacks_max_s: float = 30.0
+    control_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """Who answers. ``peers`` are addresses; ``address`` is where this node itself is asked."""
+
+    name: str
+    version: str
+    instance: str
+    address: str
+    peers: tuple[str, ...] = ()
+
+    def members(self) -> list[dict[str, Any]]:
+        """Rows of cluster.members: this node, and the peers, of which no more is known than where they are."""
+        own = {"member": self.name, "address": self.address, "state": "healthy", "version": self.version}
+        return [own, *({"member": "", "address": peer, "state": "unknown"} for peer in self.peers)]
+
+
+def _answering(method: Callable[..., _Reply]) -> Callable[..., _Reply]:
+    """Errors end the call as errors.py says; a bug is logged here and told as one."""
+
+    @wraps(method)
+    def answer(self: NodeService, request: Any, context: grpc.ServicerContext) -> _Reply:
+        try:
+            return method(self, request, context)
+        except ProbingError as e:
+            abort(context, e)
+        except Exception as e:
+            if not context.is_active():
+                raise
+            _log.exception("%s failed", method.__name__)
+            abort(context, InternalError(f"{method.__name__} failed: {type(e).__name__}"))
+
+    return answer
+
+
+class NodeService(NodeServicer):
+    """The service probing.v1.Node; calls come on many threads."""
+
+    def __init__(
+        self,
+        node: Node,
+        collector: CollectorClient,
+        engine: Engine,
+        limits: Limits | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._node = node
+        self._collector = collector
+        self._engine = engine
+        self._limits = limits or Limits()
+        self._now_ns = now_ns
+        self._started_ns = now_ns()
+        self._started = time.monotonic()
+        self._collector_seen = False
+
+    def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:  # noqa: N802
+        replies = self._query(request, context)
+        try:
+            while (reply := self._next(replies, context)) is not None:
+                yield reply
+        finally:
+            replies.close()
+
+    @_answering
+    def _next(self, replies: _Replies, context: grpc.ServicerContext) -> pb.QueryReply | None:  # noqa: ARG002
+        return next(replies, None)
+
+    def _query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> _Replies:
+        require(context, Scope.READ)
+        limits = self._limits
+        if not request.sql.strip():
+            raise QueryRejected("the query is empty")
+        parts = self._engine.run(
+            request.sql,
+            timeout=_timeout(context, request.timeout_ms, limits.query_s, limits.query_s),
+            max_bytes=min(request.max_bytes or limits.max_bytes, limits.max_bytes),
+            cancelled=lambda: not context.is_active(),
+        )
+        for part in parts:
+            yield pb.QueryReply(end=self._end(part)) if isinstance(part, End) else pb.QueryReply(arrow=part)
+
+    def _end(self, end: End) -> pb.QueryEnd:
+        return pb.QueryEnd(
+            node=self._node.name,
+            rows=end.rows,
+            rows_scanned=end.rows_scanned,
+            warnings=end.warnings,
+            node_time_ns=self._now_ns(),
+        )
+
+    @_answering
+    def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:  # noqa: N802
+        require(context, Scope.READ)
+        if len(request.pids) > MAX_PIDS:
+            raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
+        timeout = _timeout(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
+        return stacks_reply(self._node.name, self._collector.stacks(request.pids, request.job, timeout))
+
+    @_answering
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002, N802
+        require(context, Scope.READ)
+        reply = pb.StatusReply(
+            node=self._node.name,
+            version=self._node.version,
+            instance=self._node.instance,
+            started_ns=self._started_ns,
+        )
+        timeout = _timeout(context, 0, self._limits.control_s, self._limits.control_s)
+        try:
+            fields = status_fields(self._collector.status(timeout))
+        except PeerError as e:
+            reply.state, reply.reason = self._without_collector(), e.message
+        else:
+            self._collector_seen = True
+            reply.MergeFrom(fields)
+        reply.node_time_ns = self._now_ns()
+        return reply
+
+    def _without_collector(self) -> str:
+        young = time.monotonic() - self._started < START_UP_S
+        return "starting" if young and not self._collector_seen else "lost"
+
+    @_answering
+    def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeersReply:  # noqa: ARG002, N802
+        require(context, Scope.READ)
+        return pb.PeersReply(
+            peers=[pb.Peer(node=m["member"], address=m["address"], state=m["state"]) for m in self._node.members()]
+        )
+
+    @_answering
+    def Pause(self, request: pb.PauseRequest, context: grpc.ServicerContext) -> pb.PauseReply:  # noqa: N802
+        verb = "pause" if request.paused else "resume"
+        try:
+            require(context, Scope.PROBE)
+            paused = self._collector.pause(request.paused, self._limits.control_s)
+        except ProbingError as e:
+            _audit.warning("%s asked by %s: refused: %s", verb, context.peer(), e.message)
+            raise
+        _audit.warning("%s asked by %s: done, paused=%s", verb, context.peer(), paused)
+        return pb.PauseReply(paused=paused)
+
+
+def _timeout(context: grpc.ServicerContext, asked_ms: int, default: float, most: float) -> float:
+    """Seconds that the node may take."""
+    wanted = min(asked_ms / 1000 if asked_ms else default, most)
+    left = context.time_remaining()
+    return max(wanted if left is None else min(wanted, left - MARGIN_S), MIN_TIMEOUT_S)
