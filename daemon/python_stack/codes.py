@@ -114,9 +114,18 @@ def _text(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int
     if coding is None:
         return "?", True
     raw = data[start : start + min(length, MAX_CHARACTERS) * kind]
-    text = raw.decode(coding, "surrogatepass" if kind == 2 else "replace")
+    return _decoded(raw, coding), length > MAX_CHARACTERS
+
+
+def _decoded(raw: bytes, coding: str) -> str:
+    if coding == "latin-1":
+        return raw.decode(coding)
+    try:
+        text = raw.decode(coding, "surrogatepass")
+    except UnicodeDecodeError:
+        text = raw.decode(coding, "replace")
     # File names with bytes that are no UTF-8 hold lone surrogates, which neither JSON's readers nor Arrow take.
-    return text.encode("utf-8", "backslashreplace").decode(), length > MAX_CHARACTERS
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _table(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[bytes | None, bool]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probing.api.errors import NotPython, UnsupportedTarget, UsageError
+from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
 from probing.daemon.processes.procfs import Mapping, clean_text
 
 __all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate")
@@ -53,11 +53,27 @@ class RuntimeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSymbols:
-    """Addresses of SYMBOLS as the file has them, and the address of its first PT_LOAD (both 0-based for ET_DYN)."""
+    """Addresses of SYMBOLS and of the first PT_LOAD, as the file has them; ``relocated``: it is loaded elsewhere."""
 
     addresses: Dict[str, int]
     first_address: int
     relocated: bool
+
+    @classmethod
+    def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
+        """Raises InternalError when a parser answered something else."""
+        try:
+            addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
+            return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
+        except (KeyError, TypeError, ValueError) as e:
+            raise InternalError("a parser's answer holds no symbols") from e
+
+    def address(self, name: str, mapping: Mapping) -> int:
+        """Where ``name`` is in a process that maps the file's begin at ``mapping``; 0 when the file has it not."""
+        if name not in self.addresses:
+            return 0
+        bias = mapping.start - (self.first_address & -_PAGE) if self.relocated else 0
+        return self.addresses[name] + bias
 
 
 def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
@@ -65,7 +81,7 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
 
     A libpython comes before the program: programs that link it only start it.
     """
-    begins = {}
+    begins: dict[tuple[tuple[int, int], int], Mapping] = {}
     for mapping in mappings:
         if mapping.inode and mapping.offset == 0 and mapping.path.startswith(b"/"):
             begins.setdefault((mapping.device, mapping.inode), mapping)
@@ -81,11 +97,9 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
 
     Raises NotPython when the file holds no runtime, UnsupportedTarget when its version is not known.
     """
-    if "_PyRuntime" not in symbols.addresses:
+    runtime, version_at = (symbols.address(name, mapping) for name in ("_PyRuntime", "Py_Version"))
+    if not runtime:
         raise NotPython(f"{_name(mapping)} holds no CPython runtime")
-    bias = mapping.start - (symbols.first_address & -_PAGE) if symbols.relocated else 0
-    runtime = symbols.addresses["_PyRuntime"] + bias
-    version_at = symbols.addresses["Py_Version"] + bias if "Py_Version" in symbols.addresses else 0
     if hexversion:
         version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
         return RuntimeInfo(runtime, version_at, hexversion, version, _release(hexversion), _name(mapping))

@@ -1,0 +1,184 @@
+"""Stacks on demand for the collector: finds each process's CPython once, and asks the readers for the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import Mapping, parse_maps
+from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, layout_of
+from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
+from probing.daemon.python_stack.wire import unpack
+
+__all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
+
+_MAX_PREPARED = 4096
+# What a reader's answer may take on its way, beyond the time it spends on a process.
+_MARGIN_S = 0.05
+
+
+class Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
+
+
+class Parsers(Protocol):
+    """``processes.pool.ParserPool``, which keeps its answers by the identity of the file."""
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A process that was asked for and could not be read."""
+
+    pid: int
+    start_ns: int
+    error: ProbingError
+
+
+class PythonStacks:
+    """Safe to use from any thread. At most ``parallel`` processes are read at once."""
+
+    def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
+        self._readers = readers
+        self._parsers = parsers
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="stacks")
+        self._lock = threading.Lock()
+        self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
+
+    def close(self) -> None:
+        """What is under way ends by its own deadline; nothing new is taken."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
+        """Find the CPython of a process; at once when it was found before. ``timeout`` in seconds.
+
+        Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
+        """
+        with self._lock:
+            if found := self._prepared.get((pid, start_ns)):
+                return found
+        deadline = time.monotonic() + timeout
+        found = self._find(pid, start_ns, deadline)
+        with self._lock:
+            self._prepared[pid, start_ns] = found
+            while len(self._prepared) > _MAX_PREPARED:
+                self._prepared.popitem(last=False)
+        return found
+
+    def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
+        """Such as "3.11.7", or "3.10" where the process does not show more. Raises like ``prepare``."""
+        return self.prepare(pid, start_ns, timeout).python
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        """The process ended or called exec."""
+        with self._lock:
+            self._prepared.pop((pid, start_ns), None)
+
+    def stacks(
+        self, targets: Iterable[tuple[int, int]], timeout: float = 1.0
+    ) -> tuple[list[dict[str, Any]], list[Failure]]:
+        """The threads of all ``targets`` (pid, start_ns), and those that could not be read, within ``timeout`` seconds.
+
+        A thread is what ``dump.dump_stacks`` gives, with ``pid`` and ``start_ns``.
+        """
+        deadline = time.monotonic() + timeout
+        asked = [(t, self._pool.submit(self._of_process, *t, deadline)) for t in dict.fromkeys(targets)]
+        threads: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        for target, future in asked:
+            outcome = self._outcome(target, future, deadline)
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+            else:
+                threads += outcome
+        return threads, failures
+
+    def _outcome(
+        self, target: tuple[int, int], future: Future[list[dict[str, Any]]], deadline: float
+    ) -> list[dict[str, Any]] | Failure:
+        try:
+            return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
+        except ProbingError as e:
+            return Failure(*target, e)
+        except FutureTimeout:
+            future.cancel()
+            late = TargetTimeout("the stacks could not be read in time", hint="ask for fewer processes, or wait longer")
+            return Failure(*target, late)
+
+    def _of_process(self, pid: int, start_ns: int, deadline: float) -> list[dict[str, Any]]:
+        try:
+            return self._ask(pid, start_ns, deadline)
+        except CorruptTarget:
+            # It may run another program since it called exec, under the same number and start.
+            self.forget(pid, start_ns)
+            return self._ask(pid, start_ns, deadline)
+
+    def _ask(self, pid: int, start_ns: int, deadline: float) -> list[dict[str, Any]]:
+        runtime = self.prepare(pid, start_ns, _left(deadline))
+        left = _left(deadline)
+        answer = self._call(
+            "stacks", pid, start_ns, deadline, runtime=runtime.to_dict(), timeout_ms=max(1, int(left * 1000))
+        )
+        return [{"pid": pid, "start_ns": start_ns, **t} for t in unpack(answer.header)["threads"]]
+
+    def _find(self, pid: int, start_ns: int, deadline: float) -> RuntimeInfo:
+        mappings = parse_maps(self._call("maps", pid, start_ns, deadline, files=True).payload)
+        reason: ProbingError | None = None
+        for mapping in candidates(mappings):
+            found = self._try_file(pid, start_ns, mapping, deadline)
+            if isinstance(found, RuntimeInfo):
+                return found
+            if not isinstance(found, NotPython):
+                reason = reason or found
+        raise reason or NotPython(f"process {pid} runs no CPython")
+
+    def _try_file(
+        self, pid: int, start_ns: int, mapping: Mapping, deadline: float
+    ) -> RuntimeInfo | NotPython | UnsupportedTarget:
+        try:
+            return self._in_file(pid, start_ns, mapping, deadline)
+        except (NotPython, UnsupportedTarget) as e:
+            return e
+
+    def _in_file(self, pid: int, start_ns: int, mapping: Mapping, deadline: float) -> RuntimeInfo:
+        opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
+        try:
+            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=_left(deadline))
+        finally:
+            opened.close_fds()
+        symbols = RuntimeSymbols.from_parser(answer)
+        if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
+            return locate(mapping, symbols)
+        head = self._memory(pid, start_ns, [(at, 4)], deadline)
+        found = locate(mapping, symbols, int.from_bytes(head, "little"))
+        if found.version >= (3, 13):
+            # Fail here, and not at each request, when the offsets that it declares are not ours to read.
+            layout_of(found.version, self._memory(pid, start_ns, [(found.runtime, DEBUG_OFFSETS_SIZE)], deadline))
+        return found
+
+    def _memory(self, pid: int, start_ns: int, ranges: list[tuple[int, int]], deadline: float) -> bytes:
+        answer = self._call("memory", pid, start_ns, deadline, ranges=ranges)
+        if -1 in answer.header["lengths"]:
+            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
+        return answer.payload
+
+    def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
+        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=_left(deadline), **args)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TargetTimeout("there was no time left for the process", hint="ask for fewer processes, or wait longer")
+    return left

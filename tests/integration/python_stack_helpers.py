@@ -1,0 +1,111 @@
+"""What the tests of Python stacks share: the interpreters, programs to be read, and a reader within this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from probing.daemon.bpf.elf import Elf
+from probing.daemon.ipc import Message
+from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.target import Target
+from probing.daemon.python_stack.dump import dump_stacks, forget, handlers
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.memory import ProcessMemory
+from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.threads import read_start_ns
+
+__all__ = (
+    "INTERPRETERS",
+    "PROGRAMS",
+    "LocalParsers",
+    "LocalReaders",
+    "cleaned",
+    "dump",
+    "frames_of",
+    "program",
+    "runtime_of",
+)
+
+PROGRAMS = Path(__file__).parent / "python_programs"
+
+
+def _interpreters() -> list[str]:
+    """Those of PROBINGD_TEST_PYTHONS (paths, with colons between), all of them wanted; else all that are found here."""
+    if named := os.environ.get("PROBINGD_TEST_PYTHONS"):
+        return named.split(":")
+    versions = Path.home() / ".pyenv" / "versions"
+    found = [p for minor in range(8, 15) for p in sorted(versions.glob(f"3.{minor}.*/bin/python"))]
+    found += [*Path("/opt").glob("python*/bin/python3"), Path("/usr/bin/python3"), Path(sys.executable)]
+    return [str(p) for p in {p.resolve(): p for p in found if p.exists()}.values()]
+
+
+INTERPRETERS = _interpreters()
+
+
+class LocalReaders:
+    """Answers like a reader process, from within this one."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        if op == "maps":
+            return Message({}, Path(f"/proc/{pid}/maps").read_bytes())
+        if op == "open":
+            with Target(pid, start_ns) as target:
+                header, fd = open_mapped(target, args)
+            return Message(header, fds=[fd])
+        if op == "memory":
+            parts = ProcessMemory(pid).read_many(args["ranges"])
+            return Message({"lengths": [-1 if p is None else len(p) for p in parts]}, b"".join(p or b"" for p in parts))
+        return Message(handlers()[op]({"op": op, "pid": pid, "start_ns": start_ns, **args}))
+
+
+class LocalParsers:
+    """Answers like a parser process, from within this one."""
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
+        elf = Elf(fd)
+        symbols = [{"name": s.name, "address": s.address} for s in elf.symbols(patterns)]
+        return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
+
+
+@contextmanager
+def program(python: str, name: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program of ``python_programs``, killed at the end."""
+    command = [python, "-u", str(PROGRAMS / name), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def runtime_of(pid: int) -> RuntimeInfo:
+    stacks = PythonStacks(LocalReaders(), LocalParsers())
+    try:
+        return stacks.prepare(pid, read_start_ns(pid), timeout=60)
+    finally:
+        stacks.close()
+
+
+def dump(pid: int, runtime: RuntimeInfo, *, cold: bool = False) -> dict[str, Any]:
+    if cold:
+        forget(pid, read_start_ns(pid))
+    return dump_stacks(pid, read_start_ns(pid), runtime, time.monotonic() + 60)
+
+
+def frames_of(thread: dict[str, Any]) -> list[list[Any]]:
+    """[func, file, lineno] of each frame, as the programs report them."""
+    return [[f["func"], f["file"], f["lineno"]] for f in thread["frames"]]
+
+
+def cleaned(frames: list[list[Any]]) -> list[list[Any]]:
+    """What a program said of its own frames, with the texts as they are shown."""
+    return [[clean_text(func, 4096), clean_text(file, 4096), lineno] for func, file, lineno in frames]
