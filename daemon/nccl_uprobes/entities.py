@@ -74,7 +74,7 @@ class Entities:
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
         """A multilinear hash of the fields that name an entity."""
         columns, multipliers = self._hashing(records.dtype)
-        words = records.view(np.uint32).reshape(len(records), -1)
+        words = records.view(np.uint32).reshape(len(records), records.dtype.itemsize // 4)
         keys = np.zeros(len(records), np.uint64)
         for column, multiplier in zip(columns, multipliers, strict=True):
             keys += words[:, column] * multiplier

@@ -1,0 +1,349 @@
+"""The gloo collectives of real jobs: what the daemon's side says equals what the job itself wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from probing.daemon.bpf.elf import find_symbols
+from probing.daemon.bpf.session import Session
+from probing.daemon.clock import SystemClock
+from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
+from probing.daemon.source import Identity
+
+JOBS = Path(__file__).parents[1] / "jobs"
+ROUND = {"all_reduce": 23, "broadcast": 7, "barrier": 5}
+DEADLINE = 60.0
+Open = Callable[..., Session]
+
+
+def torch_library() -> Path:
+    found = subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Path(found.stdout.strip()).parent / "lib" / "libtorch_cpu.so"
+
+
+class Job:
+    """Two ranks of ``direct_calls.py``, which do what they are told."""
+
+    def __init__(self, folder: Path, script: str = "direct_calls.py", **environ: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.lists = [folder / f"rank{rank}.jsonl" for rank in range(2)]
+        self.ranks = []
+        for rank, path in enumerate(self.lists):
+            identity = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            self.ranks.append(
+                subprocess.Popen(
+                    [sys.executable, JOBS / script, path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, **identity, **master, **environ},
+                )
+            )
+
+    def tell(self, command: str) -> None:
+        for rank in self.ranks:
+            assert rank.stdin
+            rank.stdin.write(command + "\n")
+            rank.stdin.flush()
+
+    def hear(self, word: str) -> None:
+        for rank in self.ranks:
+            assert rank.stdout
+            assert rank.stdout.readline().strip() == word
+
+    def do(self, command: str) -> None:
+        self.tell(command)
+        self.hear("done")
+
+    def calls(self, since_ns: int = 0) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for path in self.lists for line in path.read_text().splitlines()]
+        return [line for line in lines if line["before_ns"] >= since_ns]
+
+    def rank_of(self, pid: int) -> int | None:
+        return next((rank for rank, process in enumerate(self.ranks) if process.pid == pid), None)
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.communicate()
+
+
+class Known:
+    """``Processes`` of the test's own jobs."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        for number, job in enumerate(self.jobs):
+            if (rank := job.rank_of(pid)) is not None:
+                return Identity(pid, start_ns, f"job{number}", "run", "trainer", rank, rank, 2, 0)
+        return None
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.close()
+
+
+@pytest.fixture
+def job(jobs: list[Job], tmp_path: Path) -> Job:
+    jobs.append(Job(tmp_path))
+    return jobs[0]
+
+
+class Watcher:
+    """A session and the source on it, as the collector puts them together."""
+
+    def __init__(self, session: Session, jobs: list[Job]) -> None:
+        self.session = session
+        self.source = CollectivesSource(session, Known(jobs), "node", find_symbols)
+        self.source.start()
+        self.ops: list[pa.RecordBatch] = []
+        self.communicators: list[dict[str, Any]] = []
+
+    def attach(self, library: Path) -> tuple[int, int]:
+        """(the time before, the time when all probes were there), CLOCK_MONOTONIC ns."""
+        before = time.monotonic_ns()
+        fd = os.open(library, os.O_RDONLY)
+        try:
+            self.source.attach(fd, os.fsencode(library))
+        finally:
+            os.close(fd)
+        return before, time.monotonic_ns()
+
+    def drain(self) -> None:
+        ring = self.session.rings["collectives"]
+        drained = ring.drain()
+        batches = self.source.assemble(drained.records, SystemClock().pair())
+        if "comm.ops" in batches:
+            self.ops.append(batches["comm.ops"])
+        if "comm.communicators" in batches:
+            self.communicators += plain(batches["comm.communicators"])
+        ring.commit(drained.position)
+
+    def rows(self, job: str = "job0") -> list[dict[str, Any]]:
+        self.drain()
+        return [row for batch in self.ops for row in plain(batch) if row["job"] == job]
+
+    def wait_for_open(self, count: int) -> list[dict[str, Any]]:
+        return wait_for(lambda: found if len(found := self.inflight()) == count else None)
+
+    def inflight(self) -> list[dict[str, Any]]:
+        return [row for row in plain(self.source.inflight(SystemClock().pair())) if row["job"] == "job0"]
+
+
+@pytest.fixture
+def watch(open_session: Open, jobs: list[Job]) -> Callable[[], Watcher]:
+    return lambda: Watcher(open_session(*OBJECTS), jobs)
+
+
+def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    batch.validate(full=True)
+    columns = {
+        name: (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.01)
+    return result
+
+
+KEY = ("rank", "comm", "seq", "op", "bytes", "dtype")
+
+
+def keys(rows: list[dict[str, Any]], *more: str) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row[name] for name in (*KEY, *more)) for row in rows)
+
+
+def check_times(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert row["state"] == "done"
+        assert row["timing_source"] == "exact"
+        assert 0 <= row["start_ns_after"] <= row["done_lo_ns"] == row["done_hi_ns"]
+
+
+def test_attached_before_the_job_makes_calls(watch: Callable[[], Watcher], job: Job) -> None:
+    job.hear("ready")
+    watcher = watch()
+    watcher.attach(torch_library())
+    job.do("rounds 2")
+    rows = watcher.rows()
+    assert keys(rows, "async_op", "tid") == keys(job.calls(), "async_op", "tid")
+    for comm in ("0", "1"):
+        for rank in range(2):
+            ops = Counter(row["op"] for row in rows if (row["comm"], row["rank"]) == (comm, rank))
+            assert ops == {op: 2 * count for op, count in ROUND.items()}
+    check_times(rows)
+    assert {(row["comm_rank"], row["comm_size"]) for row in rows} == {(0, 2), (1, 2)}
+    assert {row["redop"] for row in rows} == {None, "sum"}
+    assert {row["root"] for row in rows if row["op"] == "broadcast"} == {0, 1}
+    found = {(row["comm"], row["name"], row["rank"], row["size"]) for row in watcher.communicators}
+    assert found == {("0", "default_pg", 0, 2), ("0", "default_pg", 1, 2), ("1", None, 0, 2), ("1", None, 1, 2)}
+    assert watcher.session.counters()["collectives"]["lost"] == 0
+    assert watcher.inflight() == []
+
+
+def check_from(watcher: Watcher, job: Job, before: int, ready: int) -> None:
+    """Exactly the calls since ``ready``; of those made while the probes were being placed, some."""
+    rows = watcher.rows()
+    offset = SystemClock().pair().mono_to_utc_ns
+    written, possible = keys(job.calls(ready)), keys(job.calls(before - 1_000_000_000))
+    found = keys(rows)
+    assert not written - found
+    assert not found - possible
+    # The clocks are read apart from each other; what was called a second before is not claimed.
+    assert all(row["ts"] - offset > before - 1_000_000_000 for row in rows)
+    check_times(rows)
+
+
+def test_attached_in_the_middle_of_the_job(watch: Callable[[], Watcher], job: Job) -> None:
+    job.hear("ready")
+    job.tell("stream")
+    wait_for(lambda: len(job.calls()) > 500)
+    watcher = watch()
+    before, ready = watcher.attach(torch_library())
+    wait_for(lambda: len(job.calls(ready)) > 500)
+    job.do("rounds 1")
+    job.hear("done")
+    check_from(watcher, job, before, ready)
+
+
+def test_attached_while_the_job_starts(watch: Callable[[], Watcher], job: Job) -> None:
+    library = torch_library()
+    mapped = os.fsencode(library)
+    wait_for(lambda: all(mapped in Path(f"/proc/{rank.pid}/maps").read_bytes() for rank in job.ranks))
+    watcher = watch()
+    watcher.attach(library)
+    job.hear("ready")
+    job.do("rounds 1")
+    assert keys(watcher.rows()) == keys(job.calls())
+
+
+def test_a_copy_of_torch_never_seen_before(watch: Callable[[], Watcher], jobs: list[Job], tmp_path: Path) -> None:
+    """Its own files all through: a probe belongs to an inode."""
+    original = torch_library().parents[1]
+    copy = tmp_path / "elsewhere" / "torch"
+    shutil.copytree(original, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "test", "*.a"))
+    jobs.append(Job(tmp_path, PYTHONPATH=str(copy.parent)))
+    job = jobs[0]
+    job.hear("ready")
+    for rank in job.ranks:
+        assert os.fsencode(copy / "lib" / "libtorch_cpu.so") in Path(f"/proc/{rank.pid}/maps").read_bytes()
+    watcher = watch()
+    watcher.attach(torch_library())
+    watcher.attach(copy / "lib" / "libtorch_cpu.so")
+    job.do("rounds 1")
+    assert keys(watcher.rows()) == keys(job.calls())
+    shutil.rmtree(copy.parent)
+
+
+def test_a_stalled_operation_is_in_flight_and_its_end_is_told_once(watch: Callable[[], Watcher], job: Job) -> None:
+    job.hear("ready")
+    watcher = watch()
+    watcher.attach(torch_library())
+    job.do("rounds 1")
+    job.do("stall")
+    (stalled,) = watcher.wait_for_open(1)
+    assert (stalled["rank"], stalled["comm"], stalled["op"], stalled["seq"]) == (0, "0", "all_reduce", 36)
+    assert stalled["age_ns"] >= 0
+    wait_for(lambda: watcher.inflight()[0]["state"] == "started")
+    job.ranks[0].kill()
+    job.ranks[0].wait()
+    assert watcher.source.process_exited(job.ranks[0].pid, stalled["start_ns"]) == 1
+    assert watcher.source.process_exited(job.ranks[0].pid, stalled["start_ns"]) == 0
+    assert watcher.inflight() == []
+    rows = watcher.rows()
+    assert keys(rows) == keys(job.calls())
+    (last,) = [row for row in rows if row["state"] == "abandoned"]
+    assert (last["seq"], last["done_hi_ns"], last["timing_source"]) == (36, None, None)
+    assert last["start_ns_after"] >= 0
+
+
+def test_a_peer_that_dies_fails_the_operation(watch: Callable[[], Watcher], job: Job) -> None:
+    job.hear("ready")
+    watcher = watch()
+    watcher.attach(torch_library())
+    job.do("rounds 1")
+    job.do("stall")
+    watcher.wait_for_open(1)
+    job.ranks[1].send_signal(signal.SIGKILL)
+    wait_for(lambda: not watcher.inflight())
+    (failed,) = [row for row in watcher.rows() if row["state"] == "failed"]
+    assert (failed["rank"], failed["seq"], failed["op"]) == (0, 36, "all_reduce")
+    assert "Connection closed by peer" in failed["error"] or "reset" in failed["error"]
+    assert failed["done_hi_ns"] >= failed["start_ns_after"]
+
+
+LOADER = """
+import os, sys, time
+from pathlib import Path
+from probing.daemon.bpf.elf import find_symbols
+from probing.daemon.bpf.session import Session
+from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
+
+class Nobody:
+    def identity(self, pid, start_ns, timeout=0.0):
+        return None
+
+library, root, fallback = sys.argv[1:]
+session = Session.open("test", OBJECTS, Path(root), fallback == "True")
+source = CollectivesSource(session, Nobody(), "node", find_symbols)
+source.start()
+source.attach(os.open(library, os.O_RDONLY), os.fsencode(library))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_daemon_killed_with_operations_in_flight_loses_none(
+    watch: Callable[[], Watcher], job: Job, pin_root: Path, fallback: bool
+) -> None:
+    command = [sys.executable, "-c", LOADER, str(torch_library()), str(pin_root), str(fallback)]
+    job.hear("ready")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loader:
+        assert loader.stdout
+        assert loader.stdout.readline() == "ready\n"
+        job.tell("stream")
+        wait_for(lambda: len(job.calls()) > 500)
+        loader.kill()
+    made = len(job.calls())
+    wait_for(lambda: len(job.calls()) > made + 500)
+    watcher = watch()
+    assert watcher.session.adopted
+    watcher.attach(torch_library())
+    job.do("rounds 1")
+    job.hear("done")
+    rows = watcher.rows()
+    assert keys(rows) == keys(job.calls())
+    check_times(rows)
