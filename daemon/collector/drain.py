@@ -59,6 +59,7 @@ class DrainLoop:
         outbox: Outbox,
         clock: Clock,
         each_cycle: Iterable[Callable[[], None]] = (),
+        lost: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._log = log
         self._rings = dict(rings)
@@ -66,22 +67,23 @@ class DrainLoop:
         self._outbox = outbox
         self._clock = clock
         self._each_cycle = tuple(each_cycle)
+        self._lost = lost
         self._positions: Positions = {}
         self._wake = threading.Event()
         self._stopped = False
         self._cycles = 0
         self._done = threading.Condition()
-        self._held: dict[str, list[pa.RecordBatch]] = {}
         self.failure: str | None = None
 
-    def resume(self) -> None:
-        """Set every ring behind what the log already holds, and remember that as written."""
+    def resume(self) -> dict[str, int]:
+        """Set every ring behind what the log already holds; gives the losses of each that the log tells already."""
         boot_id = self._clock.boot_id
         for name, ring in self._rings.items():
             known = self._log.positions.get(name)
             if known and known.get("boot_id") == boot_id and known.get("map_id") == ring.map_id:
                 ring.reset(int(known["position"]))
                 self._positions[name] = dict(known)
+        return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
     def run(self) -> None:
         """Cycle until ``stop``. An error of the store is kept as ``failure`` and the cycle tried again."""
@@ -124,6 +126,7 @@ class DrainLoop:
     def _write(self, waiting: dict[str, list[pa.RecordBatch]], pair: ClockPair) -> int:
         batches = {table: list(group) for table, group in waiting.items()}
         positions = dict(self._positions)
+        lost = self._lost()
         ends: dict[str, int] = {}
         size = 0
         for name, ring in self._rings.items():
@@ -132,7 +135,12 @@ class DrainLoop:
                 continue
             size += records.nbytes
             ends[name] = end
-            positions[name] = {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": end}
+            positions[name] = {
+                "boot_id": self._clock.boot_id,
+                "map_id": ring.map_id,
+                "position": end,
+                "lost": lost.get(name, 0),
+            }
             for table, batch in self._assemble[name](records, pair).items():
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)

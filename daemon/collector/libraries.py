@@ -1,0 +1,145 @@
+"""Finds the libraries that sources put probes on, wherever a process maps one, and has each file attached once.
+
+New mappings come from the kernel as they happen; what was mapped before is found by a scan of all processes. A file is
+opened by a reader, as its process sees it, and handed to the source as a descriptor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from probing.api.errors import ProbingError
+from probing.daemon.clock import Clock
+from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps, parse_stat
+from probing.daemon.source import Loss, Sink
+
+__all__ = ("LibraryWatch", "ProbedLibrary")
+
+READ_TIMEOUT_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class ProbedLibrary(Protocol):
+    """A source that puts probes on libraries."""
+
+    name: str
+    table: str
+
+    def interesting(self, path: bytes) -> bool: ...
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Put the probes on the file open at ``fd``. How many were placed now, 0 when they were there.
+
+        Raises AttachError, UnsupportedTarget.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    start_ns: int
+
+
+class LibraryWatch:
+    """One thread that attaches; ``seen`` may be called from any."""
+
+    def __init__(self, readers: ReaderPool, sources: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
+        self._readers = readers
+        self._sources = tuple(sources)
+        self._sink = sink
+        self._clock = clock
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # (device, inode) of files that were attached, or refused with a reason that will not change.
+        self._known: dict[tuple[str, int, int], str] = {}
+        self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
+        self.reasons: dict[str, str] = {}
+        self.attached: dict[str, int] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def interesting(self, path: bytes) -> bool:
+        return any(source.interesting(path) for source in self._sources)
+
+    def seen(self, pid: int) -> None:
+        """A process has mapped an interesting file a moment ago."""
+        self._work.put(lambda: self._look_at(pid, fresh=True))
+
+    def scan(self, pids: Iterable[int]) -> None:
+        """Attach what these processes have mapped. Returns when it is done."""
+        done = threading.Event()
+        for pid in pids:
+            self._work.put(lambda pid=pid: self._look_at(pid, fresh=False))  # type: ignore[misc]
+        self._work.put(done.set)
+        done.wait()
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            try:
+                job()
+            except ProbingError as e:
+                _log.info("a library could not be attached: %s", e.message)
+            except Exception:  # one strange process must not end the watch
+                _log.exception("looking for libraries failed")
+
+    def _look_at(self, pid: int, *, fresh: bool) -> None:
+        process = _process(pid)
+        if process is None:
+            return
+        answer = self._readers.call("maps", pid=pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, files=True)
+        for mapping in parse_maps(answer.payload):
+            if not mapping.executable or not mapping.inode:
+                continue
+            for source in self._sources:
+                if source.interesting(mapping.path):
+                    self._consider(process, mapping, source, fresh=fresh)
+
+    def _consider(self, process: _Process, mapping: Mapping, source: ProbedLibrary, *, fresh: bool) -> None:
+        device = mapping.device[0] << 20 | mapping.device[1]
+        known = (source.name, device, mapping.inode)
+        if known in self._known:
+            return
+        path = clean_text(mapping.path)
+        answer = self._readers.call(
+            "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
+        )
+        fd = answer.take_fd()
+        try:
+            placed = source.attach(fd, mapping.path)
+        except ProbingError as e:
+            self._known[known] = self.reasons[path] = e.message
+            _log.warning("%s cannot be probed: %s", path, e.message)
+            self._gap(process, source, e.message, until_now=False)
+            return
+        finally:
+            os.close(fd)
+        self._known[known] = ""
+        self.attached[path] = self.attached.get(path, 0) + 1
+        if placed and not fresh:
+            self._gap(process, source, "the process had the library before it was attached", until_now=True)
+
+    def _gap(self, process: _Process, source: ProbedLibrary, reason: str, *, until_now: bool) -> None:
+        pair = self._clock.pair()
+        began = process.start_ns + pair.boot_to_utc_ns
+        end = pair.real_ns if until_now else began
+        self._sink.lost(Loss(source.name, source.table, "attach", reason, began, end, None, process.pid))
+
+
+def _process(pid: int) -> _Process | None:
+    try:
+        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    except (OSError, ProbingError):
+        return None
+    return None if stat.kernel_thread else _Process(pid, stat.start_ns)

@@ -1,0 +1,195 @@
+"""`comm.ops` equals what the job itself wrote down: attached early, late, and through kills of the collector."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import JOBS, Daemon, free_port, wait_for
+
+FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
+Key = tuple[Any, ...]
+
+
+class DirectJob:
+    """Two ranks of tests/jobs/direct_calls.py, told what to do over their standard input."""
+
+    def __init__(self, run_job: Callable[..., subprocess.Popen[bytes]], folder: Path, python_path: Path | None = None) -> None:
+        port = str(free_port())
+        self.job = f"n1/127.0.0.1:{port}"
+        self.lists = [folder / f"{port}-{rank}.jsonl" for rank in range(2)]
+        self.ranks = []
+        for rank, path in enumerate(self.lists):
+            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONUNBUFFERED": "1"}
+            if python_path is not None:
+                env["PYTHONPATH"] = str(python_path)
+            self.ranks.append(
+                run_job(sys.executable, JOBS / "direct_calls.py", path, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+
+    def expect(self, word: bytes) -> None:
+        for rank in self.ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline().strip() == word
+
+    def tell(self, command: str, ranks: Iterator[int] | tuple[int, ...] = (0, 1)) -> None:
+        for rank in ranks:
+            stdin = self.ranks[rank].stdin
+            assert stdin is not None
+            stdin.write(command.encode() + b"\n")
+            stdin.flush()
+
+    def do(self, command: str) -> None:
+        self.tell(command)
+        self.expect(b"done")
+
+    def quit(self) -> None:
+        self.tell("quit")
+        for rank in self.ranks:
+            assert rank.wait(60) == 0
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for path in self.lists for line in path.read_text().splitlines()]
+
+
+def keys(rows: list[dict[str, Any]]) -> Counter[Key]:
+    return Counter(tuple(row[f] for f in FIELDS) for row in rows)
+
+
+def seen(daemon: Daemon, job: DirectJob, condition: str = "true") -> list[dict[str, Any]]:
+    return daemon.query(f"SELECT {', '.join(FIELDS)} FROM comm.ops WHERE job = '{job.job}' AND state = 'done' AND {condition}")
+
+
+def assert_equal(daemon: Daemon, job: DirectJob, calls: list[dict[str, Any]]) -> None:
+    expected = keys(calls)
+    wait_for("as many operations as the job made", lambda: len(seen(daemon, job)) >= len(calls))
+    found = keys(seen(daemon, job))
+    assert found - expected == Counter()
+    assert expected - found == Counter()
+    order = "t_call <= t_start AND t_start <= t_done_lo AND t_done_lo <= t_done_hi"
+    assert len(seen(daemon, job, order)) == len(calls)
+
+
+def test_daemon_first(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.do("rounds 3")
+    calls = job.calls()
+    assert len(calls) == 3 * 2 * 2 * (23 + 7 + 5)
+    assert_equal(daemon, job, calls)
+    job.quit()
+    assert_equal(daemon, job, calls)
+
+
+def test_daemon_during_start_up(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
+    daemon = make_daemon()
+    daemon.spawn()
+    job = DirectJob(run_job, tmp_path)
+    daemon.wait_ready()
+    job.expect(b"ready")
+    job.do("rounds 3")
+    assert_equal(daemon, job, job.calls())
+
+
+def test_daemon_in_the_middle(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.do("rounds 1")
+    before = len(job.calls())
+    daemon = make_daemon().start()
+    job.do("rounds 3")
+    calls = job.calls()
+    later = [c for path in job.lists for c in map(json.loads, path.read_text().splitlines()[before // 2 :])]
+    assert len(calls) == before + len(later)
+    # What lay before is not claimed, and the gap is told.
+    assert_equal(daemon, job, later)
+    gaps = daemon.query("SELECT pid, source, stage FROM probing.losses WHERE table_name = 'comm.ops'")
+    assert {r.pid for r in job.ranks} & {g["pid"] for g in gaps}
+
+
+@pytest.fixture
+def copied_torch() -> Iterator[Path]:
+    """A torch at a place that no daemon has seen, with an own libtorch_cpu.so."""
+    import torch
+
+    source = Path(torch.__file__).parent
+    target = Path(f"/var/tmp/probingd-torch-{os.getpid()}")
+    shutil.copytree(source, target / "torch", ignore=shutil.ignore_patterns("include", "test", "*.a"))
+    yield target
+    shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_torch_never_seen_before(
+    make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path, copied_torch: Path, early: bool
+) -> None:
+    daemon = make_daemon()
+    if early:
+        daemon.start()
+    job = DirectJob(run_job, tmp_path, copied_torch)
+    job.expect(b"ready")
+    assert str(copied_torch) in Path(f"/proc/{job.ranks[0].pid}/maps").read_text()
+    if not early:
+        daemon.start()
+    job.do("rounds 3")
+    assert_equal(daemon, job, job.calls())
+
+
+def test_twenty_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
+    chooser = random.Random(23)
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.tell("stream")
+    written = 0
+    for _ in range(20):
+        # A kill comes at a random point of the load, counted in calls of the job.
+        goal = written + chooser.randrange(50, 500)
+        wait_for("calls of the job", lambda goal=goal: sum(p.read_bytes().count(b"\n") for p in job.lists) > goal)
+        (pid,) = wait_for("the collector", lambda: daemon.children().get("probing.daemon.collector"))
+        os.kill(pid, signal.SIGKILL)
+        wait_for(
+            "the next collector",
+            lambda pid=pid: (
+                daemon.children().get("probing.daemon.collector", [pid]) != [pid]
+                and daemon.ctl("status", check=None).returncode == 0
+                and daemon.json("status")["state"] == "running"
+            ),
+        )
+        written = sum(p.read_bytes().count(b"\n") for p in job.lists)
+        # Up to here: what the job had called when the collector answered again, less what is still in flight.
+        calls = keys(job.calls())
+        found = keys(seen(daemon, job))
+        assert all(count == 1 for count in found.values())
+        missing = calls - found
+        wait_for("what was in flight", lambda missing=missing: not missing - keys(seen(daemon, job)))
+    job.tell("stop")
+    job.expect(b"done")
+    assert_equal(daemon, job, job.calls())
+
+
+def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.do("rounds 1")
+    job.do("stall")
+    (row,) = wait_for(
+        "the stalled call",
+        lambda: daemon.query(f"SELECT rank, op, state, age_ns, seq FROM comm.inflight WHERE job = '{job.job}'"),
+    )
+    assert (row["rank"], row["op"], row["state"]) == (0, "all_reduce", "started")
+    assert row["age_ns"] > 0
+    assert row["seq"] == json.loads(job.lists[0].read_text().splitlines()[-1])["seq"]
+    job.ranks[0].kill()
+    abandoned = f"SELECT rank, op FROM comm.ops WHERE job = '{job.job}' AND state = 'abandoned'"
+    assert wait_for("the end of the call", lambda: daemon.query(abandoned)) == [{"rank": 0, "op": "all_reduce"}]
