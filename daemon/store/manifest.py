@@ -51,7 +51,8 @@ class Edit:
 
 @dataclass(slots=True)
 class LoadedManifest:
-    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest."""
+    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest; ``boot_id`` is
+    that of the daemon that wrote it."""
 
     segments: dict[str, Segment] = field(default_factory=dict)
     sealed_to: int = 0
@@ -59,6 +60,7 @@ class LoadedManifest:
     positions: Positions = field(default_factory=dict)
     bad_lines: int = 0
     found: bool = False
+    boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
         for path in edit.drop:
@@ -86,6 +88,7 @@ def load_manifest(files: Files, root: Path) -> LoadedManifest:
         fields = _unpack(line)
         if fields is not None and number == 0:
             _check_format(fields)
+            loaded.boot_id = str(fields.get("boot_id", ""))
         elif fields is None or not _apply(loaded, fields):
             loaded.bad_lines += 1
     if len(lines) == 1:
@@ -126,10 +129,10 @@ class Manifest:
     """The manifest of a running store. Calls raise OSError; an edit that failed may be in the file or not, so the
     file is written anew before the next one."""
 
-    def __init__(self, files: Files, root: Path, node: str, state: LoadedManifest) -> None:
+    def __init__(self, files: Files, root: Path, node: str, boot_id: str, state: LoadedManifest) -> None:
         self._files = files
         self._root = root
-        self._node = node
+        self._first = {"magic": _MAGIC, "format_version": FORMAT_VERSION, "node": node, "boot_id": boot_id}
         self.state = state
         self._fd: int | None = None
         self._edits = 0
@@ -176,7 +179,7 @@ class Manifest:
         self._fd, self._edits = fd, 0
 
     def _lines(self, state: LoadedManifest) -> Iterable[bytes]:
-        yield _pack({"magic": _MAGIC, "format_version": FORMAT_VERSION, "node": self._node})
+        yield _pack(self._first)
         yield _pack(_edit_fields(Edit((), (), state.sealed_to, state.next_sequence, state.positions)))
         for segment in state.segments.values():
             yield _pack(_edit_fields(Edit((segment,))))

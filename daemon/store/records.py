@@ -22,6 +22,7 @@ __all__ = (
     "PartHeader",
     "Positions",
     "Record",
+    "ShortHeader",
     "cut_short",
     "newer_format",
     "pack_header",
@@ -97,11 +98,13 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
     """The header of a part and its length in bytes. Raises FormatError; a newer version says so in its hint."""
     view = memoryview(data)
     if len(view) < _HEADER.size:
-        raise FormatError("a log part is too short for its header")
+        raise ShortHeader("a log part ends within its header")
     magic, version, length, crc = _HEADER.unpack_from(view)
     end = _HEADER.size + length
-    if magic != PART_MAGIC or length > MAX_HEADER or end > len(view):
+    if magic != PART_MAGIC or length > MAX_HEADER:
         raise FormatError("a log part has no header")
+    if end > len(view):
+        raise ShortHeader("a log part ends within its header")
     if zlib.crc32(view[_HEADER.size : end], zlib.crc32(view[: _HEADER.size - 4])) != crc:
         raise FormatError("the header of a log part has a wrong checksum")
     if version > FORMAT_VERSION:
@@ -123,6 +126,10 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
 
 class NewerFormat(FormatError):  # noqa: N818
     """Written by a newer probingd: nothing of it may be touched."""
+
+
+class ShortHeader(FormatError):  # noqa: N818
+    """Its writer died before it had written the header, so no record is missing."""
 
 
 def newer_format(version: int) -> NewerFormat:

@@ -15,7 +15,7 @@ from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files, write_all
 from probing.daemon.store.manifest import MANIFEST, Edit, LoadedManifest, Manifest, Segment, load_manifest
-from probing.daemon.store.records import NewerFormat, Positions
+from probing.daemon.store.records import NewerFormat, Positions, ShortHeader
 from probing.daemon.store.segments import describe_segment, is_date_dir, segment_parts
 from probing.daemon.store.wal import TORN, WAL_DIR, Part, ScannedPart, part_number, part_path, scan_part
 
@@ -90,7 +90,7 @@ class Recovered:
 def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) -> Recovered:
     """Raises NewerFormat, or OSError when the directory itself cannot be read."""
     state = load_manifest(files, root)
-    found = Recovered(Manifest(files, root, node, state))
+    found = Recovered(Manifest(files, root, node, clock.boot_id, state))
     numbers = _part_numbers(files, root, found)
     on_disk = list(_segment_paths(files, root, found))
     damaged = state.bad_lines > 0 or (not state.found and bool(numbers or on_disk))
@@ -152,6 +152,11 @@ def _scan(
         except NewerFormat:
             raise
         except (FormatError, OSError) as e:
+            if isinstance(e, ShortHeader) and not scanned and _same_boot(found, clock):
+                found.torn += 1
+                with contextlib.suppress(OSError):
+                    files.unlink(path)
+                continue
             now = clock.pair().real_ns
             found.losses.append(Loss("store", "", "log", f"log part {number} cannot be read: {e}", now, now))
             with contextlib.suppress(OSError):
@@ -171,13 +176,18 @@ def _cut_tail(files: Files, part: ScannedPart, found: Recovered, aside: SetAside
         if part.problem:
             aside.copy(path, files.read(path, offset=length))
         files.cut(path, length)
-    if part.problem == TORN and part.last_boot_id in (None, clock.boot_id):
+    if part.problem == TORN and _same_boot(found, clock):
         # Written by a daemon that was killed while it wrote, and so never acknowledged: the ring still has it.
         found.torn += 1
     elif part.problem:
         start = part.last_clock.real_ns if part.last_clock else part.header.created_ns
         reason = f"log part {part.part.number}: {part.problem}, {part.size - length} bytes"
         found.losses.append(Loss("store", "", "log", reason, start, max(start, clock.pair().real_ns)))
+
+
+def _same_boot(found: Recovered, clock: Clock) -> bool:
+    # Else the power may have gone, and with it what was acknowledged and not synced.
+    return found.manifest.state.boot_id in ("", clock.boot_id)
 
 
 def _reconcile(

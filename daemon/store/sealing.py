@@ -43,9 +43,15 @@ def group_parts(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def seal_parts(
-    files: Files, root: Path, parts: Sequence[Part], now_ns: int, known: Mapping[str, Table] = TABLES
+    files: Files,
+    root: Path,
+    parts: Sequence[Part],
+    now_ns: int,
+    written: set[Path],
+    known: Mapping[str, Table] = TABLES,
 ) -> Sealed:
-    """Write the rows of ``parts`` as segments. They count from when the manifest names them.
+    """Write the rows of ``parts`` as segments. They count from when the manifest names them; until then, and after an
+    error, they are only ``written`` files.
 
     Raises OSError, or FormatError when a segment cannot be written right.
     """
@@ -59,7 +65,9 @@ def seal_parts(
         rows = pa.concat_tables(pieces.pop(name), promote_options="permissive")
         sort_by = known[name].sort_by if name in known else ("ts",)
         for date, day in split_by_date(rows.unify_dictionaries(), sort_by):
-            sealed.segments.append(write_segment(files, root, name, date, numbers, day))
+            segment = write_segment(files, root, name, date, numbers, day)
+            written.add(root / segment.path)
+            sealed.segments.append(segment)
     return sealed
 
 

@@ -176,7 +176,7 @@ def _encode(table: str, rows: pa.Table) -> bytes:
         row_group_size=_ROW_GROUP,
         compression="zstd",
         compression_level=3,
-        use_dictionary=layout.dictionary,
+        use_dictionary=layout.dictionary,  # type: ignore[arg-type]  # pyarrow takes names, its stubs only bool
         column_encoding=layout.encodings,
         write_statistics=True,
         write_page_checksum=True,
@@ -208,24 +208,24 @@ def _order(rows: pa.Table, sort_by: tuple[str, ...]) -> np.ndarray[Any, Any]:
     return np.lexsort(keys) if keys else np.arange(rows.num_rows)
 
 
-def _sort_key(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _sort_key(column: pa.ChunkedArray[Any]) -> np.ndarray[Any, Any]:
+    if pa.types.is_string(column.type):
+        column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
-        return _numbers(column) if not pa.types.is_string(column.type) else _sort_key(column.dictionary_encode())
-    array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0)
+        return _numbers(column)
+    array: Any = column.unify_dictionaries().combine_chunks()
     names = array.dictionary.to_pylist()
     rank = {name: i for i, name in enumerate(sorted(set(names)), 1)}
     ranks = np.array([0, *(rank[name] for name in names)])
-    return ranks[_numbers(array.indices, null=-1) + 1]
+    return np.asarray(ranks[_numbers(array.indices, null=-1) + 1])
 
 
-def _numbers(column: pa.ChunkedArray | pa.Array, null: int = 0) -> np.ndarray[Any, Any]:
+def _numbers(column: Any, null: int = 0) -> np.ndarray[Any, Any]:
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if column.null_count:
         column = column.fill_null(null)
-    return column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
+    return np.asarray(column)
 
 
 def _times(rows: pa.Table) -> np.ndarray[Any, Any]:

@@ -15,7 +15,8 @@ __all__ = ("Leases", "Snapshot", "describe_part", "describe_segment_file")
 class Snapshot(TypedDict):
     """JSON-able. Paths are absolute.
 
-    ``tables``: {name: [{path, size, rows, ts_min, ts_max}]}, sealed segments, times in UTC ns. ``parts``: log parts in
+    ``tables``: {name: [{path, size, crc, rows, ts_min, ts_max}]}, sealed segments, CRC32 of the file, times in UTC
+    ns. ``parts``: log parts in
     order, [{path, length, number, tables: {name: rows}}], of which the first ``length`` bytes are read.
     """
 
@@ -30,6 +31,7 @@ def describe_segment_file(root: Path, segment: Segment) -> dict[str, Any]:
     return {
         "path": str(root / segment.path),
         "size": segment.size,
+        "crc": segment.crc,
         "rows": segment.rows,
         "ts_min": segment.ts_min,
         "ts_max": segment.ts_max,

@@ -235,8 +235,9 @@ class Store:
         with self._state:
             expired = self._leases.expire(now)
         self._sweep(expired)
-        self.seal()
+        # Space first: sealing needs some.
         self._retain()
+        self.seal()
         self.verify(1)
 
     def verify(self, count: int | None = None) -> list[str]:
@@ -268,13 +269,7 @@ class Store:
 
     def snapshot(self) -> Snapshot:
         """What a query reads, as JSON-able values. Its files stay until ``release(snapshot["generation"])``."""
-        now = self._clock.pair().mono_ns
-        with self._state:
-            parts = [*self._parts, *([self._live] if self._live else [])]
-            parts = [part for part in parts if part.rows]
-            segments = list(self._segments.values())
-            names = {self._root / s.path for s in segments} | {p.path for p in parts}
-            generation = self._leases.take(names, now + int(self._limits.lease_s * 1e9))
+        generation, segments, parts = self._lease()
         tables: dict[str, list[dict[str, Any]]] = {}
         for segment in sorted(segments, key=lambda s: (s.ts_min, s.path)):
             tables.setdefault(segment.table, []).append(describe_segment_file(self._root, segment))
@@ -300,24 +295,19 @@ class Store:
         schema = self._tables[table].physical
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
-        snapshot = self.snapshot()
+        generation, segments, parts = self._lease()
         pieces = []
         try:
-            for entry in snapshot["tables"].get(table, ()):
-                segment = self._segments.get(Path(entry["path"]).relative_to(self._root).as_posix())
-                try:
-                    found = read_segment(self._files, self._root, segment, schema.names) if segment else None
-                except (FormatError, OSError) as e:
-                    self.quarantine(entry["path"], str(e))
-                    continue
+            for segment in segments:
+                found = self._read(segment, schema.names) if segment.table == table else None
                 if found is not None:
                     pieces.append(conform(found, schema))
-            for part in snapshot["parts"]:
-                if table in part["tables"]:
-                    data = self._files.read(Path(part["path"]), part["length"])
-                    pieces.append(conform(decode_tail(data, {table}, self._tables).tables[table], schema))
+            for part in parts:
+                if table in part.rows:
+                    tail = decode_tail(self._files.read(part.path, part.length), {table}, self._tables)
+                    pieces.append(conform(tail.tables[table], schema))
         finally:
-            self.release(snapshot["generation"])
+            self.release(generation)
         return pa.concat_tables(pieces).unify_dictionaries() if pieces else schema.empty_table()
 
     def take_losses(self) -> list[Loss]:
@@ -384,6 +374,22 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _lease(self) -> tuple[int, list[Segment], list[Part]]:
+        until = self._clock.pair().mono_ns + int(self._limits.lease_s * 1e9)
+        with self._state:
+            parts = [*self._parts, *([self._live] if self._live else [])]
+            parts = [part for part in parts if part.rows]
+            segments = list(self._segments.values())
+            names = {self._root / s.path for s in segments} | {p.path for p in parts}
+            return self._leases.take(names, until), segments, parts
+
+    def _read(self, segment: Segment, columns: list[str]) -> pa.Table | None:
+        try:
+            return read_segment(self._files, self._root, segment, columns)
+        except (FormatError, OSError) as e:
+            self.quarantine(self._root / segment.path, str(e))
+            return None
+
     def _write(self, batches: Mapping[str, Sequence[pa.RecordBatch]], clock: ClockPair, positions: Positions) -> None:
         writer = self._writer or self._open_part(clock)
         before = writer.part
@@ -427,11 +433,19 @@ class Store:
         return error
 
     def _seal_group(self, group: list[Part]) -> None:
-        sealed = seal_parts(self._files, self._root, group, self._clock.pair().real_ns, self._tables)
+        try:
+            sealed = seal_parts(
+                self._files, self._root, group, self._clock.pair().real_ns, self._leftovers, self._tables
+            )
+        except (pa.ArrowException, FormatError) as e:
+            # One part that cannot be sealed must not keep all later ones in the log.
+            if len(group) == 1:
+                self._give_up(group[0], str(e))
+                return
+            for part in group:
+                self._seal_group([part])
+            return
         last = group[-1]
-        # Until the manifest has them, these are files that may have to go.
-        written = {self._root / s.path for s in sealed.segments}
-        self._leftovers |= written
         self._commit(
             Edit(
                 tuple(sealed.segments),
@@ -446,6 +460,17 @@ class Store:
             self._counts["sealed_parts"] += len(group)
             self._add_losses(sealed.losses)
         self._remove(p.path for p in group)
+
+    def _give_up(self, part: Part, problem: str) -> None:
+        self._commit(Edit(sealed_to=part.number, next_sequence=part.next_sequence, positions=part.positions))
+        now = self._clock.pair().real_ns
+        reason = f"log part {part.number} cannot be sealed: {problem}"
+        with self._state:
+            self._parts = [p for p in self._parts if p.number > part.number]
+            self._add_losses(Loss("store", name, "log", reason, now, now, count) for name, count in part.rows.items())
+        with contextlib.suppress(OSError):
+            self._aside.move(part.path)
+            self._corrupt_bytes = self._aside.bytes
 
     def _commit(self, edit: Edit) -> None:
         self._manifest.commit(edit)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,29 +56,26 @@ class _Stream:
 
     def encode(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         for batch in batches:
-            columns = [
-                self._names[i].encode(column) if i in self._names else column for i, column in enumerate(batch.columns)
-            ]
+            columns: list[Any] = list(batch.columns)
+            for i, names in self._names.items():
+                columns[i] = names.encode(columns[i])
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self._sink.flush()
         return self._out.take()
 
 
-class _Collector:
+class _Collector(io.RawIOBase):
     """A Python file for Arrow to write to."""
-
-    closed = False
 
     def __init__(self) -> None:
         self._written: list[bytes] = []
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self._written.append(bytes(data))
         return len(data)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def take(self) -> bytes:
         data = b"".join(self._written)
@@ -87,18 +86,18 @@ class _Collector:
 class _Names:
     """The dictionary of one column in one stream: it only grows, so that Arrow sends what is new (a delta)."""
 
-    def __init__(self, kind: pa.DictionaryType) -> None:
+    def __init__(self, kind: pa.DictionaryType[Any, Any, Any]) -> None:
         self._kind = kind
         self._codes: dict[str, int] = {}
         self._values = pa.array([], kind.value_type)
-        self._seen: tuple[pa.Array, pa.Array | None] | None = None
+        self._seen: tuple[pa.Array[Any], pa.Array[Any] | None] | None = None
 
-    def encode(self, column: pa.DictionaryArray) -> pa.DictionaryArray:
+    def encode(self, column: pa.DictionaryArray[Any, Any]) -> pa.DictionaryArray[Any, Any]:
         moved = self._moved(column.dictionary)
         indices = column.indices if moved is None else moved.take(column.indices)
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
-    def _moved(self, dictionary: pa.Array) -> pa.Array | None:
+    def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
         # None: codes stay as they are. Sources keep a dictionary from drain to drain, so remember the last one.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
@@ -142,7 +141,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray[Any], kind: pa.DataType) -> pa.ChunkedArray[Any]:
     if column.type.equals(kind):
         return column
     if isinstance(column.type, pa.DictionaryType):

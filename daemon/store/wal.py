@@ -120,7 +120,6 @@ class ScannedPart:
     size: int
     problem: str
     last_clock: ClockPair | None
-    last_boot_id: str | None
 
 
 def scan_part(files: Files, path: Path, void_from: int | None = None) -> ScannedPart:
@@ -132,7 +131,7 @@ def scan_part(files: Files, path: Path, void_from: int | None = None) -> Scanned
     header, end = unpack_header(data)
     if header.number != part_number(path.name):
         raise FormatError(f"{path.name} says it is log part {header.number}")
-    clock, boot_id, void = None, None, False
+    clock, void = None, False
     part = Part(header.number, path, end, 0, {}, header.first_sequence, header.positions)
     rows: dict[str, int] = {}
     raw = 0
@@ -144,9 +143,9 @@ def scan_part(files: Files, path: Path, void_from: int | None = None) -> Scanned
         for chunk in record.chunks:
             rows[chunk.table] = rows.get(chunk.table, 0) + chunk.rows
             raw += len(chunk.data)
-        clock, boot_id = record.clock, record.boot_id
+        clock = record.clock
         part = Part(header.number, path, record.end, raw, rows, record.sequence + 1, record.positions)
     problem = ""
     if part.length < len(data) and not void:
         problem = TORN if cut_short(data, part.length) else "a record is damaged"
-    return ScannedPart(part, header, len(data), problem, clock, boot_id)
+    return ScannedPart(part, header, len(data), problem, clock)

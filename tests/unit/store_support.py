@@ -1,0 +1,206 @@
+"""A file system in memory that fails, stops and loses power where a test says so, and small tables to store in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
+from probing.daemon.clock import FakeClock
+
+_COLUMNS = (
+    Column("node", NAME, "Node."),
+    Column("ts", TIME, "Time."),
+    Column("id", I64, "Number of the row, never twice."),
+    Column("name", NAME, "Some name."),
+    Column("note", TEXT, "Some text."),
+)
+SMALL = Table("t.small", "Rows for tests.", _COLUMNS, stored(_COLUMNS), sort_by=("name", "ts"))
+OTHER = Table("t.other", "More rows for tests.", _COLUMNS, stored(_COLUMNS))
+TABLES = {t.name: t for t in (SMALL, OTHER)}
+START_NS = 1_790_000_000_000_000_000
+
+
+def rows(ids: Iterable[int], ts_ns: int = START_NS, table: Table = SMALL) -> pa.RecordBatch:
+    """A batch with these ids, one ns apart, and names that differ from batch to batch."""
+    ids = list(ids)
+    columns = {
+        "node": ["n1"] * len(ids),
+        "ts": [ts_ns + i for i in range(len(ids))],
+        "id": ids,
+        "name": [None if i % 7 == 0 else f"name-{i % 5}-{ids[0] // 20}" for i in ids],
+        "note": [f"note {i}" for i in ids],
+    }
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[f.name], f.type) for f in table.physical], schema=table.physical
+    )
+
+
+def position(n: int) -> dict[str, dict[str, object]]:
+    return {"ring": {"boot_id": "00000000-test", "map_id": 7, "position": n}}
+
+
+def clock() -> FakeClock:
+    return FakeClock(mono_ns=1_000_000_000, real_ns=START_NS)
+
+
+class Crash(BaseException):
+    """The process dies here: no handler may run as if it did not."""
+
+
+@dataclass
+class Inode:
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+class MemoryFiles:
+    """``fault(n, operation, path)`` is asked before the n-th operation that changes something: it may raise, or return
+    "short" (half of a write, then EIO) "whole" (all of it, then EIO) or "after" (the operation is done, then Crash)."""
+
+    def __init__(self) -> None:
+        self.names: dict[Path, Inode] = {}
+        self.durable_names: dict[Path, Inode] = {}
+        self.dirs: set[Path] = set()
+        self.open: dict[int, tuple[Path, Inode]] = {}
+        self.free = 1 << 40
+        self.operations = 0
+        self.fault: Callable[[int, str, Path], str | None] | None = None
+        self._next_fd = 1000
+
+    def _step(self, operation: str, path: Path) -> str | None:
+        self.operations += 1
+        return self.fault(self.operations, operation, path) if self.fault else None
+
+    def create(self, path: Path) -> int:
+        after = self._step("create", path)
+        if path in self.names:
+            raise FileExistsError(errno.EEXIST, "exists", str(path))
+        self._next_fd += 1
+        self.names[path] = inode = Inode()
+        self.open[self._next_fd] = (path, inode)
+        _stop(after)
+        return self._next_fd
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        path, inode = self.open[fd]
+        after = self._step("write", path)
+        if after == "short":
+            inode.data += data[: len(data) // 2]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if after == "whole":
+            inode.data += data
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if len(data) > self.free:
+            inode.data += data[: self.free]
+            self.free = 0
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        # Half of it: callers must go on with the rest.
+        count = max(1, len(data) // 2)
+        inode.data += data[:count]
+        self.free -= count
+        _stop(after)
+        return count
+
+    def truncate(self, fd: int, length: int) -> None:
+        path, inode = self.open[fd]
+        after = self._step("truncate", path)
+        del inode.data[length:]
+        _stop(after)
+
+    def cut(self, path: Path, length: int) -> None:
+        after = self._step("cut", path)
+        del self.names[path].data[length:]
+        _stop(after)
+
+    def fsync(self, fd: int) -> None:
+        path, inode = self.open[fd]
+        after = self._step("fsync", path)
+        inode.durable = bytes(inode.data)
+        _stop(after)
+
+    def close(self, fd: int) -> None:
+        del self.open[fd]
+
+    def read(self, path: Path, length: int | None = None, offset: int = 0) -> bytes:
+        data = self._inode(path).data
+        return bytes(data[offset : None if length is None else offset + length])
+
+    def size(self, path: Path) -> int:
+        return len(self._inode(path).data)
+
+    def rename(self, source: Path, target: Path) -> None:
+        after = self._step("rename", target)
+        self.names[target] = self._inode(source)
+        del self.names[source]
+        _stop(after)
+
+    def unlink(self, path: Path) -> None:
+        after = self._step("unlink", path)
+        inode = self.names.pop(path, None)
+        if inode:
+            self.free += len(inode.data)
+        _stop(after)
+
+    def listdir(self, path: Path) -> list[str]:
+        inside = [p.relative_to(path).parts[0] for p in {*self.names, *self.dirs} if path in p.parents]
+        return sorted(set(inside))
+
+    def make_dir(self, path: Path) -> None:
+        self.dirs.add(path)
+
+    def fsync_dir(self, path: Path) -> None:
+        after = self._step("fsync_dir", path)
+        kept = {p: i for p, i in self.durable_names.items() if p.parent != path}
+        self.durable_names = kept | {p: i for p, i in self.names.items() if p.parent == path}
+        _stop(after)
+
+    def free_bytes(self, path: Path) -> int:
+        return self.free
+
+    def after_kill(self) -> MemoryFiles:
+        """What the next process finds: all that was written."""
+        return self._next({p: bytes(i.data) for p, i in self.names.items()})
+
+    def after_power_cut(self, chance: random.Random) -> MemoryFiles:
+        """What may be found after a power cut: of what was not synced, any part, in any order."""
+        found: dict[Path, bytes] = {}
+        for path in {*self.names, *self.durable_names}:
+            now, then = self.names.get(path), self.durable_names.get(path)
+            inode = now if now is then or chance.random() < 0.5 else then
+            if inode is not None:
+                found[path] = _torn(inode, chance)
+        return self._next(found)
+
+    def _inode(self, path: Path) -> Inode:
+        try:
+            return self.names[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "missing", str(path)) from None
+
+    def _next(self, found: dict[Path, bytes]) -> MemoryFiles:
+        fresh = MemoryFiles()
+        fresh.names = {path: Inode(bytearray(data), data) for path, data in found.items()}
+        fresh.durable_names = dict(fresh.names)
+        fresh.dirs = set(self.dirs)
+        return fresh
+
+
+def _torn(inode: Inode, chance: random.Random) -> bytes:
+    data = bytes(inode.data)
+    if not data.startswith(inode.durable):
+        return chance.choice((inode.durable, data))
+    kept = chance.randint(len(inode.durable), len(data))
+    # A size that reached the disk before its pages reads as zeros.
+    return data[:kept] + b"\0" * chance.choice((0, len(data) - kept))
+
+
+def _stop(after: str | None) -> None:
+    if after == "after":
+        raise Crash

@@ -1,0 +1,297 @@
+"""The store against a list of rows: nothing acknowledged is missing, nothing comes twice, whatever fails when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+import store_support as support
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from probing.api.errors import StoreError
+from probing.daemon.store import Snapshot, Store, StoreLimits
+from probing.daemon.store.tail import decode_tail
+
+ROOT = Path("/state")
+DAY_NS = 86_400_000_000_000
+LIMITS = StoreLimits(part_bytes=2048, keep_free_bytes=0, max_age_s=86_400)
+
+
+def open_store(files: support.MemoryFiles, clock: object = None) -> Store:
+    return Store.open(
+        ROOT,
+        node="n1",
+        clock=clock or support.clock(),  # type: ignore[arg-type]
+        limits=LIMITS,
+        files=files,
+        tables=support.TABLES,
+        background=False,
+    )
+
+
+def ids(store: Store) -> list[int]:
+    return [i for name in support.TABLES for i in store.rows(name, ["id"]).column("id").to_pylist()]
+
+
+def snapshot_ids(files: support.MemoryFiles, snapshot: Snapshot) -> list[int]:
+    import io
+
+    import pyarrow.parquet as pq
+
+    found = []
+    for name, segments in snapshot["tables"].items():
+        for segment in segments:
+            found += pq.read_table(io.BytesIO(files.read(Path(segment["path"])))).column("id").to_pylist()
+        assert name in support.TABLES
+    for part in snapshot["parts"]:
+        tail = decode_tail(files.read(Path(part["path"]), part["length"]), None, support.TABLES)
+        assert not tail.problems
+        assert {name: t.num_rows for name, t in tail.tables.items()} == part["tables"]
+        found += [i for t in tail.tables.values() for i in t.column("id").to_pylist()]
+    return found
+
+
+class StoreModel(RuleBasedStateMachine):
+    """``kept``: {id: (record, ts)} of acknowledged rows. ``open_questions``: ids of appends that failed or died since.
+    ``synced``: the last record that a power cut must leave. ``dropped``: rows that retention took."""
+
+    @initialize()
+    def start(self) -> None:
+        self.files = support.MemoryFiles()
+        self.clock = support.clock()
+        self.store = open_store(self.files, self.clock)
+        self.next_id = 1
+        self.records = 0
+        self.kept: dict[int, tuple[int, int]] = {}
+        self.open_questions: list[list[int]] = []
+        self.synced = 0
+        self.dropped = 0
+        self.no_space = False
+        self.snapshots: list[tuple[Snapshot, list[int]]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.files.fault = None
+            self.store.close()
+            assert not self.files.open
+
+    def _append(self, counts: tuple[int, int]) -> None:
+        groups = {}
+        new = []
+        for name, count in zip(support.TABLES, counts, strict=True):
+            fresh = list(range(self.next_id, self.next_id + count))
+            self.next_id += count
+            new += fresh
+            if fresh:
+                groups[name] = [support.rows(fresh, self.clock.real_ns)]
+        # Whole in the log or not at all, and not known which until the next record or start.
+        self.open_questions.append(new)
+        self.store.append(groups, support.position(self.records + 1))
+        self.records += 1
+        self.open_questions = []
+        self.kept |= {i: (self.records, self.clock.real_ns) for i in new}
+
+    @rule(counts=st.tuples(st.integers(0, 12), st.integers(0, 3)))
+    def append(self, counts: tuple[int, int]) -> None:
+        self._append(counts)
+
+    @rule(
+        counts=st.tuples(st.integers(1, 12), st.integers(0, 3)),
+        at=st.integers(1, 4),
+        how=st.sampled_from(["short", "whole", "enospc", "eio", "twice"]),
+    )
+    def append_fails(self, counts: tuple[int, int], at: int, how: str) -> None:
+        self._inject(at, how)
+        try:
+            self._append(counts)
+        except StoreError:
+            pass
+        finally:
+            self.files.fault = None
+
+    @rule()
+    def sync(self) -> None:
+        self.store.sync()
+        self.synced = self.records
+
+    @rule(now=st.booleans())
+    def seal(self, now: bool) -> None:
+        self.store.seal(now=now)
+
+    @rule(at=st.integers(1, 20), how=st.sampled_from(["short", "whole", "enospc", "eio", "twice"]))
+    def seal_fails(self, at: int, how: str) -> None:
+        self._inject(at, how)
+        try:
+            self.store.seal(now=True)
+        except StoreError:
+            pass
+        finally:
+            self.files.fault = None
+
+    @rule(days=st.sampled_from([0.1, 0.6]))
+    def age(self, days: float) -> None:
+        self.clock.advance(int(days * DAY_NS))
+        for snapshot, _ in self.snapshots:
+            self.store.release(snapshot["generation"])
+        self.snapshots = []
+        self.store.maintain()
+
+    @rule()
+    def take_snapshot(self) -> None:
+        if len(self.snapshots) < 3:
+            snapshot = self.store.snapshot()
+            self.snapshots.append((snapshot, sorted(snapshot_ids(self.files, snapshot))))
+
+    @precondition(lambda self: self.snapshots)
+    @rule()
+    def release(self) -> None:
+        snapshot, _ = self.snapshots.pop(0)
+        self.store.release(snapshot["generation"])
+
+    @rule()
+    def kill(self) -> None:
+        self._restart(self.files.after_kill(), self.records)
+
+    @rule(at=st.integers(1, 25), after=st.booleans(), seal=st.booleans())
+    def kill_in_the_middle(self, at: int, after: bool, seal: bool) -> None:
+        self._inject(at, "after" if after else "crash")
+        try:
+            self._append((5, 1))
+            if seal:
+                self.store.seal(now=True)
+        except support.Crash:
+            pass
+        self._restart(self.files.after_kill(), self.records)
+
+    @rule(seed=st.integers(0, 1 << 16))
+    def power_cut(self, seed: int) -> None:
+        self._restart(self.files.after_power_cut(random.Random(seed)), self.synced)
+
+    def _inject(self, at: int, how: str) -> None:
+        first = self.files.operations + at
+        self.no_space = how == "enospc"
+
+        def fault(n: int, operation: str, path: Path) -> str | None:
+            if n == first:
+                if how == "crash":
+                    raise support.Crash
+                if how == "enospc":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if how == "eio":
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return "whole" if how == "twice" else how
+            if how == "twice" and n > first and operation == "truncate":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return None
+
+        self.files.fault = fault
+
+    def _restart(self, files: support.MemoryFiles, must_have: int) -> None:
+        self.files, self.snapshots = files, []
+        self.store = open_store(files, self.clock)
+        found = ids(self.store)
+        assert len(found) == len(set(found))
+        present = set(found)
+        whole = [i for question in self.open_questions if question and set(question) <= present for i in question]
+        assert present <= set(self.kept) | set(whole)
+        assert sum(1 for question in self.open_questions if set(question) & present) <= 1
+        missing = [i for i in self.kept if i not in present and not self._aged(i)]
+        assert all(self.kept[i][0] > must_have for i in missing)
+        last = self.store.positions.get("ring", {}).get("position", 0)
+        if whole:
+            assert last == self.records + 1
+            self.kept |= {i: (last, self.clock.real_ns) for i in whole}
+        assert all(self.kept[i][0] <= last for i in present)
+        assert must_have <= last
+        self.kept = {i: r for i, r in self.kept.items() if i in present}
+        self.records, self.open_questions, self.dropped = last, [], 0
+        self.synced = last
+
+    def _aged(self, i: int) -> bool:
+        return self.kept[i][1] < self.clock.real_ns - DAY_NS + 1_000_000
+
+    @invariant()
+    def all_rows_once(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        found = ids(self.store)
+        assert len(found) == len(set(found))
+        assert set(found) <= set(self.kept)
+        missing = set(self.kept) - set(found)
+        dropped = self.store.status()["dropped_rows"]
+        assert len(missing) == dropped - self.dropped
+        assert self.no_space or all(self._aged(i) for i in missing)
+        self.dropped, self.no_space = dropped, False
+        self.kept = {i: r for i, r in self.kept.items() if i not in missing}
+
+    @invariant()
+    def snapshots_stay(self) -> None:
+        for snapshot, rows in getattr(self, "snapshots", []):
+            assert sorted(snapshot_ids(self.files, snapshot)) == rows
+
+
+TestStoreModel = StoreModel.TestCase
+TestStoreModel.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def scenario(store: Store, kept: list[int]) -> None:
+    for start in range(1, 90, 10):
+        new = list(range(start, start + 10))
+        kept.append(-start)
+        store.append({"t.small": [support.rows(new)]}, support.position(start))
+        kept[-1] = start
+        if start % 20 == 1:
+            store.sync()
+        if start in (31, 61):
+            store.seal(now=True)
+    store.maintain()
+
+
+def count_operations() -> int:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    scenario(store, [])
+    store.close()
+    return files.operations
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_dying_before_or_after_each_step_loses_and_doubles_nothing(after: bool) -> None:
+    steps = count_operations()
+    assert steps > 60
+    for step in range(1, steps + 1):
+        files = support.MemoryFiles()
+
+        def fault(n: int, operation: str, path: Path, step: int = step) -> str | None:
+            if n == step and not after:
+                raise support.Crash
+            return "after" if n == step else None
+
+        files.fault = fault
+        kept: list[int] = []
+        try:
+            scenario(open_store(files), kept)
+        except support.Crash:
+            pass
+        store = open_store(files.after_kill())
+        found = sorted(ids(store))
+        whole = [i for start in kept if start > 0 for i in range(start, start + 10)]
+        torn = [i for start in kept if start < 0 for i in range(-start, -start + 10)]
+        assert found in (whole, sorted(whole + torn)), f"step {step}"
+        assert not store.recovery_losses, f"step {step}"
+        # It goes on as if nothing had been.
+        store.append({"t.small": [support.rows([1000])]}, support.position(1000))
+        store.seal(now=True)
+        assert sorted(ids(store)) == [*found, 1000]
+        store.close()
