@@ -8,7 +8,6 @@ Format: the System V gABI, chapters 4 and 5.
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +35,8 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 
-# What a name must match, and the longest fixed part of it.
-_Wanted = tuple[re.Pattern[bytes], bytes]
+# The fixed parts of a pattern, in order; one part is a whole name.
+_Parts = list[bytes]
 
 
 class Segment(NamedTuple):
@@ -65,7 +64,7 @@ class Symbol:
 
 
 class Elf:
-    """The file at ``fd``, which stays the caller's. Raises UnsupportedTarget for what is no 64-bit little-endian ELF."""
+    """The file at ``fd``, which stays the caller's. Raises UnsupportedTarget for what is no 64-bit ELF of our order."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -121,8 +120,8 @@ class Elf:
         A pattern without a match in .dynsym is looked for in .symtab. By address, aliases all.
         Raises UnsupportedTarget, also for over 4096 matches.
         """
-        found = self._search(_SHT_DYNSYM, {pattern: _wanted(pattern) for pattern in patterns})
-        absent = {pattern: _wanted(pattern) for pattern in patterns if pattern not in found}
+        found = self._search(_SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
+        absent = {pattern: _parts(pattern) for pattern in patterns if pattern not in found}
         if absent:
             found |= self._search(_SHT_SYMTAB, absent)
         every = {(symbol.address, symbol.name): symbol for symbols in found.values() for symbol in symbols}
@@ -131,11 +130,11 @@ class Elf:
     def symbol(self, name: str) -> Symbol | None:
         """The symbol of exactly this name; from .symtab where .dynsym has none."""
         for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
-            if found := self._search(kind, {name: (re.compile(re.escape(name.encode())), name.encode())}):
+            if found := self._search(kind, {name: [name.encode()]}):
                 return found[name][0]
         return None
 
-    def _search(self, kind: int, patterns: Mapping[str, _Wanted]) -> dict[str, list[Symbol]]:
+    def _search(self, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, list[Symbol]]:
         """The symbols of each pattern that has any, in the symbol tables of this kind."""
         found: dict[str, list[Symbol]] = {}
         for section in self._sections:
@@ -144,11 +143,11 @@ class Elf:
             table, strings = self._symbol_table(section)
             order = np.argsort(table["name"])
             names = table["name"][order]
-            for pattern, (regex, needle) in patterns.items():
-                for start, end in _occurrences(strings, needle):
+            for pattern, parts in patterns.items():
+                for start, end in _occurrences(strings, max(parts, key=len)):
                     low, high = np.searchsorted(names, [start, end])
                     for row in table[order[low:high]]:
-                        if symbol := self._match(row, strings, regex):
+                        if symbol := self._match(row, strings, parts):
                             found.setdefault(pattern, []).append(symbol)
                 if len(found.get(pattern, ())) > _MAX_MATCHES:
                     raise UnsupportedTarget("too many symbols of the ELF file match")
@@ -164,10 +163,13 @@ class Elf:
         table = np.frombuffer(self._read(offset, size // entry * entry), _SYMBOL)
         return table, self._read(strings_at, strings_size)
 
-    def _match(self, row: Any, strings: bytes, regex: re.Pattern[bytes]) -> Symbol | None:
+    def _match(self, row: Any, strings: bytes, parts: _Parts) -> Symbol | None:
         start = int(row["name"])
-        raw = strings[start : strings.find(b"\0", start, start + _MAX_NAME)]
-        if not row["section"] or not regex.fullmatch(raw):
+        end = strings.find(b"\0", start, start + _MAX_NAME)
+        if end < 0 or not row["section"]:
+            return None
+        raw = strings[start:end]
+        if not _matches(raw, parts):
             return None
         address = int(row["value"])
         offset = self.file_offset(address)
@@ -206,9 +208,23 @@ def read_symbol(fd: int, name: str) -> Symbol | None:
     return Elf(fd).symbol(name)
 
 
-def _wanted(pattern: str) -> _Wanted:
-    parts = [part.encode() for part in pattern.split("*")]
-    return re.compile(b".*".join(map(re.escape, parts)), re.DOTALL), max(parts, key=len)
+def _parts(pattern: str) -> _Parts:
+    return [part.encode() for part in pattern.split("*")]
+
+
+def _matches(name: bytes, parts: _Parts) -> bool:
+    """In one pass, whatever the name: a regular expression would go back and forth in a hostile one."""
+    if len(parts) == 1:
+        return name == parts[0]
+    at, end = len(parts[0]), len(name) - len(parts[-1])
+    if at > end or not name.startswith(parts[0]) or not name.endswith(parts[-1]):
+        return False
+    for part in parts[1:-1]:
+        found = name.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:

@@ -114,13 +114,15 @@ class Target:
 
     def call(self, count: int, which: int = 0) -> None:
         """Return when the calls were made."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(f"{which} {count}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline()
 
     def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.close()
         self.process.wait(10)
         self.process.stdout.close()

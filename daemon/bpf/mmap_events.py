@@ -1,0 +1,179 @@
+"""New executable mappings of all processes, from MMAP2 records of perf: a library is known the moment it is mapped.
+
+One event a CPU (PERF_COUNT_SW_DUMMY, which counts nothing), with a buffer each. Needs CAP_PERFMON and no more. Layout:
+include/uapi/linux/perf_event.h. Records have several sizes, so they are walked one by one; they are few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from probing.daemon.bpf.attach import refused
+
+__all__ = ("Mapping", "MmapWatch")
+
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+_FD_CLOEXEC = 8
+_ATTR_SIZE = 112
+_TYPE_SOFTWARE, _COUNT_DUMMY = 1, 9
+# Bits of perf_event_attr behind read_format.
+_MMAP, _WATERMARK, _EXCLUDE_KERNEL, _MMAP2, _BUILD_ID = 1 << 8, 1 << 14, 1 << 5, 1 << 23, 1 << 34
+_RECORD_LOST, _RECORD_MMAP2 = 2, 10
+_MISC_BUILD_ID = 1 << 14
+_DATA_HEAD = 1024
+_DATA_PAGES = 32
+_HEADER = struct.Struct("<IHH")
+_MMAP2_BODY = struct.Struct("<IIQQQ")
+_PROT_EXEC = 4
+
+
+class Mapping(NamedTuple):
+    """Process ``pid`` mapped ``length`` bytes at ``start``, from ``offset`` of the file.
+
+    The file is named by ``build_id``, or by ``device`` (major, minor) and ``inode`` where it has none; ``path`` is as
+    the process sees it.
+    """
+
+    pid: int
+    start: int
+    length: int
+    offset: int
+    path: bytes
+    build_id: bytes | None
+    device: tuple[int, int] | None
+    inode: int | None
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """``ends``: where the kernel writes next, and where we read next. As an array, since each is to be one access."""
+
+    fd: int
+    ends: np.ndarray[Any, Any]
+    data: memoryview
+    size: int = field(default=_DATA_PAGES * mmap.PAGESIZE)
+
+
+class MmapWatch:
+    """Executable mappings whose path ``interesting`` wants. It is called with hostile bytes, for every mapping."""
+
+    def __init__(self, interesting: Callable[[bytes], bool]) -> None:
+        """Raises PrivilegeError, AttachError."""
+        self._interesting = interesting
+        self._buffers: list[_Buffer] = []
+        self.lost = 0
+        """Records that the kernel dropped since the start: mappings may have been missed, so look at the maps."""
+        try:
+            for cpu in _online_cpus():
+                self._open(cpu)
+        except OSError as e:
+            self.close()
+            raise refused(e, "new mappings cannot be watched") from e
+
+    def __enter__(self) -> MmapWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            os.close(buffer.fd)
+        self._buffers.clear()
+
+    def filenos(self) -> list[int]:
+        """For epoll: one a CPU, readable when there are records."""
+        return [buffer.fd for buffer in self._buffers]
+
+    def read(self) -> list[Mapping]:
+        """The mappings since the last call. Between CPUs their order is not that of time."""
+        found: list[Mapping] = []
+        for buffer in self._buffers:
+            for kind, misc, body in self._records(buffer):
+                if kind == _RECORD_LOST and len(body) >= 16:
+                    self.lost += struct.unpack_from("<QQ", body)[1]
+                elif kind == _RECORD_MMAP2 and (mapping := self._mapping(misc, body)):
+                    found.append(mapping)
+        return found
+
+    def _open(self, cpu: int) -> None:
+        try:
+            fd = _open_event(cpu, _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2 | _BUILD_ID)
+        except OSError as e:
+            if e.errno == errno.ENODEV:
+                # The CPU went offline meanwhile.
+                return
+            if e.errno != errno.EINVAL:
+                raise
+            # Build ids came in 5.12.
+            fd = _open_event(cpu, _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2)
+        try:
+            length = (1 + _DATA_PAGES) * mmap.PAGESIZE
+            memory = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:
+            os.close(fd)
+            raise
+        ends = np.frombuffer(memory, "<u8", 2, _DATA_HEAD)
+        self._buffers.append(_Buffer(fd, ends, memoryview(memory)[mmap.PAGESIZE :]))
+
+    def _records(self, buffer: _Buffer) -> list[tuple[int, int, bytes]]:
+        head, tail = (int(end) for end in buffer.ends)
+        waiting = min(head - tail, buffer.size)
+        at = tail % buffer.size
+        data = bytes(buffer.data[at : at + waiting])
+        data += bytes(buffer.data[: waiting - len(data)])
+        buffer.ends[1] = head
+        records, at = [], 0
+        while at + _HEADER.size <= len(data):
+            kind, misc, size = _HEADER.unpack_from(data, at)
+            if size < _HEADER.size:
+                break
+            records.append((kind, misc, data[at + _HEADER.size : at + size]))
+            at += size
+        return records
+
+    def _mapping(self, misc: int, body: bytes) -> Mapping | None:
+        if len(body) < 64:
+            return None
+        pid, _, start, length, offset = _MMAP2_BODY.unpack_from(body)
+        path = body[64:].split(b"\0", 1)[0]
+        protection = struct.unpack_from("<I", body, 56)[0]
+        if not protection & _PROT_EXEC or not self._interesting(path):
+            return None
+        if misc & _MISC_BUILD_ID:
+            size = min(body[32], 20)
+            return Mapping(pid, start, length, offset, path, body[36 : 36 + size], None, None)
+        major, minor, inode = struct.unpack_from("<IIQ", body, 32)
+        return Mapping(pid, start, length, offset, path, None, (major, minor), inode)
+
+
+def _online_cpus() -> list[int]:
+    cpus: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        with contextlib.suppress(ValueError):
+            first, _, last = part.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _open_event(cpu: int, flags: int) -> int:
+    attributes = struct.pack("<IIQQQQQII", _TYPE_SOFTWARE, _ATTR_SIZE, _COUNT_DUMMY, 0, 0, 0, flags, 1, 0)
+    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTR_SIZE, b"\0"), _ATTR_SIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = _PERF_EVENT_OPEN[platform.machine()]
+    fd = int(libc.syscall(number, buffer, -1, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd

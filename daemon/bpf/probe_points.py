@@ -1,0 +1,106 @@
+"""Where to place a probe on a function: the first instruction that the kernel emulates, arguments still in place.
+
+The kernel emulates push, nop, call, jmp and jcc, and steps every other instruction out of line, which traps twice:
+0.7 against 9 us a hit (measured on 6.18). Which ones: branch_setup_xol_ops and push_setup_xol_ops in
+arch/x86/kernel/uprobes.c. So instructions at the entry may be skipped that change neither an argument register nor the
+stack pointer, and that do not jump. Only the few forms that compilers put there are known; at the first unknown one the
+search ends and the entry is taken.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from probing.daemon.bpf.elf import X86_64
+
+__all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "probe_point")
+
+CHEAP_NS = 700
+DEAR_NS = 9200
+# By their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
+_KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
+_ENDBR64 = b"\xf3\x0f\x1e\xfa"
+# op r/m, r and op r, r/m of the forms seen in prologues; what they write is the register operand given.
+_WRITES_RM = {0x01, 0x09, 0x21, 0x29, 0x31, 0x89}
+_WRITES_REG = {0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63}
+_WRITES_NONE = {0x85, 0x39, 0x3B}
+
+
+class ProbePoint(NamedTuple):
+    """``offset`` from the function's first byte; ``cost`` is "cheap" or "dear"; ``why`` one line for people."""
+
+    offset: int
+    cost: str
+    why: str
+
+
+def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
+    """Choose by ``head``, the function's first bytes (32 are enough), and its ``size`` where the symbol has one."""
+    if machine != X86_64:
+        return ProbePoint(0, "dear", "entry: only x86-64 instructions are looked at")
+    at, end = 0, min(len(head), size or len(head))
+    while at < end:
+        code = head[at:end]
+        if name := _emulated(code):
+            return ProbePoint(at, "cheap", f"{name} at +{at} is emulated")
+        length = _skippable(code)
+        if not length or at + length >= end:
+            break
+        at += length
+    return ProbePoint(
+        0, "dear", f"entry: no emulated instruction before {head[at : at + 4].hex() or 'the end'} at +{at}"
+    )
+
+
+def _emulated(code: bytes) -> str:
+    """The name of the first instruction if the kernel emulates it, else nothing."""
+    op = code[0]
+    second = code[1] if len(code) > 1 else 0
+    if 0x50 <= op <= 0x57 or (op == 0x41 and 0x50 <= second <= 0x57):
+        return "push"
+    if op == 0x90 or (op == 0x66 and second == 0x90):
+        return "nop"
+    if op == 0xE8:
+        return "call"
+    if op in (0xE9, 0xEB):
+        return "jmp"
+    if 0x70 <= op <= 0x7F or (op == 0x0F and 0x80 <= second <= 0x8F):
+        return "jcc"
+    return ""
+
+
+def _skippable(code: bytes) -> int:
+    """The length of the first instruction if it is known and leaves arguments and stack pointer alone, else 0."""
+    if code.startswith(_ENDBR64):
+        return 4
+    rex, at = 0, 0
+    if code[0] & 0xF0 == 0x40:
+        rex, at = code[0], 1
+    if len(code) <= at:
+        return 0
+    op = code[at]
+    if 0xB8 <= op <= 0xBF:
+        register = op - 0xB8 + (8 if rex & 1 else 0)
+        return 0 if register in _KEPT else at + 1 + (8 if rex & 8 else 4)
+    if op in _WRITES_RM | _WRITES_REG | _WRITES_NONE:
+        return _with_operands(code, at, rex)
+    return 0
+
+
+def _with_operands(code: bytes, at: int, rex: int) -> int:
+    """Length of an instruction with a ModRM byte and no immediate, by the same rule."""
+    if len(code) <= at + 1:
+        return 0
+    op, modrm = code[at], code[at + 1]
+    mode, register, rm = modrm >> 6, (modrm >> 3 & 7) + (8 if rex & 4 else 0), (modrm & 7) + (8 if rex & 1 else 0)
+    length = at + 2
+    if mode != 3:
+        # A write to memory could be one to an argument on the stack.
+        if op in _WRITES_RM:
+            return 0
+        length += (modrm & 7 == 4) + {0: 4 if modrm & 7 == 5 else 0, 1: 1, 2: 4}[mode]
+        # With mode 0, a SIB byte without a base has an address of its own: not seen in prologues.
+        if mode == 0 and modrm & 7 == 4:
+            return 0
+    written = {rm} if op in _WRITES_RM else {register} if op in _WRITES_REG else set()
+    return 0 if written & _KEPT else length

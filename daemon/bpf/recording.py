@@ -1,0 +1,89 @@
+"""Drained records in a file, and the same arrays out of it again without BPF: for tests, fuzzing and bug reports.
+
+A block is length and CRC32 (zlib's) of what follows: the length of a JSON header, the header (ring, clock pair, record
+type), and the records' bytes. A recorder that was killed leaves half a block at the end, which is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from probing.api.errors import FormatError
+from probing.daemon.bpf.btf import dtype_from_json, dtype_to_json
+from probing.daemon.clock import ClockPair
+
+__all__ = ("Recorded", "Recorder", "replay")
+
+_MAGIC = b"probing ring 1\n\0"
+_FRAME = struct.Struct("<II")
+_HEADER = struct.Struct("<I")
+_MAX_BLOCK = 1 << 30
+
+
+class Recorded(NamedTuple):
+    """What one drain of ``ring`` gave, and when."""
+
+    ring: str
+    clock: ClockPair
+    records: np.ndarray[Any, Any]
+
+
+class Recorder:
+    """Writes a new file. Closed or killed, what was written stays readable."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "xb")  # noqa: SIM115
+        self._file.write(_MAGIC)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def write(self, ring: str, clock: ClockPair, records: np.ndarray[Any, Any]) -> None:
+        times = [clock.mono_ns, clock.boot_ns, clock.real_ns]
+        header = {"ring": ring, "clock": times, "record": dtype_to_json(records.dtype)}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        block = _HEADER.pack(len(text)) + text + records.tobytes()
+        if len(block) > _MAX_BLOCK:
+            raise FormatError(f"a drain of {len(block)} bytes is too large for a recording")
+        self._file.write(_FRAME.pack(len(block), zlib.crc32(block)) + block)
+        self._file.flush()
+
+
+def replay(path: Path) -> Iterator[Recorded]:
+    """The drains in their order. Raises FormatError for a damaged file."""
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise FormatError(f"{path.name} is no ring recording")
+        while len(frame := file.read(_FRAME.size)) == _FRAME.size:
+            length, crc = _FRAME.unpack(frame)
+            if length > _MAX_BLOCK:
+                raise FormatError(f"{path.name} is damaged: a block of {length} bytes")
+            block = file.read(length)
+            if len(block) < length:
+                return
+            if zlib.crc32(block) != crc:
+                raise FormatError(f"{path.name} is damaged: wrong checksum")
+            yield _decode(block, path.name)
+
+
+def _decode(block: bytes, name: str) -> Recorded:
+    try:
+        (length,) = _HEADER.unpack_from(block)
+        header = json.loads(block[_HEADER.size : _HEADER.size + length])
+        clock = ClockPair(*(int(value) for value in header["clock"]))
+        records = np.frombuffer(block, dtype_from_json(header["record"]), offset=_HEADER.size + length)
+        return Recorded(str(header["ring"]), clock, records)
+    except (struct.error, ValueError, KeyError, TypeError) as e:
+        raise FormatError(f"{name} is damaged: a block that cannot be read") from e
