@@ -167,7 +167,8 @@ def _print(value: object) -> str:
 
 
 def _unknown(key: str) -> ConfigError:
-    near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
+    sections = sorted({f"[{known.split('.')[0]}]" for known in _OPTIONS if "." in known})
+    near = difflib.get_close_matches(key, [*_OPTIONS, *sections], n=1, cutoff=0.5)
     near = near or [known for known in _OPTIONS if known.split(".")[-1] == key.split(".")[-1]]
     hint = f"did you mean {near[0]}?" if near else "docs/config.md lists the keys"
     return ConfigError(f"unknown configuration key {key[:80]!r}", hint=hint)

@@ -23,7 +23,7 @@ from probing.daemon.config import Config
 from probing.daemon.supervisor.children import Service, Spawner, describe
 from probing.daemon.supervisor.fatal import parse
 from probing.daemon.supervisor.notify import notify, watchdog_interval
-from probing.daemon.supervisor.requirements import require
+from probing.daemon.supervisor.requirements import raise_limits, require
 from probing.daemon.supervisor.rights import RightsTable
 from probing.daemon.supervisor.runtime import Runtime, pins_of
 
@@ -61,6 +61,7 @@ class Supervisor:
 
     def run(self) -> int:
         require(self._rights)
+        raise_limits()
         if not self._rights.switches:
             log.warning("cannot change the user: all processes run as uid %d", os.getuid())
         fresh = not pins_of(self._config).exists()

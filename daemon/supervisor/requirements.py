@@ -5,20 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import PrivilegeError
 from probing.daemon.supervisor.rights import RightsTable
 
-__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "load_libbpf", "needs_sys_admin", "require")
+__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "load_libbpf", "needs_sys_admin", "raise_limits", "require")
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 # The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
 OLDEST_KERNEL = (5, 10)
 # From here on every kernel has uprobe_multi; older ones of some distributions do, too, so they are asked.
 MULTI_KERNEL = (6, 6)
+OPEN_FILES = 65536
 _HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sys.exit(not detect().uprobe_multi)"
 
 
@@ -35,6 +38,23 @@ def require(rights: RightsTable) -> None:
         hint = "a kernel built with CONFIG_DEBUG_INFO_BTF is needed; all current distributions have it"
         raise PrivilegeError(f"the kernel has no BTF: no {BTF}", hint=hint)
     load_libbpf()
+    _require_reach(rights)
+
+
+def raise_limits() -> None:
+    """More open files, and unlimited locked memory, which BPF maps count against before Linux 5.11."""
+    for limit, wanted in ((resource.RLIMIT_NOFILE, OPEN_FILES), (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)):
+        # Without CAP_SYS_RESOURCE what is there has to do.
+        with suppress(ValueError, PermissionError):
+            resource.setrlimit(limit, (wanted, wanted))
+
+
+def _require_reach(rights: RightsTable) -> None:
+    for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__).resolve()):
+        for account in (rights.collector.account, rights.service.account, rights.worker.account):
+            if account and not account.may_reach(path):
+                hint = "install probingd where everybody may pass, for example below /opt"
+                raise PrivilegeError(f"uid {account.uid}, one of the daemon's users, cannot reach {path}", hint=hint)
 
 
 def kernel_release() -> tuple[int, int]:

@@ -59,10 +59,11 @@ class Account:
         """Whether it can make files in ``directory``, by the mode bits of the whole path."""
         if self.uid == 0:
             return directory.is_dir()
-        for parent in directory.parents:
-            if not self._bits(parent) & 1:
-                return False
-        return self._bits(directory) & 3 == 3
+        return self.may_reach(directory) and self._bits(directory) & 3 == 3
+
+    def may_reach(self, path: Path) -> bool:
+        """Whether it may pass through every directory above ``path``."""
+        return self.uid == 0 or all(self._bits(parent) & 1 for parent in path.parents)
 
     def _bits(self, path: Path) -> int:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from probing.daemon.bpf.pins import prepare
 
 CHILD = Path(__file__).with_name("supervisor_child.py")
 RUN = textwrap.dedent(
@@ -49,7 +50,7 @@ class Daemon:
         self.instance = f"test-{os.getpid()}-{name}"
         self.bpffs = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}")
         self.process: subprocess.Popen[str] | None = None
-        self.extra: list[str] = []
+        self.prefix: list[str] = []
 
     def options(self) -> list[str]:
         return [
@@ -61,12 +62,11 @@ class Daemon:
             "--users.service=60002",
             "--users.worker=60003",
             "--users.group=60004",
-            *self.extra,
         ]
 
     def start(self) -> Daemon:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(CHILD), *self.options()],
+            [*self.prefix, sys.executable, "-c", RUN, str(CHILD), *self.options()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -261,3 +261,44 @@ def test_missing_capabilities_are_named(open_tmp_path: Path) -> None:
     error, hint = done.stderr.splitlines()
     assert error == "error: missing capabilities: CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH"
     assert hint.startswith("hint: ")
+
+
+def test_started_by_a_user_that_has_just_the_capabilities(daemon: Daemon, until: Callable[..., object]) -> None:
+    user, caps = 60001, ",".join(f"+cap_{BITS[name]}" for name in sorted(COLLECTOR - {"SYSLOG"}))
+    prepare(daemon.instance, daemon.bpffs, (user, user))
+    daemon.base.chmod(0o777)
+    daemon.prefix = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    daemon.prefix += [f"--{kind}=-all,{caps}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    daemon.start().ready()
+    for kind, wanted in (("collector", COLLECTOR - {"SYSLOG"}), ("service", set())):
+        pid = until(lambda kind=kind: daemon.child(kind))
+        found = status(Path(f"/proc/{pid}/status").read_text())
+        assert found["Uid"].split() == [str(user)] * 4
+        assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Amb")} == {mask(wanted)}
+    assert daemon.connect("reader")["CapEff"] == mask({"SYS_PTRACE", "DAC_READ_SEARCH"})
+    assert daemon.connect("parser")["CapEff"] == mask(set())
+    assert daemon.end()[0] == 0
+
+
+def command(name: str, daemon: Daemon, *more: str) -> subprocess.CompletedProcess[str]:
+    words = [str(Path(sys.executable).with_name("probingd")), name, *daemon.options(), *more]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_stop_and_restart_from_outside(daemon: Daemon, until: Callable[..., object]) -> None:
+    done = command("stop", daemon)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: no probingd runs for {daemon.socket}")
+    daemon.start().ready()
+    before = until(lambda: daemon.child("collector"))
+    assert command("restart", daemon).returncode == 0
+    until(lambda: daemon.child("collector") not in (None, before))
+    done = command("cleanup", daemon)
+    assert done.returncode == 2
+    assert "uses the pins" in done.stderr
+    assert command("stop", daemon, "--keep-pins").returncode == 0
+    assert daemon.process is not None
+    assert daemon.process.wait(30) == 0
+    daemon.process.communicate()
+    assert (daemon.bpffs / daemon.instance).exists()
+    assert command("cleanup", daemon).returncode == 0
+    assert not (daemon.bpffs / daemon.instance).exists()

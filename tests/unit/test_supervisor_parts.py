@@ -1,0 +1,165 @@
+"""Parts of the supervisor that need no processes: rights, errors across processes, sd_notify, locks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError
+from probing.daemon.config import Config
+from probing.daemon.supervisor import fatal, notify, rights, runtime
+from probing.daemon.supervisor.children import Service, describe
+
+
+def test_a_fatal_error_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(fatal.ERROR_FD, str(write))
+    fatal.report(FormatError("newer", hint="upgrade"))
+    line = os.read(read, 10000)
+    os.close(read)
+    os.close(write)
+    found = fatal.parse(line)
+    assert isinstance(found, FormatError)
+    assert (found.message, found.hint) == ("newer", "upgrade")
+
+
+def test_without_a_supervisor_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(fatal.ERROR_FD, raising=False)
+
+    def main() -> int:
+        raise ConfigError("two\nlines \x1b[31m", hint="a hint")
+
+    assert fatal.guard(main) == 2
+    assert capfd.readouterr().err == "error: two lines [31m\nhint: a hint\n"
+
+
+def test_a_closed_pipe_does_not_swallow_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setenv(fatal.ERROR_FD, str(write))
+    fatal.report(InternalError("broken", hint="h"))
+    os.close(write)
+    assert capfd.readouterr().err == "error: broken\nhint: h\n"
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_error(noise: bytes) -> None:
+    assert fatal.parse(noise) is None
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[]", b"1", b'{"kind": "X"}'])
+def test_other_json_is_no_error(line: bytes) -> None:
+    assert fatal.parse(line) is None
+
+
+def test_notify_reaches_the_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "n"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        notify.notify("READY=1")
+        assert manager.recv(100) == b"READY=1"
+    notify.notify("WATCHDOG=1")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify.notify("READY=1")
+
+
+def test_watchdog_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    assert notify.watchdog_interval() is None
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    assert notify.watchdog_interval() == 15.0
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert notify.watchdog_interval() is None
+
+
+def test_setpriv_is_told_numbers() -> None:
+    account = rights.Account(7, 8, (9,))
+    command = rights.Rights(account, ("BPF", "PERFMON")).command()
+    assert "--reuid=7" in command
+    assert "--regid=8" in command
+    assert "--groups=9" in command
+    assert "--ambient-caps=-all,+cap_39,+cap_38" in command
+    assert "--bounding-set=-all,+cap_39,+cap_38" in command
+    nothing = rights.Rights(rights.Account(7, 8, ()), ()).command()
+    assert "--clear-groups" in nothing
+    assert "--bounding-set=-all" in nothing
+
+
+def test_unknown_users_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "permitted", lambda: frozenset(rights.CAPABILITIES))
+    users = [f"--users.{role}=0" for role in ("collector", "worker", "group")]
+    with pytest.raises(ConfigError, match="no user 'nobody-knows' for the service") as caught:
+        rights.rights_table(Config.from_args([*users, "--users.service=nobody-knows"]))
+    assert "useradd" in caught.value.hint
+    with pytest.raises(ConfigError, match="no group 'nobody-knows'"):
+        rights.rights_table(Config.from_args(["--users.group=nobody-knows"]))
+
+
+def test_sys_admin_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "permitted", lambda: frozenset(rights.CAPABILITIES))
+    users = [f"--users.{role}=1" for role in ("collector", "service", "worker", "group")]
+    plain = rights.rights_table(Config.from_args(users))
+    assert plain.collector.capabilities == (*rights.COLLECTOR, "SYSLOG")
+    assert plain.reader.capabilities == rights.READER
+    assert plain.parser.capabilities == plain.service.capabilities == plain.worker.capabilities == ()
+    assert plain.missing == ()
+    forced = rights.rights_table(Config.from_args([*users, "--probes.force_fallback"]))
+    old = rights.rights_table(Config.from_args(users), sys_admin=True)
+    assert forced.collector.capabilities == old.collector.capabilities == (*rights.COLLECTOR, "SYS_ADMIN", "SYSLOG")
+
+
+def test_who_may_create_where(tmp_path: Path) -> None:
+    found = tmp_path.stat()
+    tmp_path.chmod(0o700)
+    inner = tmp_path / "inner"
+    inner.mkdir(0o777)
+    inner.chmod(0o777)
+    assert not rights.Account(found.st_uid + 4000, 4000, ()).may_create_in(inner)
+    assert not rights.Account(found.st_uid + 4000, 4000, ()).may_reach(inner)
+    assert not rights.Account(4000, 4000, ()).may_create_in(tmp_path / "nowhere")
+
+
+def test_nobody_holds_a_lock_that_is_not_there(tmp_path: Path) -> None:
+    config = Config.from_args([f"--socket={tmp_path}/s"])
+    assert runtime.owner_of(config) is None
+    runtime.lock_path(config).touch()
+    assert runtime.owner_of(config) is None
+
+
+def test_a_child_that_fails_at_once_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("probing.daemon.supervisor.children.time.monotonic", lambda: clock[0])
+    child, delays = Service("collector"), []
+    for _ in range(10):
+        child.errors, write = os.pipe2(os.O_NONBLOCK)
+        child.started = clock[0]
+        os.close(write)
+        assert child.ended(again=True) == b""
+        assert child.due is not None
+        delays.append(round(child.due - clock[0], 3))
+    assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    child.errors, write = os.pipe2(os.O_NONBLOCK)
+    os.write(write, b"first\nlast\nhalf")
+    os.close(write)
+    clock[0] += 2.0
+    assert child.ended(again=True) == b"last"
+    assert child.due == clock[0]
+
+
+def test_exit_codes_are_described() -> None:
+    assert describe(-9) == "killed by signal 9"
+    assert describe(3) == "exit status 3"
+
+
+def test_setpriv_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(PrivilegeError, match="setpriv is missing"):
+        rights.Rights(None, ()).command()
