@@ -1,0 +1,113 @@
+"""What must be true of the repository as a whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon", "federation")}
+
+
+def tracked() -> list[Path]:
+    """What git knows, or would take, without what is ignored."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def modules() -> list[str]:
+    """Import names of all modules of the package, generated ones left out."""
+    found = ["probing"]
+    for name, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if "proto" not in parts and parts[-1] not in ("__main__", "conftest"):
+                found.append(".".join([name, *(part for part in parts if part != "__init__")]))
+    return found
+
+
+def source(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+def test_packages_are_the_folders() -> None:
+    found = {"probing"}
+    for name, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("__init__.py"):
+            found.add(".".join([name, *path.parent.relative_to(ROOT / folder).parts]))
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert listed == sorted(listed)
+    assert found == set(listed)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_public_names_are_listed(module: str) -> None:
+    tree = ast.parse(source(module).read_text())
+    assigned = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    ]
+    code = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    if not assigned:
+        assert not [node.name for node in code if not node.name.startswith("_")], "public names without __all__"
+        return
+    assert isinstance(assigned[0], ast.Tuple), "__all__ is a tuple"
+    names = ast.literal_eval(assigned[0])
+    # Their order is ruff's (RUF022).
+    assert len(set(names)) == len(names)
+    imported = importlib.import_module(module)
+    assert [name for name in names if not hasattr(imported, name)] == []
+    public = {node.name for node in code if not node.name.startswith("_")}
+    assert public <= set(names), "public, and not in __all__"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_modules_say_what_they_are(module: str) -> None:
+    text = source(module).read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+def test_nothing_of_one_machine_is_written_down() -> None:
+    hosts = re.compile(r"pythonhosted\.org|pypi\.org|download\.pytorch\.org|deb\.debian\.org")
+    places = re.compile(r"/work/(?:main|shared)|/opt/(?:pypi|wheels)|/root/\.|\bshared/(?:DESIGN|reference)")
+    wrong = []
+    for path in tracked():
+        if path == Path(__file__) or path.suffix in {".parquet", ".o", ".bin"}:
+            continue
+        text = path.read_bytes().decode("utf-8", "replace")
+        wrong += [f"{path.relative_to(ROOT)}: {m[0]}" for m in (*hosts.finditer(text), *places.finditer(text))]
+    assert wrong == []
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    links = {(page, target) for page in pages for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text())}
+    lost = [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()]
+    assert [link for link in lost if "://" not in link] == []
+
+
+def test_both_readmes_show_the_same_commands() -> None:
+    def commands(name: str) -> set[str]:
+        return set(re.findall(r"`(probing(?:ctl|d) \w+)|^((?:make|systemctl) \w+)", (ROOT / name).read_text(), re.M))
+
+    assert commands("README.md") == commands("README.zh-CN.md")
+
+
+def test_the_license_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
