@@ -51,8 +51,8 @@ class Edit:
 
 @dataclass(slots=True)
 class LoadedManifest:
-    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest; ``boot_id`` is
-    that of the daemon that wrote it."""
+    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest; ``cut_short``:
+    its last line has no end, as when a daemon dies while it writes; ``boot_id`` is that of the daemon that wrote it."""
 
     segments: dict[str, Segment] = field(default_factory=dict)
     sealed_to: int = 0
@@ -60,6 +60,7 @@ class LoadedManifest:
     positions: Positions = field(default_factory=dict)
     bad_lines: int = 0
     found: bool = False
+    cut_short: bool = False
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
@@ -83,7 +84,7 @@ def load_manifest(files: Files, root: Path) -> LoadedManifest:
         return loaded
     loaded.found = True
     lines = data.split(b"\n")
-    # What follows the last line end is an edit that was never acknowledged.
+    loaded.cut_short = lines[-1] != b""
     for number, line in enumerate(lines[:-1]):
         fields = _unpack(line)
         if fields is not None and number == 0:

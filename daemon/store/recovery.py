@@ -93,7 +93,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
     found = Recovered(Manifest(files, root, node, clock.boot_id, state))
     numbers = _part_numbers(files, root, found)
     on_disk = list(_segment_paths(files, root, found))
-    damaged = state.bad_lines > 0 or (not state.found and bool(numbers or on_disk))
+    damaged = state.bad_lines > 0 or state.cut_short or (not state.found and bool(numbers or on_disk))
     scanned = _scan(files, root, [n for n in numbers if n > state.sealed_to], found, aside, clock)
     _reconcile(files, root, clock, aside, found, set(on_disk), damaged, {s.part.number for s in scanned})
     try:
@@ -202,13 +202,15 @@ def _reconcile(
 ) -> None:
     state = found.manifest.state
     if damaged:
-        reason = f"the manifest is damaged ({state.bad_lines} bad lines)" if state.found else "the manifest is missing"
-        now = clock.pair().real_ns
-        found.losses.append(Loss("store", "", "store", f"{reason}; made again from the files", now, now))
-        if state.found:
+        adopted = _adopt(files, root, state, on_disk - set(state.segments), parts)
+        # A last line without an end is what a daemon leaves that was killed while it wrote: then nothing is amiss.
+        if state.bad_lines or not state.found or adopted:
+            now = clock.pair().real_ns
+            what = f"damaged ({state.bad_lines} bad lines)" if state.found else "missing"
+            reason = f"the manifest is {what}; {adopted} segments were added from their files"
+            found.losses.append(Loss("store", "", "store", reason, now, now))
             with contextlib.suppress(OSError):
                 aside.copy(root / MANIFEST, files.read(root / MANIFEST))
-        _adopt(files, root, state, on_disk - set(state.segments), parts)
     for segment in list(state.segments.values()):
         problem = _missing(files, root, segment, on_disk)
         if problem:
@@ -219,15 +221,16 @@ def _reconcile(
                     aside.move(root / segment.path)
 
 
-def _adopt(files: Files, root: Path, state: LoadedManifest, paths: set[str], parts: set[int]) -> None:
+def _adopt(files: Files, root: Path, state: LoadedManifest, paths: set[str], parts: set[int]) -> int:
     # Parts go in order once their segments are in the manifest: while the first is there, its segments are not.
+    adopted = 0
     for path in sorted(paths):
-        try:
+        with contextlib.suppress(FormatError, OSError):
             segment = describe_segment(files, root, path)
-        except (FormatError, OSError):
-            continue
-        if segment.parts[0] not in parts:
-            state.apply(Edit((segment,), sealed_to=segment.parts[1]))
+            if segment.parts[0] not in parts:
+                state.apply(Edit((segment,), sealed_to=segment.parts[1]))
+                adopted += 1
+    return adopted
 
 
 def _missing(files: Files, root: Path, segment: Segment, on_disk: set[str]) -> str:

@@ -33,7 +33,7 @@ _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
 _MAX_DATES = 8
 _ROW_GROUP = 1 << 17
-_META = b"probingd.segment"
+_META = "probingd.segment"
 
 
 def segment_parts(name: str) -> tuple[int, int] | None:
@@ -128,7 +128,7 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
     table, _, name = path.split("/")
     parts = segment_parts(name)
     meta = _footer(data).metadata or {}
-    if parts is None or meta.get(_META) != table.encode():
+    if parts is None or meta.get(_META.encode()) != table.encode():
         raise FormatError(f"{path} is no segment of probingd")
     rows = _read(data, path, None)
     times = _times(rows)
@@ -170,10 +170,9 @@ def _encode(table: str, rows: pa.Table) -> bytes:
 
     layout = _layout(rows)
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        rows.replace_schema_metadata({_META: table.encode()}),
+    with pq.ParquetWriter(
         sink,
-        row_group_size=_ROW_GROUP,
+        rows.schema,
         compression="zstd",
         compression_level=3,
         use_dictionary=layout.dictionary,  # type: ignore[arg-type]  # pyarrow takes names, its stubs only bool
@@ -182,7 +181,9 @@ def _encode(table: str, rows: pa.Table) -> bytes:
         write_page_checksum=True,
         store_schema=False,
         version="2.6",
-    )
+    ) as writer:
+        writer.write_table(rows, row_group_size=_ROW_GROUP)
+        writer.add_key_value_metadata({_META: table})
     return bytes(sink.getvalue())
 
 

@@ -28,13 +28,11 @@ def verify_directory(path: str | Path) -> list[str]:
     except OSError as e:
         raise StoreError(f"the manifest of {root} cannot be read: {e.strerror or e}") from e
     problems = [f"manifest: {manifest.bad_lines} damaged lines"] if manifest.bad_lines else []
-    for segment in manifest.segments.values():
-        if problem := check_segment(files, root, segment):
-            problems.append(f"{segment.path}: {problem}")
+    checked = {s.path: check_segment(files, root, s) for s in manifest.segments.values()}
     for number in sorted(filter(None, map(part_number, files.listdir(root / WAL_DIR)))):
-        if number > manifest.sealed_to and (problem := _check_part(files, root, number)):
-            problems.append(f"{WAL_DIR}/{number:012d}.wal: {problem}")
-    return problems
+        if number > manifest.sealed_to:
+            checked[f"{WAL_DIR}/{number:012d}.wal"] = _check_part(files, root, number)
+    return [*problems, *(f"{name}: {problem}" for name, problem in checked.items() if problem)]
 
 
 def _check_part(files: SystemFiles, root: Path, number: int) -> str:
