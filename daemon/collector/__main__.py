@@ -1,0 +1,39 @@
+"""``python -m probing.daemon.collector``: the process that collects. The supervisor starts it with its rights."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+import threading
+
+from probing.daemon.collector.collector import Collector
+from probing.daemon.config import Config
+from probing.daemon.supervisor.fatal import guard
+
+__all__ = ("main",)
+
+
+def main() -> int:
+    logging.basicConfig(format="collector: %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    config = Config.from_args(sys.argv[1:])
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
+    gc.disable()
+    collector = Collector(config)
+    try:
+        collector.start()
+        gc.collect()
+        gc.freeze()
+        while not ended.wait(0.5):
+            collector.check()
+    finally:
+        collector.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard(main))

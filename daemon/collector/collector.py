@@ -1,0 +1,230 @@
+"""The collector, put together: one line a source, and the order in which they begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import NotFound
+from probing.daemon.arrow import ipc_bytes
+from probing.daemon.bpf.mmap_events import MmapWatch
+from probing.daemon.bpf.session import Session
+from probing.daemon.clock import SystemClock
+from probing.daemon.collector.control import ControlServer
+from probing.daemon.collector.cost import CostMeter
+from probing.daemon.collector.drain import DrainLoop
+from probing.daemon.collector.lifecycle import Lifecycle
+from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.losses import LossMeter
+from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.probing_symbols import SymbolsOfFile, offset_of_point
+from probing.daemon.collector.settings import limits_of, user_number
+from probing.daemon.collector.stacks import StackAnswers
+from probing.daemon.collector.status import SourceState, Status
+from probing.daemon.config import Config
+from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
+from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.pool import ParserPool, ReaderPool
+from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.store.store import Store
+
+__all__ = ("Collector",)
+
+_log = logging.getLogger(__name__)
+READERS = 3
+
+
+class Collector:
+    """``start`` raises ProbingError when it cannot collect; then ``stop`` undoes what was begun."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._node = config.node_name or socket.gethostname()
+        self._clock = SystemClock()
+        self._runtime = Path(config.runtime_dir)
+        self._undo = contextlib.ExitStack()
+        self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
+        self._snapshots = threading.local()
+        self._asked_to_pause = False
+
+    def start(self) -> None:
+        undo = self._undo
+        self._store = Store.open(
+            self._config.state_dir, node=self._node, clock=self._clock, limits=limits_of(self._config)
+        )
+        undo.callback(self._store.close)
+        self._outbox = Outbox(self._node, self._clock)
+        for loss in self._store.recovery_losses:
+            self._outbox.lost(loss)
+        self._session = Session.open(
+            self._config.instance,
+            ["lifecycle", *OBJECTS],
+            pin_root=Path(self._config.probes.bpffs),
+            fallback=self._config.probes.force_fallback,
+        )
+        undo.callback(self._session.close, True)
+        readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
+        undo.callback(readers.close)
+        parsers = ParserPool(str(self._runtime / "parser.sock"))
+        undo.callback(parsers.close)
+        self._stacks = PythonStacks(readers, parsers)
+        undo.callback(self._stacks.close)
+        self._make_sources(readers, parsers)
+        self._make_loop()
+        self._begin(readers)
+
+    def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
+        self._discovery = Discovery(
+            self._node, readers, self._outbox, self._clock, python_version=self._stacks.python_version
+        )
+        self._undo.callback(self._discovery.stop)
+        symbols = SymbolsOfFile(parsers)
+        self._collectives = CollectivesSource(
+            self._session, self._discovery, self._node, symbols, partial(offset_of_point, symbols)
+        )
+        self._discovery.backends_of = self._collectives.backends_of
+        self._discovery.on_exit_of(self._collectives.process_exited)
+        self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
+        self._undo.callback(self._libraries.stop)
+        self._mappings = MmapWatch(self._interesting)
+        self._undo.callback(self._mappings.close)
+
+    def _make_loop(self) -> None:
+        lifecycle = Lifecycle(self._discovery, self._mappings, self._libraries)
+        self._loop = DrainLoop(
+            self._store,
+            self._session.rings,
+            {RING: self._collectives.assemble, "lifecycle": lifecycle.assemble},
+            self._outbox,
+            self._clock,
+            each_cycle=(lifecycle.read_mappings, self._tick),
+            lost=lambda: self._losses.lost,
+        )
+        self._losses = LossMeter(
+            self._session,
+            self._clock,
+            self._outbox,
+            self._collectives.slots,
+            self._config.probes.hit_budget,
+            self._loop.resume(),
+            self._store.take_losses,
+        )
+        self._cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits)
+
+    def _begin(self, readers: ReaderPool) -> None:
+        status = self._status
+        status.store, status.sources = self._store.status, self._source_states
+        status.processes = lambda: len(self._discovery.live())
+        status.paused = lambda: self._session.paused
+        status.failure = lambda: self._loop.failure
+        users = frozenset({user_number(self._config.users.service)})
+        control = ControlServer(self._runtime / "collector.sock", self._handlers(), users)
+        control.on_disconnect = self._release_all
+        self._answers = StackAnswers(self._node, self._discovery, self._stacks)
+        control.start()
+        self._undo.callback(control.stop)
+        self._collectives.start()
+        self._libraries.start()
+        self._discovery.restore(self._store.rows("process.events"))
+        self._discovery.start()
+        thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
+        thread.start()
+        self._undo.callback(thread.join)
+        self._undo.callback(self._loop.stop)
+        self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+        self._discovery.scan()
+        self._collectives.sweep(self._discovery.alive)
+        self._status.ready = True
+
+    def stop(self) -> None:
+        self._undo.close()
+
+    def check(self) -> None:
+        """Now and then: the heartbeat of the programs, and the file that pauses everything."""
+        wanted = self._asked_to_pause or (self._runtime / "pause").exists()
+        if wanted != self._session.paused:
+            self._session.pause(wanted)
+        self._session.heartbeat()
+
+    def _tick(self) -> None:
+        self._losses.tick()
+        self._cost.tick()
+
+    def _interesting(self, path: bytes) -> bool:
+        return self._collectives.interesting(path)
+
+    def _source_states(self) -> list[SourceState]:
+        state = "paused" if self._session.paused else "running"
+        off, refused = self._losses.off, self._libraries.reasons
+        reason = "; ".join([*(f"switched off, hit too often: {n}" for n in off), *sorted(set(refused.values()))])
+        rows, lost = self._outbox.rows, self._outbox.lost_rows
+        attached = ", ".join(f"{path} x{n}" for path, n in sorted(self._libraries.attached.items()))
+        return [
+            SourceState("collectives", "degraded" if off else state, reason, rows["comm.ops"], lost[RING], attached),
+            SourceState("processes", state, "", rows["process.events"], lost["lifecycle"]),
+            SourceState("python_stack", state),
+        ]
+
+    def _handlers(self) -> dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]]:
+        return {
+            "snapshot": self._take_snapshot,
+            "release": self._release,
+            "live": self._live,
+            "stacks": self._stacks_of,
+            "status": lambda _: (self._status.to_dict(), b""),
+            "pause": self._pause,
+        }
+
+    def _take_snapshot(self, _: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self._loop.flush()
+        snapshot = self._store.snapshot()
+        self._held().add(snapshot["generation"])
+        return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
+
+    def _release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        generation = int(request.get("generation", 0))
+        self._held().discard(generation)
+        self._store.release(generation)
+        return {}, b""
+
+    def _held(self) -> set[int]:
+        """The snapshots of this thread's connection."""
+        if not hasattr(self._snapshots, "held"):
+            self._snapshots.held = set()
+        held: set[int] = self._snapshots.held
+        return held
+
+    def _release_all(self) -> None:
+        for generation in self._held():
+            self._store.release(generation)
+
+    def _live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        pair = self._clock.pair()
+        makers = {
+            "comm.inflight": lambda: self._collectives.inflight(pair),
+            "process.processes": lambda: self._discovery.rows(pair),
+            "process.envs": lambda: self._discovery.envs(pair),
+            "python.backtrace": lambda: self._answers.backtrace(pair.real_ns),
+        }
+        name = str(request.get("table"))
+        if name not in makers:
+            raise NotFound(f"the collector has no live table {name!r}")
+        return {}, ipc_bytes(makers[name]())
+
+    def _stacks_of(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        pids = [int(pid) for pid in request.get("pids", ())]
+        timeout = min(float(request.get("timeout_ms") or 1000) / 1000, 30.0)
+        found = self._answers.request(pids, str(request.get("job") or ""), timeout)
+        return {}, json.dumps(found).encode()
+
+    def _pause(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self._asked_to_pause = bool(request.get("paused"))
+        self.check()
+        return {"paused": self._session.paused}, b""

@@ -1,0 +1,34 @@
+"""The configuration as the collector's parts want it."""
+
+from __future__ import annotations
+
+import pwd
+
+from probing.api.errors import ConfigError
+from probing.daemon.config import Config
+from probing.daemon.store.retention import StoreLimits
+
+__all__ = ("limits_of", "user_number")
+
+_DAY_S = 86_400.0
+
+
+def limits_of(config: Config) -> StoreLimits:
+    store = config.store
+    return StoreLimits(
+        max_bytes=store.max_bytes,
+        keep_free_bytes=store.keep_free_bytes,
+        max_age_s=store.max_age_days * _DAY_S,
+        part_bytes=store.part_bytes,
+        sync_interval_s=store.sync_interval_s,
+    )
+
+
+def user_number(user: str) -> int:
+    """The uid of a user given by name or number. Raises ConfigError."""
+    if user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError as e:
+        raise ConfigError(f"there is no user {user!r}", hint="create it, or set [users] in the configuration") from e

@@ -1,0 +1,70 @@
+"""What the collector says of itself: the fields of probing.v1.StatusReply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ("SourceState", "Status")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """``state`` is running, degraded, paused or stopped; ``reason`` says why it is not running."""
+
+    name: str
+    state: str
+    reason: str = ""
+    rows: int = 0
+    lost: int = 0
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "state": self.state,
+            "reason": self.reason,
+            "rows": self.rows,
+            "lost": self.lost,
+            "detail": self.detail,
+        }
+
+
+class Status:
+    """Collects the state of sources and of the store; ``starting`` until ``ready`` is set."""
+
+    def __init__(self, started_ns: int, boot_id: str) -> None:
+        self._started_ns = started_ns
+        self._boot_id = boot_id
+        self.ready = False
+        self.paused: Callable[[], bool] = lambda: False
+        self.store: Callable[[], Mapping[str, Any]] = dict
+        self.sources: Callable[[], list[SourceState]] = list
+        self.processes: Callable[[], int] = lambda: 0
+        self.failure: Callable[[], str | None] = lambda: None
+
+    def to_dict(self) -> dict[str, Any]:
+        store = self.store()
+        sources = self.sources()
+        reasons = [s.reason for s in sources if s.state == "degraded"]
+        if store.get("state") == "degraded":
+            reasons.append(str(store.get("reason")))
+        if failure := self.failure():
+            reasons.append(failure)
+        return {
+            "state": self._state(bool(reasons)),
+            "reason": "; ".join(dict.fromkeys(reasons)),
+            "started_ns": self._started_ns,
+            "boot_id": self._boot_id,
+            "sources": [s.to_dict() for s in sources],
+            "store_bytes": int(store.get("bytes", 0)),
+            "processes": self.processes(),
+        }
+
+    def _state(self, degraded: bool) -> str:
+        if not self.ready:
+            return "starting"
+        if self.paused():
+            return "paused"
+        return "degraded" if degraded else "running"
