@@ -1,8 +1,9 @@
 """Stacks of a process that runs on while they are read.
 
-What the last capture of the process used is read in one call, and its moving parts (threads, frames) once more right
-behind it. A stack whose links are the same in both readings was whole, and so were its code objects, read in between.
-Threads for which that fails are read again; what stays unproven is marked.
+All that the last capture of the process used is read in one call. In it each thread's chain is read twice, outermost
+frame first up to the pointer to the innermost one, and back: a stack whose links are equal on both ways was whole when
+the turn was made. Its code objects are right when the thread still is there after they were read, or when they were
+the same before. Threads for which that cannot be shown are read again; what stays unproven is marked.
 """
 
 from __future__ import annotations
@@ -13,29 +14,35 @@ from dataclasses import dataclass, field
 from probing.daemon.python_stack.codes import Code, read_codes
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
-from probing.daemon.python_stack.snapshot import Snapshot
+from probing.daemon.python_stack.snapshot import Snapshot, read_both_ways
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker, held
 
 __all__ = ("Capture", "Known", "capture")
 
-ATTEMPTS = 4
+ATTEMPTS = 5
 _MAX_KNOWN = 16_384
+# Of a thread that does not hold still, so many innermost frames are read with all that is around them.
+_RESTLESS_FRAMES = 64
+
+_Key = tuple[int, int]
+_Found = tuple[RawThread, dict[int, Code]]
 
 
 @dataclass(slots=True)
 class Known:
     """What the last capture of a process used. Only hints: they make the next one cheap, and never wrong."""
 
-    moving: list[Range] = field(default_factory=list)
-    fixed: list[Range] = field(default_factory=list)
+    chains: dict[_Key, list[Range]] = field(default_factory=dict)
+    others: list[Range] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
+    restless: set[_Key] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Capture:
     """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing."""
 
-    threads: list[tuple[RawThread, dict[int, Code]]]
+    threads: list[_Found]
     complete: bool
 
 
@@ -47,39 +54,37 @@ def capture(
     ``deadline`` is on time.monotonic(). Raises TargetTimeout behind it, CorruptTarget when no interpreter is there or
     the walk costs more than ``memory`` allows, ProcessGone and PrivilegeError.
     """
-    proven: dict[tuple[int, int], tuple[RawThread, dict[int, Code]]] = {}
-    around: list[Range] = []
-    for attempt in range(ATTEMPTS):
-        snapshot, later = Snapshot(memory), Snapshot(memory)
-        moving = [*around, *known.moving]
-        snapshot.load([*moving, *known.fixed])
-        later.load(moving)
-        calls = memory.calls
+    proven: dict[_Key, _Found] = {}
+    codes: dict[int, Code] = {}
+    for _ in range(ATTEMPTS):
+        before = codes
+        outward, snapshot = read_both_ways(memory, known.chains.values(), known.others)
         walker = Walker(snapshot, layout, limits or Limits(), deadline)
         threads = walker.walk(runtime)
-        known.moving = list(snapshot.used)[:_MAX_KNOWN]
         codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
-        walked = set(known.moving)
-        known.fixed = [r for r in snapshot.used if r not in walked][:_MAX_KNOWN]
-        if memory.calls != calls:
-            later = Snapshot(memory)
-            later.load(link[0] for links in (walker.links, *(t.links for t in threads)) for link in links)
-        proven.update({_key(t): (t, codes) for t in threads if held(t.links, later)})
+        later = Snapshot(memory)
+        later.load(link[0] for links in (walker.links, *(t.links for t in threads)) for link in links)
+        for thread in threads:
+            still = held(thread.links, later)
+            (known.restless.discard if still else known.restless.add)(_key(thread))
+            if held(thread.links, outward) and (still or _same(thread, codes, before)):
+                proven[_key(thread)] = (thread, codes)
+        _remember(known, threads, snapshot, layout)
         complete = walker.complete and held(walker.links, later)
-        unproven = [t for t in threads if _key(t) not in proven]
-        if complete and not unproven:
+        if complete and all(_key(t) in proven for t in threads):
             break
-        around = _surroundings(unproven, layout) if attempt else []
     return Capture([_best(t, codes, proven) for t in threads], complete)
 
 
-def _key(thread: RawThread) -> tuple[int, int]:
+def _key(thread: RawThread) -> _Key:
     return thread.address, thread.thread_id
 
 
-def _best(
-    thread: RawThread, codes: dict[int, Code], proven: dict[tuple[int, int], tuple[RawThread, dict[int, Code]]]
-) -> tuple[RawThread, dict[int, Code]]:
+def _same(thread: RawThread, codes: dict[int, Code], before: dict[int, Code]) -> bool:
+    return all(f.code in before and before[f.code] == codes.get(f.code) for f in thread.frames)
+
+
+def _best(thread: RawThread, codes: dict[int, Code], proven: dict[_Key, _Found]) -> _Found:
     if found := proven.get(_key(thread)):
         # Only one thread holds the GIL, so that must come from one and the same reading.
         found[0].gil = thread.gil
@@ -88,10 +93,25 @@ def _best(
     return thread, codes
 
 
-def _surroundings(threads: Iterable[RawThread], layout: Layout) -> list[Range]:
-    # A thread that runs Python pushes and pops frames around those seen: take all of its data stack there (3.11+).
-    if layout.frame_owner is None:
-        return []
-    pages = {f.address & -PAGE for t in threads for f in t.frames[:64]}
+def _remember(known: Known, threads: list[RawThread], snapshot: Snapshot, layout: Layout) -> None:
+    known.chains, room = {}, _MAX_KNOWN
+    for thread in threads:
+        chain = _chain(thread, layout, _key(thread) in known.restless)[: max(0, room)]
+        known.chains[_key(thread)] = chain
+        room -= len(chain)
+    chained = {link[0] for thread in threads for link in thread.links}
+    known.others = [r for r in snapshot.used if r not in chained][:_MAX_KNOWN]
+    known.restless &= known.chains.keys()
+
+
+def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
+    """The ranges that hold the thread's stack together, from the pointer to the innermost frame outwards."""
+    ranges = [link[0] for link in thread.links]
+    if not restless or layout.frame_owner is None:
+        return ranges
+    # It pushes and pops frames around those seen: take all of its data stack there (3.11+).
+    frames = len(ranges) - min(len(thread.frames), len(ranges))
+    pages = {a & -PAGE for a, _ in ranges[frames : frames + _RESTLESS_FRAMES]}
     pages |= {p + PAGE for p in pages}
-    return [(p, PAGE) for p in sorted(pages)[:64]]
+    within: Iterable[Range] = (r for r in ranges[frames:] if r[0] & -PAGE not in pages)
+    return [*ranges[:frames], *((p, PAGE) for p in sorted(pages, reverse=True)), *within]

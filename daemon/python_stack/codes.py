@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
+from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.lines import line_of
 from probing.daemon.python_stack.memory import PAGE
@@ -26,7 +28,7 @@ _SHORTEST = 48
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """``func`` is the qualified name from 3.11 on. ``cut`` is True when a text or the table is not all of it."""
+    """``func`` is the qualified name from 3.11 on; texts are fit to be shown. ``cut`` is True when a text or the table is not all of it."""
 
     address: int
     func: str
@@ -117,15 +119,14 @@ def _text(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int
     return _decoded(raw, coding), length > MAX_CHARACTERS
 
 
+@lru_cache(maxsize=2048)
 def _decoded(raw: bytes, coding: str) -> str:
-    if coding == "latin-1":
-        return raw.decode(coding)
     try:
-        text = raw.decode(coding, "surrogatepass")
+        text = raw.decode(coding, "replace" if coding == "latin-1" else "surrogatepass")
     except UnicodeDecodeError:
         text = raw.decode(coding, "replace")
-    # File names with bytes that are no UTF-8 hold lone surrogates, which neither JSON's readers nor Arrow take.
-    return text.encode("utf-8", "backslashreplace").decode()
+    # Also of lone surrogates, which file names with bytes that are no UTF-8 hold, and neither Arrow nor protobuf takes.
+    return clean_text(text, MAX_CHARACTERS)
 
 
 def _table(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[bytes | None, bool]:

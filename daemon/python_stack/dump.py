@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
-from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.capture import Capture, Known, capture
-from probing.daemon.python_stack.codes import MAX_CHARACTERS, Code
+from probing.daemon.python_stack.codes import Code
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
@@ -155,8 +154,8 @@ def _frame(
     if key not in lines:
         lines[key] = code.line(layout, frame)
     return {
-        "func": clean_text(code.func, MAX_CHARACTERS),
-        "file": clean_text(code.file, MAX_CHARACTERS),
+        "func": code.func,
+        "file": code.file,
         "lineno": lines[key],
         "frame_type": "Python",
         "ip": frame.instr if layout.code_adaptive is not None else frame.code,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
 
-__all__ = ("Snapshot", "word")
+__all__ = ("Snapshot", "read_both_ways", "word")
+
+_WORD = struct.Struct("<Q").unpack_from
 
 
 class Snapshot:
@@ -23,9 +26,12 @@ class Snapshot:
 
     def load(self, ranges: Iterable[Range]) -> None:
         missing = [r for r in dict.fromkeys(ranges) if self._find(r) is None and r not in self._ranges]
-        if not missing:
-            return
-        for wanted, data in zip(missing, self._memory.read_many(missing), strict=True):
+        if missing:
+            self.fill(zip(missing, self._memory.read_many(missing), strict=True))
+
+    def fill(self, read: Iterable[tuple[Range, bytes | None]]) -> None:
+        """Take what was read already; whole pages also answer for what lies in them."""
+        for wanted, data in read:
             if wanted[1] == PAGE and wanted[0] % PAGE == 0:
                 self._pages[wanted[0]] = data
             else:
@@ -67,9 +73,33 @@ class Snapshot:
         return first[address - page : end]
 
 
+def read_both_ways(memory: Memory, chains: Iterable[list[Range]], others: list[Range]) -> tuple[Snapshot, Snapshot]:
+    """Read each chain from its end to its begin and at once back again, and ``others`` once, all in one call.
+
+    The first snapshot holds the way there, the second one the way back and the others.
+    """
+    there: list[tuple[int, Range]] = []
+    back: list[tuple[int, Range]] = []
+    wanted: list[Range] = []
+    for chain in chains:
+        for part, ranges in ((there, reversed(chain)), (back, iter(chain))):
+            for one in ranges:
+                part.append((len(wanted), one))
+                wanted.append(one)
+    for one in others:
+        back.append((len(wanted), one))
+        wanted.append(one)
+    read = memory.read_many(wanted) if wanted else []
+    first, second = Snapshot(memory), Snapshot(memory)
+    first.fill((one, read[i]) for i, one in there)
+    second.fill((one, read[i]) for i, one in back)
+    return first, second
+
+
 def word(data: bytes, offset: int) -> int:
     """The little-endian 64-bit word at ``offset``."""
-    return int.from_bytes(data[offset : offset + 8], "little")
+    found: int = _WORD(data, offset)[0]
+    return found
 
 
 def _pages(wanted: Range) -> range:

@@ -65,7 +65,7 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
     """Whether all ``links`` still are in ``later`` what they were in the walk."""
     for wanted, offsets, data in links:
         now = later.get(*wanted)
-        if now is None or any(now[o : o + 8] != data[o : o + 8] for o in offsets):
+        if now != data and (now is None or any(now[o : o + 8] != data[o : o + 8] for o in offsets)):
             return False
     return True
 

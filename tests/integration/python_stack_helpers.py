@@ -27,6 +27,7 @@ __all__ = (
     "PROGRAMS",
     "LocalParsers",
     "LocalReaders",
+    "child",
     "cleaned",
     "dump",
     "frames_of",
@@ -54,16 +55,17 @@ class LocalReaders:
     """Answers like a reader process, from within this one."""
 
     def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
-        if op == "maps":
-            return Message({}, Path(f"/proc/{pid}/maps").read_bytes())
-        if op == "open":
-            with Target(pid, start_ns) as target:
+        with Target(pid, start_ns) as target:
+            if op == "maps":
+                return Message({}, target.read("maps", 16 << 20))
+            if op == "open":
                 header, fd = open_mapped(target, args)
-            return Message(header, fds=[fd])
-        if op == "memory":
-            parts = ProcessMemory(pid).read_many(args["ranges"])
-            return Message({"lengths": [-1 if p is None else len(p) for p in parts]}, b"".join(p or b"" for p in parts))
-        return Message(handlers()[op]({"op": op, "pid": pid, "start_ns": start_ns, **args}))
+                return Message(header, fds=[fd])
+            if op == "memory":
+                parts = ProcessMemory(pid).read_many(args["ranges"])
+                lengths = [-1 if p is None else len(p) for p in parts]
+                return Message({"lengths": lengths}, b"".join(p or b"" for p in parts))
+            return Message(handlers()[op]({"op": op, "pid": pid, "start_ns": start_ns, **args}))
 
 
 class LocalParsers:
@@ -76,15 +78,21 @@ class LocalParsers:
 
 
 @contextmanager
-def program(python: str, name: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program of ``python_programs``, killed at the end."""
-    command = [python, "-u", str(PROGRAMS / name), *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+def child(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A child with pipes, killed at the end."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def program(python: str, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program of ``python_programs``, killed at the end."""
+    with child(python, "-u", str(PROGRAMS / name), *arguments) as process:
+        yield process
 
 
 def runtime_of(pid: int) -> RuntimeInfo:

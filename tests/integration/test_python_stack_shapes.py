@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_which_interpreters(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_all_threads_in_all_shapes(python: str) -> None:
+def test_all_threads_in_all_shapes(python: str, until: Callable[..., object]) -> None:
     with program(python, "shapes.py") as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -36,9 +37,10 @@ def test_all_threads_in_all_shapes(python: str) -> None:
             assert answer["threads"][0]["tid"] == process.pid
             for tid, frames in said.items():
                 assert frames_of(threads[tid]) == frames, attempt
-                assert threads[tid]["state"] == "sleeping"
                 assert threads[tid]["gil"] is False
                 assert threads[tid]["complete"]
+
+        until(lambda: {t["state"] for t in dump(process.pid, runtime)["threads"]} == {"sleeping"})
 
         os.kill(process.pid, signal.SIGSTOP)
         _, status = os.waitpid(process.pid, os.WUNTRACED)

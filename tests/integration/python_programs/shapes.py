@@ -95,9 +95,7 @@ def manager():
 def recursion(n=300):
     if n == 0:
         return park()
-    return recursion(
-        n - 1
-    )
+    return recursion(n - 1)
 
 
 def comprehension():
@@ -191,14 +189,10 @@ def big_jump():
 
 def backwards():
     # The call's line is before the lines of its arguments, and after them in the table.
-    return (
-        park
-    )(
+    return (park)(
         [
             1,
-        ][
-            0
-        ],
+        ][0],
     )
 
 
