@@ -33,6 +33,7 @@ MAX_COMMAND = 4_096
 MAX_ARGUMENT = 1_024
 MAX_PIDS = 65_536
 MAX_THREADS = 1_024
+MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -138,6 +139,7 @@ def identity(target: Target) -> dict[str, Any]:
         "cmdline": arguments,
         "environ": parse_environ(target.read("environ", MAX_ENVIRON), ALLOWED_NAMES),
         "cgroup": [clean_text(path, MAX_ARGUMENT) for path in parse_cgroup(target.read("cgroup", _CHUNK))],
+        "ancestors": _ancestors(target.stat.ppid),
         "libraries": _libraries(target.read("maps", MAX_MAPS)),
         "threads": target.thread_names()[:64],
     }
@@ -178,6 +180,20 @@ def _summary(target: Target) -> list[Any]:
     except (ProcessGone, PrivilegeError):
         exe = ""
     return [seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe]
+
+
+def _ancestors(pid: int) -> list[list[Any]]:
+    """[pid, start_ns, name of the program] of the parent, its parent and so on, without the first process."""
+    found: list[list[Any]] = []
+    while pid > 1 and len(found) < MAX_ANCESTORS:
+        try:
+            with Target(pid) as target:
+                _, start_ns, parent, _, _, exe = _summary(target)
+        except TargetError:
+            break
+        found.append([pid, start_ns, exe.removesuffix(" (deleted)").rpartition("/")[2]])
+        pid = parent
+    return found
 
 
 def _libraries(maps: bytes) -> list[str]:

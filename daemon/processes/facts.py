@@ -1,0 +1,80 @@
+"""What a reader found out about a process, checked and frozen. Everything else about processes is computed from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import InternalError
+
+__all__ = ("Facts", "Key")
+
+# (pid, start_ns): names a process for ever, until the next boot.
+Key = tuple[int, int]
+_FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
+_PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
+# Threads that torch starts with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL), and gloo's.
+_GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already."""
+
+    pid: int
+    start_ns: int
+    ppid: int = 0
+    uid: int = 0
+    comm: str = ""
+    exe: str = ""
+    cmdline: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cgroup: tuple[str, ...] = ()
+    libraries: frozenset[str] = frozenset()
+    threads: frozenset[str] = frozenset()
+    ancestors: tuple[tuple[int, int, str], ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.pid, self.start_ns
+
+    @property
+    def program(self) -> str:
+        return self.exe.removesuffix(" (deleted)").rpartition("/")[2]
+
+    @property
+    def python(self) -> bool:
+        return "python" in self.libraries or _PYTHON.match(self.program) is not None
+
+    @property
+    def framework(self) -> bool:
+        """It maps what trainings run on."""
+        return not self.libraries.isdisjoint(_FRAMEWORKS)
+
+    @property
+    def in_group(self) -> bool:
+        """It has threads of a process group of its own."""
+        return any(name.startswith(_GROUP_THREADS) for name in self.threads)
+
+    @classmethod
+    def from_reader(cls, header: Mapping[str, Any]) -> Facts:
+        """From a reader's answer to ``identity``. Raises InternalError when it is none."""
+        try:
+            return cls(
+                pid=int(header["pid"]),
+                start_ns=int(header["start_ns"]),
+                ppid=int(header["ppid"]),
+                uid=int(header["uid"]),
+                comm=str(header["comm"]),
+                exe=str(header["exe"]),
+                cmdline=tuple(map(str, header["cmdline"])),
+                environ={str(name): str(value) for name, value in header["environ"].items()},
+                cgroup=tuple(map(str, header["cgroup"])),
+                libraries=frozenset(map(str, header["libraries"])),
+                threads=frozenset(map(str, header["threads"])),
+                ancestors=tuple((int(pid), int(start), str(name)) for pid, start, name in header["ancestors"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise InternalError("a reader answered no identity") from e

@@ -1,0 +1,149 @@
+"""Which job a process belongs to, and which rank of it it is, from what its launcher put into its environment.
+
+Sources of the names: torch/distributed/run.py ("Environment Variables"), srun(1) "OUTPUT ENVIRONMENT VARIABLES",
+Open MPI's FAQ on running jobs, Hydra's wiki (PMI_*), Intel MPI (MPI_LOCALRANKID), MVAPICH's user guide (MV2_*).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ("Job", "Ranks", "job_of", "on_one_node", "ranks_of", "restarts_of")
+
+MAX_WORLD = 1 << 24
+MAX_NAME = 200
+Environ = Mapping[str, str]
+_POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head|ps)-[0-9]+(?:-[a-z0-9]{5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """``certain``: only who is meant to train has these variables; a scheduler's are inherited by any helper."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    node_rank: int | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``source`` is slurm, kubernetes, torchelastic, ray, master or pid.
+
+    ``unique``: a run of it needs no more than the count of restarts.
+    """
+
+    name: str
+    source: str
+    unique: bool = False
+
+
+# rank, world size, local rank, node rank; the first set that is whole counts.
+_RANK_NAMES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("GROUP_RANK", "NODE_RANK"), True),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NODEID",), False),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_NODEID",), False),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", (), False),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", (), False),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", (), False),
+)
+# Ranks of this node, ranks of the job.
+_SIZES = (
+    ("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+)
+
+
+def ranks_of(environ: Environ) -> Ranks | None:
+    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None when none are there or they make no sense."""
+    for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
+        rank, size = _number(environ, rank_name), _number(environ, size_name)
+        if rank is None or size is None or not rank < size <= MAX_WORLD:
+            continue
+        node = next((n for name in node_names if (n := _number(environ, name)) is not None), None)
+        return Ranks(rank, size, _number(environ, local_name), node, certain)
+    return None
+
+
+def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
+    """The job that the environment names; None when it names none."""
+    if slurm := _digits(environ, "SLURM_JOB_ID"):
+        step = _digits(environ, "SLURM_STEP_ID")
+        return Job(f"{slurm}.{step}" if step else slurm, "slurm", unique=bool(step))
+    if (in_pod or "KUBERNETES_SERVICE_HOST" in environ) and (name := _kubernetes_job(environ)):
+        space = environ.get("POD_NAMESPACE", "")
+        return Job(_cut(f"{space}/{name}" if space else name), "kubernetes")
+    if (elastic := environ.get("TORCHELASTIC_RUN_ID", "")) and elastic != "none":
+        return Job(_cut(elastic), "torchelastic")
+    if ray := environ.get("RAY_JOB_ID", ""):
+        # Counted anew in each Ray cluster; but its processes say nothing else that is equal on all nodes.
+        return Job(_cut(ray), "ray", unique=True)
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if address and port:
+        place = f"{address}:{port}"
+        return Job(_cut(f"{node}/{place}" if _local(address) else place), "master")
+    return None
+
+
+def restarts_of(environ: Environ) -> str:
+    """How often the scheduler and the launcher have started the job again: ``0``, or ``1.2`` where both count."""
+    counts = [_digits(environ, name) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
+    return ".".join(count for count in counts if count) or "0"
+
+
+def on_one_node(environ: Environ, job: Job) -> bool:
+    """All ranks of the job run on this node, so that what is known here names the run for all of them.
+
+    A job whose variables do not say so is taken to span nodes, unless its master is local.
+    """
+    if job.source == "pid" or _local(environ.get("MASTER_ADDR", "")):
+        return True
+    counted = [(_number(environ, here), _number(environ, all_)) for here, all_ in _SIZES]
+    sizes = [here == all_ for here, all_ in counted if here is not None and all_ is not None]
+    if sizes:
+        return all(sizes)
+    return 1 in (_number(environ, "SLURM_STEP_NUM_NODES"), _number(environ, "SLURM_NNODES"))
+
+
+def _kubernetes_job(environ: Environ) -> str | None:
+    for name in ("JOBSET_NAME", "JOB_NAME"):
+        if environ.get(name):
+            return environ[name]
+    pod = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
+    if index := _digits(environ, "JOB_COMPLETION_INDEX"):
+        # Indexed jobs: the host is JOB-INDEX, the pod JOB-INDEX-RANDOM (kubernetes.io, "Indexed Job").
+        match = re.fullmatch(rf"(.+)-{index}(?:-[a-z0-9]{{5}})?", pod)
+        return match[1] if match else None
+    if index := _digits(environ, "VC_TASK_INDEX"):
+        match = re.fullmatch(rf"(.+)-[^-]+-{index}", pod)  # Volcano: JOB-TASK-INDEX
+        return match[1] if match else None
+    match = _POD_INDEX.fullmatch(pod)
+    return match[1] if match else None
+
+
+def _local(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _number(environ: Environ, name: str) -> int | None:
+    text = _digits(environ, name)
+    return int(text) if text else None
+
+
+def _digits(environ: Environ, name: str) -> str:
+    text = environ.get(name, "").strip()
+    return text if len(text) <= 10 and text.isascii() and text.isdigit() else ""
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026"

@@ -1,0 +1,161 @@
+"""What each process of a training does: trainer, launcher, data_loader or other; and which are watched at all.
+
+Pure: the roles of all processes follow from their facts alone, so two daemons on a node agree, and a process that
+imports its framework late gets its role when its facts say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.identity import Ranks, ranks_of
+
+__all__ = ("NATIVE_LAUNCHERS", "interpreter_target", "launches", "roles")
+
+# Programs, not Python, that start the ranks of a job.
+NATIVE_LAUNCHERS = frozenset(
+    "hydra_pmi_proxy mpiexec mpiexec.hydra mpiexec.mpich mpiexec.openmpi mpirun mpirun.mpich mpirun.openmpi orted"
+    " orterun prted prterun slurmstepd srun".split()
+)
+_LAUNCH_PROGRAMS = frozenset({"deepspeed", "horovodrun", "torchrun"})
+_LAUNCH_MODULES = re.compile(
+    r"torch[./]distributed[./](?:run|launch)(?:\.py)?$|deepspeed[./]launcher[./](?:runner|launch)(?:\.py)?$"
+    r"|accelerate[./]commands[./]launch(?:\.py)?$|horovod[./]runner(?:[./]launch(?:\.py)?)?$"
+)
+_ACCELERATE = re.compile(r"accelerate(?:[./]commands[./]accelerate_cli(?:\.py)?)?$")
+_HELPER_CODE = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
+_HELPER_MODULES = re.compile(r"torch[./]_inductor[./]compile_worker|torch[./]_inductor[./].*subproc")
+_ELASTIC_THREAD = "pt_elastic"
+_LOADER_THREAD = "pt_data_worker"
+
+
+def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """What a Python was told to run: ("script" | "module" | "code" | "", its name or text, the arguments behind it)."""
+    rest = list(cmdline[1:])
+    while rest:
+        word = rest.pop(0)
+        if word in ("-X", "-W", "--check-hash-based-pycs"):
+            rest[:1] = []
+        elif re.fullmatch(r"-[A-Za-z]*[mc]", word):
+            kind = "module" if word.endswith("m") else "code"
+            return (kind, rest[0], tuple(rest[1:])) if rest else ("", "", ())
+        elif not word.startswith("-"):
+            return "script", word, tuple(rest)
+    return "", "", ()
+
+
+def launches(facts: Facts) -> bool:
+    """Its program is one that starts the ranks of a job."""
+    if facts.program in NATIVE_LAUNCHERS:
+        return True
+    if not facts.python:
+        return False
+    kind, name, arguments = interpreter_target(facts.cmdline)
+    if kind not in ("script", "module"):
+        return False
+    if _ACCELERATE.search(name):
+        return arguments[:1] == ("launch",)
+    named = name.rpartition("/")[2] in _LAUNCH_PROGRAMS if kind == "script" else False
+    return named or _LAUNCH_MODULES.search(name) is not None
+
+
+def roles(processes: Iterable[Facts]) -> dict[Key, str]:
+    """The role of each process that is watched; the others are left out.
+
+    Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers:
+    one that is no Python only when a watched process descends from it.
+    """
+    known = {facts.key: facts for facts in processes}
+    assigned = _Assignment(known)
+    for key in sorted(known, key=lambda key: (key[1], len(known[key].ancestors), key[0])):
+        assigned.decide(known[key])
+    assigned.promote_parents()
+    return assigned.watched()
+
+
+class _Assignment:
+    def __init__(self, known: Mapping[Key, Facts]) -> None:
+        self.known = known
+        self.ranks = {key: ranks_of(facts.environ) for key, facts in known.items()}
+        self.role: dict[Key, str] = {}
+
+    def ancestors(self, facts: Facts) -> list[Facts]:
+        return [self.known[(pid, start)] for pid, start, _ in facts.ancestors if (pid, start) in self.known]
+
+    def decide(self, facts: Facts) -> None:
+        role = self._role(facts)
+        if role:
+            self.role[facts.key] = role
+
+    def _role(self, facts: Facts) -> str:
+        if launches(facts):
+            return "launcher"
+        if not facts.python:
+            return "trainer" if facts.framework else ""
+        ranks = self.ranks[facts.key]
+        watched = facts.framework or ranks is not None
+        above = self._trainer_above(facts)
+        if _helper(facts):
+            return "other" if above or watched else ""
+        if _LOADER_THREAD in facts.threads or facts.comm == _LOADER_THREAD:
+            return "data_loader"
+        if above is not None:
+            return self._below(facts, above, ranks)
+        if facts.comm == _ELASTIC_THREAD:
+            return "launcher"
+        if not watched:
+            return ""
+        return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
+
+    def _trainer_above(self, facts: Facts) -> Facts | None:
+        # A launcher in between starts ranks of its own.
+        for above in self.ancestors(facts):
+            role = self.role.get(above.key)
+            if role in ("trainer", "launcher"):
+                return above if role == "trainer" else None
+        return None
+
+    def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
+        """A process under one that trains: the real trainer under a wrapper, a loader, or another helper."""
+        if facts.in_group and not above.in_group:
+            return "trainer"
+        if facts.framework and not above.framework:
+            return "trainer"
+        forked = facts.exe == above.exe and facts.cmdline == above.cmdline
+        spawned = "--multiprocessing-fork" in facts.cmdline
+        if forked or (spawned and self.ranks[above.key] is not None):
+            return "data_loader"
+        if ranks is not None and ranks != self.ranks[above.key] and ranks.certain:
+            return "trainer"
+        return "other"
+
+    def promote_parents(self) -> None:
+        """Who has trainers below it and does not train itself starts them: a parent of ``mp.spawn``, a wrapper."""
+        for key in [key for key, role in self.role.items() if role == "trainer"]:
+            for above in self.ancestors(self.known[key]):
+                ranks = self.ranks[above.key]
+                trains = above.in_group or (above.framework and ranks is not None and ranks.certain)
+                if self.role.get(above.key) == "trainer" and not trains:
+                    self.role[above.key] = "launcher"
+
+    def watched(self) -> dict[Key, str]:
+        needed = {
+            (pid, start)
+            for key, role in self.role.items()
+            if role != "launcher" or self.known[key].python
+            for pid, start, _ in self.known[key].ancestors
+        }
+        return {
+            key: role
+            for key, role in self.role.items()
+            if role != "launcher" or self.known[key].python or key in needed
+        }
+
+
+def _helper(facts: Facts) -> bool:
+    kind, name, _ = interpreter_target(facts.cmdline)
+    if kind == "code":
+        return _HELPER_CODE.search(name) is not None
+    return _HELPER_MODULES.search(name) is not None

@@ -1,0 +1,93 @@
+"""The incarnation of a job: ``0-1a2b3c`` is the count of restarts and what tells equal jobs apart.
+
+A job whose name is never used again (a Slurm step) needs only the count. One that runs on this node alone is told by
+its launcher, the nearest ancestor that is one, or without any by its oldest process: a process joins the run whose
+members live, unless its rank was taken there. A job that spans nodes must be named the same on all of them, where only
+the place of its master is known to be equal: torchrun draws that port anew for each start (c10d rendezvous), and with
+a fixed port equal jobs one after the other share a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.identity import Job, on_one_node, restarts_of
+
+__all__ = ("Runs", "anchor_of")
+
+_LETTERS = 6
+
+
+@dataclass(slots=True)
+class _Run:
+    """``taken``: the ranks of all processes that ever were of it; ``live``: those that run."""
+
+    name: str
+    taken: set[int] = field(default_factory=set)
+    live: set[Key] = field(default_factory=set)
+
+
+class Runs:
+    """Names runs, and remembers who was in which. ``boot_id`` keeps equal process numbers of two boots apart."""
+
+    def __init__(self, boot_id: str) -> None:
+        self._boot_id = boot_id
+        self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
+
+    def name(self, facts: Facts, job: Job, launcher: Key | None, rank: int | None, container: str | None) -> str:
+        """The run of a trainer. To be asked once for a process, the older process first."""
+        restarts = restarts_of(facts.environ)
+        if job.unique:
+            return restarts
+        if not on_one_node(facts.environ, job):
+            place = f"{facts.environ.get('MASTER_ADDR')}:{facts.environ.get('MASTER_PORT')}"
+            return f"{restarts}-{anchor_of('master', place)}"
+        if launcher is not None:
+            return f"{restarts}-{self._anchor(launcher)}"
+        return self._join(facts, (job.name, restarts, container or ""), rank)
+
+    def restore(self, facts: Facts, job: Job, rank: int | None, container: str | None, name: str) -> None:
+        """A process that lives was named before this daemon started."""
+        runs = self._of_job.setdefault((job.name, restarts_of(facts.environ), container or ""), [])
+        run = next((run for run in runs if run.name == name), None)
+        if run is None:
+            run = _Run(name)
+            runs.append(run)
+        self._enter(run, facts.key, rank)
+
+    def ended(self, key: Key) -> None:
+        """The process is gone; a run without live processes can be joined no more."""
+        for place, runs in list(self._of_job.items()):
+            for run in runs:
+                run.live.discard(key)
+            alive = [run for run in runs if run.live]
+            if alive:
+                self._of_job[place] = alive
+            else:
+                del self._of_job[place]
+
+    def _join(self, facts: Facts, place: tuple[str, str, str], rank: int | None) -> str:
+        runs = self._of_job.setdefault(place, [])
+        for run in reversed(runs):
+            if run.live and rank is not None and rank not in run.taken:
+                break
+        else:
+            run = _Run(f"{place[1]}-{self._anchor(facts.key)}")
+            runs.append(run)
+        self._enter(run, facts.key, rank)
+        return run.name
+
+    def _enter(self, run: _Run, key: Key, rank: int | None) -> None:
+        run.live.add(key)
+        if rank is not None:
+            run.taken.add(rank)
+
+    def _anchor(self, key: Key) -> str:
+        return anchor_of(self._boot_id, f"{key[0]}:{key[1]}")
+
+
+def anchor_of(scope: str, text: str) -> str:
+    """Six letters that stand for ``text``."""
+    return hashlib.blake2s(f"{scope}|{text}".encode(errors="replace")).hexdigest()[:_LETTERS]
