@@ -81,6 +81,7 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
     errors: int = -1
     started: float = 0.0
+    ends: int = 0
     failures: int = 0
     due: float | None = 0.0
     line: bytes = field(default=b"")
@@ -99,6 +100,7 @@ class Service:
         self.line = _last_line(self.errors)
         os.close(self.errors)
         self.errors, self.process = -1, None
+        self.ends += 1
         now = time.monotonic()
         self.failures = 0 if now - self.started >= SETTLED_S else self.failures + 1
         if again:

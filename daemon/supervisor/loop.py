@@ -172,7 +172,7 @@ class Supervisor:
         if not self._ready:
             if error:
                 raise error
-            if child.failures >= FAILED_STARTS:
+            if child.ends >= FAILED_STARTS:
                 hint = "its own log lines stand above"
                 raise InternalError(f"the {child.kind} does not start: {describe(code)}", hint=hint)
         reason = f": {error.message}" if error else ""
