@@ -25,6 +25,8 @@ __all__ = ("Checked", "check")
 MAX_TEXT = 64 * 1024
 MAX_NESTING = 64
 MAX_NODES = 10_000
+# DuckDB plans them recursively.
+MAX_QUERIES = 200
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
@@ -50,9 +52,10 @@ def check(sql: str, now_ns: int) -> Checked:
     """
     try:
         root = _parse(sql)
-        if sum(1 for _ in root.walk()) > MAX_NODES:
-            raise QueryRejected(f"the query has more than {MAX_NODES} parts", hint="split it")
-        for node in root.walk():
+        nodes = list(root.walk())
+        if len(nodes) > MAX_NODES or sum(isinstance(node, exp.Query) for node in nodes) > MAX_QUERIES:
+            raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")
+        for node in nodes:
             _check_node(node)
         tables = {name for table in root.find_all(exp.Table) if (name := _resolve(table))}
         check_sizes(root)

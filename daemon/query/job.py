@@ -22,10 +22,10 @@ __all__ = ("Job", "Outcome", "new_connection", "run")
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
-_FROM_A_FILE = re.compile(
-    r"^\s*(IO|Serialization|Invalid Input|Invalid|Corrupt\w*|INTERNAL|Internal)\b.*"
-    r"(parquet|Parquet|file|page|thrift|Thrift|TProtocol|zstd|ZSTD|decompress|metadata|footer)",
-    re.DOTALL,
+# Errors that come from the query and its values; any other may come from a file.
+_FROM_THE_QUERY = re.compile(
+    r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
+    r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
 )
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
@@ -212,7 +212,7 @@ def _damaged(job: Job, error: BaseException, connect: Callable[[], duckdb.DuckDB
     text = str(error)
     paths = [path for paths in job.segments.values() for path in paths]
     named = [path for path in paths if path in text]
-    if not named and not _FROM_A_FILE.search(text):
+    if not named and _FROM_THE_QUERY.match(text):
         return []
     return [path for path in named or paths if not _readable(path, connect)]
 
