@@ -28,7 +28,10 @@ _SHORTEST = 48
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """``func`` is the qualified name from 3.11 on; texts are fit to be shown. ``cut`` is True when a text or the table is not all of it."""
+    """``func`` is the qualified name from 3.11 on; texts are fit to be shown.
+
+    ``cut`` is True when a text or the table is not all of it.
+    """
 
     address: int
     func: str

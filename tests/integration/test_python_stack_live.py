@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from probing.api.errors import CorruptTarget, NotPython, PrivilegeError, ProcessGone, TargetTimeout
 from probing.daemon.python_stack.dump import dump_stacks
 from probing.daemon.python_stack.source import PythonStacks
@@ -55,7 +55,6 @@ def test_a_thread_that_holds_the_gil_in_c(python: str) -> None:
         source = (Path(__file__).parent / "python_programs" / "gil_in_c.py").read_text().splitlines()
         assert "ctypes.PyDLL(None)" in source[main["frames"][0]["lineno"] - 1]
         assert [t["gil"] for t in others] == [False]
-        assert "waits" in {f["func"] for f in others[0]["frames"]} | {"waits"}
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
@@ -71,7 +70,7 @@ def test_stacks_of_busy_threads_are_whole(python: str) -> None:
                 if not thread["complete"] or not thread["frames"]:
                     continue
                 functions = [f["func"] for f in thread["frames"] if f["file"].endswith("busy.py")]
-                pairs = set(zip(functions, functions[1:], strict=False))
+                pairs = set(pairwise(functions))
                 assert pairs <= CHAINS | {("work", "<module>"), ("waits", "<module>")}
                 whole += "work" in functions
         assert holders == 1
@@ -85,33 +84,35 @@ def test_an_address_that_is_used_again(python: str) -> None:
         line(process, "ready")
         runtime = runtime_of(process.pid)
         seen: dict[int, set[int]] = {}
-        for number in (3, 4, 5, 3, 200, 7, 8, 9, 10):
+        for number in (3, 6, 9, 3, 200, 12, 7, 15, 10):
             tell(process, str(number))
             line(process, "parked")
             main = dump(process.pid, runtime)["threads"][0]
-            _, func, module, *_ = main["frames"]
+            func = main["frames"][1]
             assert frames_of(main)[1:3] == [
-                [f"func_{number:03}", f"<file {number:03}>", number + 2],
-                ["<module>", f"<file {number:03}>", number + 5],
+                [f"func_{number:03}", f"<file {number:03}>", number % 3 + 2],
+                ["<module>", f"<file {number:03}>", number % 3 + 5],
             ]
             seen.setdefault(func["ip"], set()).add(number)
             tell(process, "go on")
         assert main["complete"]
+        # Else this would show nothing.
+        assert max(map(len, seen.values())) > 1
 
 
-def test_a_forked_child_of_threads(until: Until) -> None:
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_a_forked_child_of_threads(python: str, until: Until) -> None:
     code = "import os,threading,time\nthreading.Thread(target=time.sleep, args=(9999,), daemon=True).start()\n"
     code += "pid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(9999)\n"
-    for python in INTERPRETERS:
-        with child(python, "-W", "ignore", "-c", code) as process:
-            assert process.stdout is not None
-            forked = int(process.stdout.readline())
-            try:
-                runtime = runtime_of(forked)
-                until(lambda: frames_of(dump(forked, runtime)["threads"][0]) == [["<module>", "<string>", 5]])
-                assert [t["tid"] for t in dump(forked, runtime)["threads"]] == [forked]
-            finally:
-                os.kill(forked, signal.SIGKILL)
+    with child(python, "-W", "ignore", "-c", code) as process:
+        assert process.stdout is not None
+        forked = int(process.stdout.readline())
+        try:
+            runtime = runtime_of(forked)
+            until(lambda: frames_of(dump(forked, runtime)["threads"][0]) == [["<module>", "<string>", 5]])
+            assert [t["tid"] for t in dump(forked, runtime)["threads"]] == [forked]
+        finally:
+            os.kill(forked, signal.SIGKILL)
 
 
 def test_a_process_in_a_pid_namespace(until: Until) -> None:

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 
 import pytest
-
 from python_stack_helpers import INTERPRETERS, cleaned, dump, frames_of, program, runtime_of
 
 

@@ -1,4 +1,4 @@
-"""Two threads that call functions as fast as they can. ``leaf_*`` is only ever called by the ``branch_*`` of its name."""
+"""Two threads that call functions as fast as they can. ``leaf_x`` is only ever called by ``branch_x``."""
 
 import threading
 

@@ -8,9 +8,10 @@ STARTED = threading.Semaphore(0)
 
 def deep(n):
     if n:
-        return deep(n - 1)
-    STARTED.release()
-    threading.Event().wait()
+        deep(n - 1)
+    else:
+        STARTED.release()
+        threading.Event().wait()
 
 
 for _ in range(int(sys.argv[1]) - 1):

@@ -16,8 +16,9 @@ def park():
 def main():
     for number in iter(lambda: os.read(GO_R, 1), b""):
         n = number[0]
-        source = "def func_%03d():\n%s    park()\n\n\nfunc_%03d()\n" % (n, "    x = 1\n" * n, n)
-        exec(compile(source, "<file %03d>" % n, "exec"), {"park": park})
+        body = "    x = 1\n" * (n % 3)
+        source = f"def func_{n:03}():\n{body}    park()\n\n\nfunc_{n:03}()\n"
+        exec(compile(source, f"<file {n:03}>", "exec"), {"park": park})
         gc.collect()
 
 

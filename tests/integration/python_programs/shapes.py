@@ -135,7 +135,7 @@ def callback_ctypes():
 
 
 def callback_reduce():
-    return functools.reduce(lambda a, b: park(), map(lambda n: n, [1, 2]))
+    return functools.reduce(lambda a, b: park(), map(int, [1, 2]))
 
 
 def in_del():
@@ -176,8 +176,7 @@ def wide_file_name():
 
 def long_table():
     lines = ["def f(n):"]
-    for i in range(3000):
-        lines.append("    n = n + 1" if i % 3 else "\n    n = (n\n         + 1)")
+    lines += ["    n = n + 1" if i % 3 else "\n    n = (n\n         + 1)" for i in range(3000)]
     lines += ["    park()", "    return n", "f(0)"]
     exec(compile("\n".join(lines), "<long>", "exec"), {"park": park})
 
@@ -198,7 +197,7 @@ def backwards():
 
 def imported():
     with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "parking_module.py"), "w") as file:
+        with open(folder + "/parking_module.py", "w") as file:
             file.write('"""Doc."""\nimport shapes_park\n\nshapes_park.park()\n')
         sys.path.insert(0, folder)
         sys.modules["shapes_park"] = sys.modules["__main__"]
