@@ -6,10 +6,18 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from probing.api.errors import InternalError, PeerError, PrivilegeError, ProbingError, QueryMemory, UsageError, error_from
+from probing.api.errors import (
+    InternalError,
+    PeerError,
+    PrivilegeError,
+    ProbingError,
+    QueryMemory,
+    UsageError,
+    error_from,
+)
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.federation.answer import Reply
@@ -33,12 +41,13 @@ class Connection:
     """``address`` is ``unix:PATH`` or ``HOST:PORT``. Safe to use from several threads."""
 
     def __init__(self, address: str, *, token: str = "") -> None:
-        """Nothing is opened yet. Raises UsageError for what is no address, or a token that would travel in the clear."""
+        """Opens nothing yet. Raises UsageError for what is no address, or a token that would travel in the clear."""
         self.address = _checked(address, token)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         target = address if address.startswith("unix:") else f"dns:///{address}"
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        self._stub = NodeStub(self._channel)
+        # The generated stub has no types; the methods below give them.
+        self._stub: Any = NodeStub(self._channel)
 
     def __enter__(self) -> Connection:
         return self
@@ -52,7 +61,7 @@ class Connection:
         self._channel.close()
 
     def query(self, sql: str, timeout: float, max_bytes: int) -> Reply:
-        """The rows of ``sql`` at the node. QueryMemory above ``max_bytes`` of Arrow; what the node raises, PeerError."""
+        """The rows of ``sql`` at the node. Raises QueryMemory above ``max_bytes`` of Arrow, or what the node raises."""
         request = pb.QueryRequest(sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes)
         # The node's own deadline ends first, so that it is the node that says what took too long.
         return self._call(
@@ -61,17 +70,19 @@ class Connection:
 
     def stacks(self, pids: Iterable[int], job: str, timeout: float) -> pb.StacksReply:
         request = pb.StacksRequest(pids=pids, job=job, timeout_ms=_milliseconds(timeout))
-        return self._call(lambda: self._stub.Stacks(request, timeout=timeout + 0.3, metadata=self._metadata))
+        return self._simple(pb.StacksReply, self._stub.Stacks, request, timeout + 0.3)
 
     def status(self, timeout: float) -> pb.StatusReply:
-        return self._call(lambda: self._stub.Status(pb.StatusRequest(), timeout=timeout, metadata=self._metadata))
+        return self._simple(pb.StatusReply, self._stub.Status, pb.StatusRequest(), timeout)
 
     def peers(self, timeout: float) -> pb.PeersReply:
-        return self._call(lambda: self._stub.Peers(pb.PeersRequest(), timeout=timeout, metadata=self._metadata))
+        return self._simple(pb.PeersReply, self._stub.Peers, pb.PeersRequest(), timeout)
 
     def pause(self, paused: bool, timeout: float) -> pb.PauseReply:
-        request = pb.PauseRequest(paused=paused)
-        return self._call(lambda: self._stub.Pause(request, timeout=timeout, metadata=self._metadata))
+        return self._simple(pb.PauseReply, self._stub.Pause, pb.PauseRequest(paused=paused), timeout)
+
+    def _simple(self, _kind: type[T], method: Callable[..., T], request: object, timeout: float) -> T:
+        return self._call(lambda: method(request, timeout=timeout, metadata=self._metadata))
 
     def _call(self, call: Callable[[], T]) -> T:
         try:
@@ -94,7 +105,7 @@ def _reply(parts: Iterable[pb.QueryReply], max_bytes: int) -> Reply:
             continue
         size += len(part.arrow)
         if size > max_bytes:
-            raise QueryMemory(f"the answer is larger than {max_bytes >> 20} MB", hint="narrow the time range, or aggregate")
+            raise QueryMemory(f"the answer is larger than {max_bytes >> 20} MB")
         chunks.append(part.arrow)
     if end is None:
         raise PeerError("the answer broke off", hint="ask again; `probingctl status` tells how the node is")
@@ -139,7 +150,8 @@ def _loopback(host: str) -> bool:
 
 
 def _error(address: str, error: grpc.RpcError) -> ProbingError:
-    sent = next((v for k, v in error.trailing_metadata() or () if k == _ERROR_KEY), None)
+    trailing: Any = error.trailing_metadata() or ()
+    sent = dict(trailing).get(_ERROR_KEY)
     if isinstance(sent, bytes):
         message = pb.Error()
         try:
@@ -152,7 +164,7 @@ def _error(address: str, error: grpc.RpcError) -> ProbingError:
         return PeerError(f"{address} does not answer: {diagnose(address) or details or 'the connection broke'}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         why = diagnose(address) or "no answer in time"
-        return PeerError(f"{address} does not answer: {why}", hint="raise --timeout; `probingctl status` tells how it is")
+        return PeerError(f"{address} does not answer: {why}", hint="raise --timeout, or ask its `probingctl status`")
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
         return PrivilegeError(f"{address} refused: {details or code.name.lower()}", hint=hint)

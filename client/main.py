@@ -15,7 +15,8 @@ from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, no
 __all__ = ("main",)
 
 _EPILOG = "The options above may stand before or after the command."
-_CLICK_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+# Which click typer brings along differs by its version.
+_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 app = typer.Typer(
@@ -123,7 +124,7 @@ def query(
 @app.command()
 def stacks(
     context: typer.Context,
-    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="All training processes if left out.")] = None,
+    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="All if left out.")] = None,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
 ) -> None:
     """Python stacks of all threads, innermost frame first."""
@@ -214,7 +215,8 @@ def _cluster_query(
 def main(arguments: list[str] | None = None) -> int:
     """Runs ``probingctl`` and returns its exit code: 0 fine, 1 error, 2 usage, 3 wrong state, 4 partial answer."""
     try:
-        code = app(hoist(sys.argv[1:] if arguments is None else arguments), prog_name="probingctl", standalone_mode=False)
+        given = hoist(sys.argv[1:] if arguments is None else arguments)
+        code = app(given, prog_name="probingctl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except ProbingError as e:
         return _fail(e)
@@ -231,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as e:
         if os.environ.get("PROBING_DEBUG"):
             raise
-        return _fail(InternalError(f"{type(e).__name__}: {e}", hint="set PROBING_DEBUG=1 and report what it prints"))
+        return _fail(InternalError(f"{type(e).__name__}: {e}", hint="report what it prints with PROBING_DEBUG=1"))
 
 
 def _usage(error: Any) -> UsageError:

@@ -114,7 +114,7 @@ def _sort(own: Row) -> None:
 
 def _flat(found: list[Row]) -> list[Row]:
     """One row a communicator and operation, for the formats that have only rows."""
-    rows = []
+    rows: list[Row] = []
     for own in found:
         ops = own["ops"]
         assert isinstance(ops, list)

@@ -58,8 +58,11 @@ def _communicator(own: dict[str, Any], since: float, width: int | None) -> str:
     if own["ranks"]:
         shown = _latest(own["ranks"])
         left = len(own["ranks"]) - len(shown)
-        tables.append("  by rank, lag behind the rank in the middle:" if not left else
-                      f"  the {len(shown)} ranks that lag most ({left} more in -f json):")
+        tables.append(
+            "  by rank, lag behind the rank in the middle:"
+            if not left
+            else f"  the {len(shown)} ranks that lag most ({left} more in -f json):"
+        )
         tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
     return "\n".join([*map(escape, lines), *tables]) + "\n"
 

@@ -36,9 +36,7 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
         _write_json(settings, rows_of(table))
 
 
-def write_objects(
-    settings: Settings, objects: list[dict[str, Any]], people: str, flat: list[dict[str, Any]]
-) -> None:
+def write_objects(settings: Settings, objects: list[dict[str, Any]], people: str, flat: list[dict[str, Any]]) -> None:
     """``objects`` as JSON, ``people`` as the table, and ``flat`` (one level, a row each) in the formats of rows."""
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)
@@ -125,7 +123,7 @@ def _write_binary(settings: Settings, table: pa.Table) -> None:
     sys.stdout.flush()
 
 
-def _encode(kind: str, table: pa.Table, file: IO[bytes]) -> None:
+def _encode(kind: str, table: pa.Table, file: Any) -> None:
     if kind == "parquet":
         import pyarrow.parquet as pq
 

@@ -50,9 +50,7 @@ def terminal_width() -> int | None:
 def render(fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, bold: bool = False) -> str:
     """The rows under a line of titles. ``width`` None: as wide as the values are."""
     cells = [[escape((f.show or show_value)(row.get(f.key))) for f in fields] for row in rows]
-    widths = [
-        max([cell_len(f.title), *(cell_len(line[i]) for line in cells)]) for i, f in enumerate(fields)
-    ]
+    widths = [max([cell_len(f.title), *(cell_len(line[i]) for line in cells)]) for i, f in enumerate(fields)]
     _fit(fields, widths, width)
     titles = _line(fields, [f.title for f in fields], widths)
     head = f"\x1b[1m{titles}\x1b[0m" if bold else titles

@@ -34,7 +34,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def _column(column: pa.ChunkedArray) -> list[Any]:
+def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type) and column.type.tz is None:

@@ -45,19 +45,21 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     rest: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:
-        name, equals, _ = argument.partition("=")
         if argument == "--":
             rest.extend([argument, *waiting])
         elif argument in _VALUED:
             first.append(argument)
             first.extend(value for value in [next(waiting, None)] if value is not None)
-        elif argument in _FLAGS or (equals and name in _VALUED and name.startswith("--")):
-            first.append(argument)
-        elif len(argument) > 2 and argument[0] == "-" and argument[:2] in ("-t", "-f", "-o"):
-            first.append(argument)
         else:
-            rest.append(argument)
+            (first if _is_global(argument) else rest).append(argument)
     return first + rest
+
+
+def _is_global(argument: str) -> bool:
+    """Whether ``argument`` is a flag, or an option with its value in one piece: ``--format=json``, ``-fjson``."""
+    name, equals, _ = argument.partition("=")
+    joined = not argument.startswith("--") and len(argument) > 2 and argument[:2] in _VALUED
+    return argument in _FLAGS or joined or (bool(equals) and name in _VALUED)
 
 
 def node_list(text: str) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ def _waits(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for (comm, seq, op), waiting in operations.items():
         longest = age(max(row["age_ns"] for row in waiting))
-        lines.append(f"  WAITING {longest} in {op} seq {seq} of {comm}: ranks {ranks_text([r['rank'] for r in waiting])}")
+        inside = ranks_text([row["rank"] for row in waiting])
+        lines.append(f"  WAITING {longest} in {op} seq {seq} of {comm}: ranks {inside}")
     if lines and idle:
         lines.append(f"  in no collective: ranks {ranks_text(idle)}")
     return lines

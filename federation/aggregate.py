@@ -20,10 +20,10 @@ _MAX_ALIAS_DEPTH = 16
 class _Groups:
     """Names for the group keys ``k0...`` and for the aggregates ``a0...``, each expression once."""
 
-    keys: list[exp.Expression] = field(default_factory=list)
-    calls: list[exp.Expression] = field(default_factory=list)
+    keys: list[exp.Expr] = field(default_factory=list)
+    calls: list[exp.Expr] = field(default_factory=list)
 
-    def lift(self, node: exp.Expression) -> exp.Expression:
+    def lift(self, node: exp.Expr) -> exp.Expr:
         """``node`` over the names: keys and aggregates in it replaced. Raises Unsplittable for a column left over."""
         if node in self.keys:
             return exp.column(f"k{self.keys.index(node)}")
@@ -46,31 +46,34 @@ class _Names:
 
     def __init__(self, select: exp.Select, columns: Columns) -> None:
         self._columns = {name.lower() for name, _ in columns}
-        self._aliases = {
-            item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)
-        }
+        self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
-    def resolve(self, node: exp.Expression, depth: int = 0) -> exp.Expression:
-        """``node`` over columns only, without qualifiers. Raises Unsplittable where a name could mean two things."""
+    def resolve(self, node: exp.Expr, depth: int = 0, *, having: bool = False) -> exp.Expr:
+        """``node`` over columns only, without qualifiers.
+
+        DuckDB takes a column before an alias of the same name; only in HAVING it may turn to the alias, so there such
+        a name raises Unsplittable.
+        """
         if depth > _MAX_ALIAS_DEPTH:
             raise Unsplittable("names that stand for each other")
         if isinstance(node, exp.Column):
-            return self._column(node, depth)
+            return self._column(node, depth, having)
         for child in list(node.iter_expressions()):
-            resolved = self.resolve(child, depth)
+            resolved = self.resolve(child, depth, having=having)
             if resolved is not child:
                 child.replace(resolved)
         return node
 
-    def _column(self, node: exp.Column, depth: int) -> exp.Expression:
+    def _column(self, node: exp.Column, depth: int, having: bool) -> exp.Expr:
         name = node.name.lower()
-        known = name in self._columns
         meant = self._aliases.get(name) if not node.table else None
-        itself = isinstance(meant, exp.Column) and meant.name.lower() == name
-        if known and (meant is None or itself):
+        if name in self._columns:
+            itself = isinstance(meant, exp.Column) and meant.name.lower() == name
+            if having and meant is not None and not itself:
+                raise Unsplittable(f"{name} can mean two things")
             return exp.column(name, quoted=True)
-        if known or meant is None:
-            raise Unsplittable(f"{name} can mean two things")
+        if meant is None:
+            raise Unsplittable(f"{name} is not known")
         return exp.paren(self.resolve(meant.copy(), depth + 1), copy=False)
 
 
@@ -85,7 +88,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft
     groups = _Groups(_keys(select, names, shown))
     lifted = [groups.lift(item.copy()) for item in shown]
     having = select.args.get("having")
-    condition = groups.lift(_bare(names.resolve(having.this.copy()))) if having is not None else None
+    condition = groups.lift(_bare(names.resolve(having.this.copy(), having=True))) if having is not None else None
     order = _order(select, names, groups, [name.lower() for name, _ in columns])
     if not groups.calls and not groups.keys:
         raise Unsplittable("it does not aggregate")
@@ -102,7 +105,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft
     return Draft(ask, (*(f"k{i}" for i in range(len(groups.keys))), *(f"s{i}" for i in range(len(sends)))), final)
 
 
-def _keys(select: exp.Select, names: _Names, shown: list[exp.Expression]) -> list[exp.Expression]:
+def _keys(select: exp.Select, names: _Names, shown: list[exp.Expr]) -> list[exp.Expr]:
     group = select.args.get("group")
     if group is None:
         return []
@@ -119,7 +122,7 @@ def _keys(select: exp.Select, names: _Names, shown: list[exp.Expression]) -> lis
     return list(dict.fromkeys(keys))
 
 
-def _key(item: exp.Expression, names: _Names, shown: list[exp.Expression]) -> exp.Expression:
+def _key(item: exp.Expr, names: _Names, shown: list[exp.Expr]) -> exp.Expr:
     if isinstance(item, exp.Literal) and not item.is_string:
         return shown[int(item.name) - 1]
     return _bare(names.resolve(item.copy()))
@@ -145,9 +148,7 @@ def _order(select: exp.Select, names: _Names, groups: _Groups, shown: list[str])
     return keys
 
 
-def _combined(
-    catalog: Catalog, select: exp.Select, groups: _Groups
-) -> tuple[str, list[str]]:
+def _combined(catalog: Catalog, select: exp.Select, groups: _Groups) -> tuple[str, list[str]]:
     """SQL that makes ``k0..., a0...`` of the parts, and the expressions that the nodes send as ``s0...``."""
     types = _types(catalog, select, groups)
     keys = [f"k{i}" for i in range(len(groups.keys))]
@@ -179,9 +180,7 @@ def _types(catalog: Catalog, select: exp.Select, groups: _Groups) -> list[str]:
     return [kind for _, kind in catalog.describe(f"SELECT {calls} FROM {_table(select)}")]
 
 
-def _ask(
-    select: exp.Select, names: _Names, groups: _Groups, sends: list[str], where: exp.Expression | None
-) -> str:
+def _ask(select: exp.Select, names: _Names, groups: _Groups, sends: list[str], where: exp.Expr | None) -> str:
     items = [f"{to_sql(key)} AS k{i}" for i, key in enumerate(groups.keys)]
     items += [f"{sent} AS s{i}" for i, sent in enumerate(sends)]
     ask = f"SELECT {', '.join(items)} FROM {_table(select)}"
@@ -199,7 +198,7 @@ def _table(select: exp.Select) -> str:
     return to_sql(exp.Table(this=table.this.copy(), db=table.args["db"].copy() if table.args.get("db") else None))
 
 
-def _bare(node: exp.Expression) -> exp.Expression:
+def _bare(node: exp.Expr) -> exp.Expr:
     while isinstance(node, exp.Paren):
         node = node.this
     return node

@@ -34,9 +34,7 @@ def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.Duc
     """An empty database in memory that can reach nothing outside, and whose settings are locked."""
     # TimeZone belongs to the icu extension, which not every build has: UTC is then all there is.
     config = {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
-    connection = duckdb.connect(
-        ":memory:", config={**config, "memory_limit": memory_limit, "threads": str(threads)}
-    )
+    connection = duckdb.connect(":memory:", config={**config, "memory_limit": memory_limit, "threads": str(threads)})
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
         connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")

@@ -1,18 +1,14 @@
-"""Reading SQL: one SELECT, its tables, and ``now()`` as one instant for all nodes."""
+"""Reading SQL: one SELECT and its tables."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 
 import sqlglot
 from probing.api.errors import QueryRejected
 from sqlglot import exp
 
-__all__ = ("expression", "fix_now", "parse", "table_name", "tables_in", "to_sql")
+__all__ = ("expression", "parse", "table_name", "tables_in", "to_sql")
 
 MAX_TEXT = 64 * 1024
-_NOW_NAMES = frozenset({"now", "get_current_timestamp", "transaction_timestamp"})
 
 
 def parse(sql: str) -> exp.Query:
@@ -23,8 +19,6 @@ def parse(sql: str) -> exp.Query:
         statements = [s for s in sqlglot.parse(sql, dialect="duckdb") if s is not None]
     except sqlglot.errors.SqlglotError as e:
         raise QueryRejected(f"this is not SQL that can be read: {_first_line(e)}") from None
-    except RecursionError:
-        raise QueryRejected("the query is nested too deeply") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise QueryRejected("a query is one SELECT")
     root = statements[0]
@@ -33,12 +27,12 @@ def parse(sql: str) -> exp.Query:
     return root
 
 
-def expression(sql: str) -> exp.Expression:
+def expression(sql: str) -> exp.Expr:
     """The tree of one SQL expression that we wrote ourselves."""
     return sqlglot.parse_one(sql, dialect="duckdb")
 
 
-def to_sql(node: exp.Expression) -> str:
+def to_sql(node: exp.Expr) -> str:
     return node.sql(dialect="duckdb")
 
 
@@ -55,38 +49,6 @@ def tables_in(root: exp.Query) -> list[exp.Table]:
         for table in root.find_all(exp.Table)
         if isinstance(table.this, exp.Identifier) and not (len(table.parts) == 1 and table.name.lower() in ctes)
     ]
-
-
-def fix_now(root: exp.Query, now_ns: int) -> exp.Query:
-    """``root`` with every word for the present put as ``now_ns`` (UTC ns), so that all nodes mean one instant."""
-    ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
-    for node, value in list(_present(root, now_ns)):
-        node.replace(value)
-    midnight = f"{datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc):%Y-%m-%d}"
-    for age in ages:
-        # age(x) counts from the midnight that today began with.
-        age.set("expressions", [expression(f"CAST('{midnight}' AS TIMESTAMP)"), age.expressions[0]])
-    return root
-
-
-def _present(root: exp.Query, now_ns: int) -> Iterator[tuple[exp.Expression, exp.Expression]]:
-    when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
-    second = f"{when:%Y-%m-%d %H:%M:%S}"
-    stamp = f"CAST('{second}.{now_ns % 1_000_000_000:09d}' AS TIMESTAMP_NS)"
-    today = f"CAST('{when:%Y-%m-%d}' AS DATE)"
-    time = f"CAST('{when:%H:%M:%S}.{now_ns % 1_000_000_000 // 1000:06d}' AS TIME)"
-    make: dict[type[exp.Expression], Callable[[], exp.Expression]] = {
-        exp.CurrentTimestamp: lambda: expression(stamp),
-        exp.Localtimestamp: lambda: expression(stamp),
-        exp.CurrentDate: lambda: expression(today),
-        exp.CurrentTime: lambda: expression(time),
-        exp.Localtime: lambda: expression(time),
-    }
-    for node in root.walk():
-        if type(node) in make:
-            yield node, make[type(node)]()
-        elif isinstance(node, exp.Anonymous) and node.name.lower() in _NOW_NAMES:
-            yield node, expression(stamp)
 
 
 def _first_line(error: Exception) -> str:

@@ -72,9 +72,7 @@ class Gathered(Generic[T]):
         }
 
 
-def fan_out(
-    addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float
-) -> Gathered[T]:
+def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float) -> Gathered[T]:
     """Calls ``ask(address, seconds_left)`` for every address at once; it returns the node's name and its answer.
 
     ``ask`` must keep to the seconds it is given; one that does not counts as failed ``timeout`` seconds after the
@@ -124,7 +122,7 @@ def _account(
     outcome: Gathered[T], names: dict[str, str], address: str, future: Future[tuple[str, T]], timeout: float
 ) -> None:
     if not future.done() or future.cancelled():
-        outcome.failed.append(Failed(address, "", PeerError(f"no answer from {address} within {timeout:g} s")))
+        outcome.failed.append(Failed(address, "", _late(address, timeout)))
         return
     error = future.exception()
     if isinstance(error, ProbingError):
@@ -134,13 +132,15 @@ def _account(
         raise InternalError(f"asking {address}: {error}") from error
     node, value = future.result()
     if node in names:
-        twice = PeerError(
-            f"it answers as {node}, as {names[node]} does", hint="give every daemon its own --node-name"
-        )
+        twice = PeerError(f"it answers as {node}, as {names[node]} does", hint="give every daemon its own --node-name")
         outcome.failed.append(Failed(address, node, twice))
         return
     names[node] = address
     outcome.answered.append(Answered(address, node, value))
+
+
+def _late(address: str, timeout: float) -> PeerError:
+    return PeerError(f"{address} does not answer: no answer within {timeout:g} s", hint="raise --timeout")
 
 
 def _common(failed: list[Failed]) -> ProbingError:

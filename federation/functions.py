@@ -27,14 +27,14 @@ def _functions() -> dict[str, str]:
     return kinds
 
 
-def is_aggregate(node: exp.Expression) -> bool:
+def is_aggregate(node: exp.Expr) -> bool:
     """Whether ``node`` itself is the call of an aggregate function, known to sqlglot or only to DuckDB."""
     if isinstance(node, exp.AggFunc):
         return True
     return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
 
 
-def require_row_function(node: exp.Expression) -> None:
+def require_row_function(node: exp.Expr) -> None:
     """Raises Unsplittable when ``node`` itself may look at more than one row."""
     if is_aggregate(node) or isinstance(node, (exp.Filter, exp.WithinGroup)):
         raise Unsplittable("it aggregates")
@@ -43,13 +43,13 @@ def require_row_function(node: exp.Expression) -> None:
         raise Unsplittable(f"{node.name} may look at many rows")
 
 
-def require_row_functions(root: exp.Expression) -> None:
+def require_row_functions(root: exp.Expr) -> None:
     """Raises Unsplittable when something in ``root`` may look at more than one row."""
     for node in root.walk():
         require_row_function(node)
 
 
-def _name(node: exp.Expression) -> str:
+def _name(node: exp.Expr) -> str:
     if isinstance(node, exp.Anonymous):
         return str(node.name).lower()
     call = _CALL.match(to_sql(node))

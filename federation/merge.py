@@ -111,7 +111,8 @@ def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Tabl
     timer.daemon = True
     timer.start()
     try:
-        return db.sql(plan.final).to_arrow_table()
+        table: pa.Table = db.sql(plan.final).to_arrow_table()
+        return table
     except duckdb.InterruptException:
         raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
     except duckdb.Error as e:

@@ -31,14 +31,14 @@ class Recipe:
 _COUNTS = "coalesce(sum({0}), 0)"
 # Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean. It does not cancel.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean}) * ({1} - {mean})))"
-_VARIANCES: dict[type[exp.Expression], tuple[str, bool]] = {
+_VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
     exp.Variance: ("{}", False),
     exp.StddevPop: ("sqrt({})", True),
     exp.StddevSamp: ("sqrt({})", False),
     exp.Stddev: ("sqrt({})", False),
 }
-_SAME: dict[type[exp.Expression], str] = {
+_SAME: dict[type[exp.Expr], str] = {
     exp.Sum: "sum",
     exp.Min: "min",
     exp.Max: "max",
@@ -51,7 +51,7 @@ _SAME: dict[type[exp.Expression], str] = {
 _IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAgg, exp.BitwiseOrAgg)
 
 
-def recipe(node: exp.Expression) -> Recipe:
+def recipe(node: exp.Expr) -> Recipe:
     """How the aggregate call ``node``, with its FILTER if it has one, is computed in parts. Raises Unsplittable."""
     call, condition = (node.this, node.expression.this) if isinstance(node, exp.Filter) else (node, None)
     if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
@@ -62,7 +62,7 @@ def recipe(node: exp.Expression) -> Recipe:
     raise Unsplittable(f"{type(call).__name__} is not computed in parts")
 
 
-def _count(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     if call.args.get("expressions"):
         raise Unsplittable("count of several columns")
     inner = call.this
@@ -74,11 +74,11 @@ def _count(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
     return Recipe((values,), "coalesce(len(list_distinct(flatten(list({0})))), 0)")
 
 
-def _count_if(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     return Recipe((_filtered(f"count_if({_argument(call)})", condition),), _COUNTS)
 
 
-def _same(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _same(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     name = _SAME[type(call)]
     inner = call.this
     if isinstance(inner, exp.Distinct) and isinstance(call, _IDEMPOTENT) and len(inner.expressions) == 1:
@@ -86,17 +86,17 @@ def _same(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
     return Recipe((_filtered(f"{name}({_argument(call)})", condition),), name + "({0})")
 
 
-def _any_value(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _any_value(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     return Recipe((_filtered(f"any_value({_argument(call)})", condition),), "any_value({0})")
 
 
-def _avg(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _avg(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x = _argument(call)
     sends = (_filtered(f"sum({x})", condition), _filtered(f"count({x})", condition))
     return Recipe(sends, "sum({0})::DOUBLE / nullif(sum({1}), 0)::DOUBLE")
 
 
-def _variance(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _variance(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x = f"({_argument(call)})::DOUBLE"
     sends = tuple(_filtered(f"{f}({x})", condition) for f in ("count", "avg", "var_pop"))
     shape, population = _VARIANCES[type(call)]
@@ -106,7 +106,7 @@ def _variance(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
     return Recipe(sends, shape.format(value), means=(0, 1))
 
 
-def _arg_extreme(call: exp.Expression, condition: exp.Expression | None) -> Recipe:
+def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, by = _argument(call, "count"), to_sql(call.expression)
     name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
     # Rows whose value is NULL do not take part, so they must not set the extreme either.
@@ -116,22 +116,22 @@ def _arg_extreme(call: exp.Expression, condition: exp.Expression | None) -> Reci
     return Recipe(sends, name + "({0}, {1})")
 
 
-def _argument(call: exp.Expression, *without: str) -> str:
+def _argument(call: exp.Expr, *without: str) -> str:
     """The SQL of the one argument of ``call``. Raises Unsplittable for DISTINCT, ORDER BY and further arguments."""
     allowed = {"this", "expression"} if without else {"this"}
     if any(value for name, value in call.args.items() if name not in allowed):
         raise Unsplittable("an aggregate with more arguments")
-    if not isinstance(call.this, exp.Expression) or isinstance(call.this, (exp.Distinct, exp.Order, exp.Star)):
+    if not isinstance(call.this, exp.Expr) or isinstance(call.this, (exp.Distinct, exp.Order, exp.Star)):
         raise Unsplittable("an aggregate over an order or distinct values")
     return to_sql(call.this)
 
 
-def _filtered(sql: str, condition: exp.Expression | None) -> str:
+def _filtered(sql: str, condition: exp.Expr | None) -> str:
     return sql if condition is None else f"{sql} FILTER (WHERE {to_sql(condition)})"
 
 
-_Build = Callable[[exp.Expression, "exp.Expression | None"], Recipe]
-_BUILDERS: Sequence[tuple[tuple[type[exp.Expression], ...], _Build]] = (
+_Build = Callable[[exp.Expr, "exp.Expr | None"], Recipe]
+_BUILDERS: Sequence[tuple[tuple[type[exp.Expr], ...], _Build]] = (
     ((exp.Count,), _count),
     ((exp.CountIf,), _count_if),
     ((exp.AnyValue,), _any_value),

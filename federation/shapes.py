@@ -11,9 +11,7 @@ from sqlglot import exp
 __all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows", "plain_select")
 
 PART = "part"
-_KNOWN = frozenset(
-    {"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"}
-)
+_KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
 # Above this a node sends its rows unsorted: sorting them twice is then no gain.
 _TOP_N = 100_000
 
@@ -72,7 +70,7 @@ def limit_rows(select: exp.Select) -> int | None:
     return total if total <= _TOP_N else None
 
 
-def _literal(clause: exp.Expression) -> int:
+def _literal(clause: exp.Expr) -> int:
     value = clause.args.get("expression")
     if not isinstance(clause, (exp.Limit, exp.Offset)) or clause.args.get("limit_options"):
         raise Unsplittable("a limit that is no plain count")
@@ -81,10 +79,10 @@ def _literal(clause: exp.Expression) -> int:
     return int(value.name)
 
 
-def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[exp.Expression]]:
+def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[exp.Expr]]:
     """The ORDER BY keys over the part's columns, and the expressions that the nodes must send along for them."""
     keys: list[str] = []
-    hidden: list[exp.Expression] = []
+    hidden: list[exp.Expr] = []
     order = select.args.get("order")
     names = [name.lower() for name, _ in columns]
     for ordered in order.expressions if order is not None else []:
@@ -98,15 +96,10 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
         elif isinstance(inner, (exp.Var, exp.Literal)):
             raise Unsplittable("ORDER BY ALL")
         else:
-            if any(identifier.name.lower() in _aliases(select) for identifier in inner.find_all(exp.Identifier)):
-                raise Unsplittable("an order that computes with an alias")
+            # As in a list of SELECT, a column goes before an alias of the same name.
             column = f"o{len(hidden)}"
             hidden.append(inner)
         key = ordered.copy()
         key.set("this", exp.column(column))
         keys.append(to_sql(key))
     return keys, hidden
-
-
-def _aliases(select: exp.Select) -> set[str]:
-    return {item.alias.lower() for item in select.expressions if isinstance(item, exp.Alias)}

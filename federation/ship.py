@@ -47,7 +47,7 @@ def _names_whole_rows(root: exp.Query) -> bool:
     return renamed or natural
 
 
-def _filter(table: exp.Table, columns: Columns) -> exp.Expression | None:
+def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
     """What is certain of every row of ``table`` that matters at this place; None: nothing."""
     select, alone = _select_of(table)
     where = select.args.get("where") if select is not None else None
@@ -79,7 +79,7 @@ def _select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
     return select, not joins and not select.args.get("laterals")
 
 
-def _conjuncts(condition: exp.Expression) -> list[exp.Expression]:
+def _conjuncts(condition: exp.Expr) -> list[exp.Expr]:
     while isinstance(condition, exp.Paren):
         condition = condition.this
     if isinstance(condition, exp.And):
@@ -87,7 +87,7 @@ def _conjuncts(condition: exp.Expression) -> list[exp.Expression]:
     return [condition]
 
 
-def _is_about(conjunct: exp.Expression, alias: str, known: set[str], alone: bool) -> bool:
+def _is_about(conjunct: exp.Expr, alias: str, known: set[str], alone: bool) -> bool:
     found = list(conjunct.find_all(exp.Column))
     if not found or conjunct.find(*_OPAQUE):
         return False
@@ -99,7 +99,7 @@ def _is_about(conjunct: exp.Expression, alias: str, known: set[str], alone: bool
     )
 
 
-def _without_qualifier(conjunct: exp.Expression) -> exp.Expression:
+def _without_qualifier(conjunct: exp.Expr) -> exp.Expr:
     for column in list(conjunct.find_all(exp.Column)):
         column.set("table", None)
     return conjunct

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-from probing.api.errors import QueryError
+from probing.api.errors import QueryError, QueryRejected
 from probing.federation.aggregate import aggregate_plan
 from probing.federation.catalog import Catalog, Columns, api_schemas, quoted_column, same_types
-from probing.federation.dialect import fix_now, parse, table_name, tables_in, to_sql
+from probing.federation.dialect import parse, table_name, tables_in, to_sql
 from probing.federation.functions import require_row_functions
-from probing.federation.ship import ship_parts
 from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
+from probing.federation.ship import ship_parts
+from probing.federation.times import fix_times
 from sqlglot import exp
 
 __all__ = ("Part", "Plan", "plan")
@@ -47,9 +48,16 @@ def plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema] | None = None) 
     ``schemas`` are the tables as nodes show them, by ``schema.table``; the tables of probing.api when left out.
     Raises QueryRejected for what is no SELECT, NotFound for an unknown table, QueryError when it does not bind.
     """
-    root = fix_now(parse(sql), now_ns)
+    try:
+        return _plan(sql, now_ns, schemas if schemas is not None else api_schemas())
+    except RecursionError:
+        raise QueryRejected("the query is nested too deeply") from None
+
+
+def _plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema]) -> Plan:
+    root = fix_times(parse(sql), now_ns)
     names = [table_name(table) for table in tables_in(root)]
-    with Catalog(schemas if schemas is not None else api_schemas(), names) as catalog:
+    with Catalog(schemas, names) as catalog:
         columns = catalog.describe(to_sql(root))
         if not names:
             return Plan("local", (), to_sql(root), columns)

@@ -17,8 +17,9 @@ from probing.api.errors import NotFound, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.tables import TABLES
-from probing.federation.dialect import fix_now, parse, to_sql
+from probing.federation.dialect import parse, to_sql
 from probing.federation.errors import from_duckdb
+from probing.federation.times import fix_times
 
 SECOND = 1_000_000_000
 # One instant for all rows, so that lags are what a test says. Within the time that commands look back.
@@ -88,7 +89,7 @@ class FakeNode(NodeServicer):
         yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=table.num_rows, warnings=self.warnings))
 
     def _rows(self, sql: str) -> pa.Table:
-        text = to_sql(fix_now(parse(sql), time.time_ns()))
+        text = to_sql(fix_times(parse(sql), time.time_ns()))
         try:
             with self._db.cursor() as cursor:
                 return cursor.execute(text).to_arrow_table()
@@ -102,9 +103,7 @@ class FakeNode(NodeServicer):
 
     def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:
         pids = set(request.pids)
-        chosen = [
-            t for t in self.threads if (not pids or t.pid in pids) and (not request.job or t.job == request.job)
-        ]
+        chosen = [t for t in self.threads if (not pids or t.pid in pids) and (not request.job or t.job == request.job)]
         if not chosen and (pids or request.job) and not self.failures:
             self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
         return pb.StacksReply(node=self.name, threads=chosen, failures=self.failures)

@@ -1,0 +1,67 @@
+"""Times in a query for many nodes: one present for all of them, and the type of ``ts``.
+
+``ts`` is TIMESTAMP_NS, UTC, without a zone; DuckDB 2.0 does not compare it with the zoned type that ``now()``,
+``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite what they are asked in the same way, and so must the asker,
+who binds the query and runs its last step.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from probing.federation.dialect import expression
+from sqlglot import exp
+
+__all__ = ("fix_times",)
+
+_NOW = frozenset({"now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp"})
+_TIME_OF_DAY = frozenset({"get_current_time", "current_localtime"})
+
+
+def fix_times(root: exp.Query, now_ns: int) -> exp.Query:
+    """``root`` with ``now_ns`` (UTC ns) for every word that means the present, and without zoned times."""
+    when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
+    day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
+    ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
+    for node in list(root.walk()):
+        if _means_now(node):
+            node.replace(expression(f"CAST('{day} {clock}.{fraction}' AS TIMESTAMP_NS)"))
+        elif isinstance(node, exp.CurrentDate):
+            node.replace(expression(f"CAST('{day}' AS DATE)"))
+        elif _means_time_of_day(node):
+            node.replace(expression(f"CAST('{clock}.{fraction[:6]}' AS TIME)"))
+        elif _has_zone(node) and not _under_at_time_zone(node):
+            # The session's zone is UTC: the cast takes the zone away and keeps the instant.
+            node.replace(exp.cast(node.copy(), "TIMESTAMP", dialect="duckdb"))
+    for age in ages:
+        # age(x) counts from the midnight that today began with.
+        age.set("expressions", [expression(f"CAST('{day}' AS TIMESTAMP)"), age.expressions[0]])
+    return root
+
+
+def _means_now(node: exp.Expr) -> bool:
+    if isinstance(node, (exp.CurrentTimestamp, exp.Localtimestamp)):
+        return True
+    return isinstance(node, exp.Anonymous) and node.name.lower() in _NOW
+
+
+def _means_time_of_day(node: exp.Expr) -> bool:
+    if isinstance(node, (exp.CurrentTime, exp.Localtime)):
+        return True
+    return isinstance(node, exp.Anonymous) and node.name.lower() in _TIME_OF_DAY
+
+
+def _has_zone(node: exp.Expr) -> bool:
+    if isinstance(node, exp.UnixToTime):
+        return node.args.get("scale") is None
+    if isinstance(node, exp.Cast):
+        return bool(node.to.this == exp.DataType.Type.TIMESTAMPTZ)
+    return isinstance(node, exp.AtTimeZone)
+
+
+def _under_at_time_zone(node: exp.Expr) -> bool:
+    """Whether AT TIME ZONE works on it: there the zone matters."""
+    parent = node.parent
+    while isinstance(parent, exp.Paren):
+        parent = parent.parent
+    return isinstance(parent, exp.AtTimeZone)

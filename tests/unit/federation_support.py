@@ -1,0 +1,119 @@
+"""Nodes in memory: each a DuckDB with its own rows, and one more with the rows of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from probing.federation.answer import Answer, Reply
+from probing.federation.dialect import parse, to_sql
+from probing.federation.merge import run
+from probing.federation.split import Plan, plan
+from probing.federation.times import fix_times
+
+NOW_NS = 1_790_000_000_123_456_789
+SCHEMAS = {
+    "comm.ops": pa.schema(
+        [
+            ("node", pa.string()),
+            ("ts", pa.timestamp("ns")),
+            ("job", pa.string()),
+            ("rank", pa.int32()),
+            ("op", pa.string()),
+            ("seq", pa.int64()),
+            ("bytes", pa.int64()),
+            ("duration_ns", pa.int64()),
+            ("bw", pa.float64()),
+            ("async_op", pa.bool_()),
+        ]
+    ),
+    "process.processes": pa.schema(
+        [("node", pa.string()), ("job", pa.string()), ("rank", pa.int32()), ("pid", pa.int32())]
+    ),
+}
+
+
+class Nodes:
+    """``rows[i]`` are node i's rows by table name."""
+
+    def __init__(self, rows: Sequence[dict[str, list[dict[str, Any]]]]) -> None:
+        self.names = [f"n{i}" for i in range(len(rows))]
+        self._dbs = {}
+        for name, tables in zip(self.names, rows, strict=True):
+            own = {t: [{**row, "node": name} for row in tables.get(t, [])] for t in SCHEMAS}
+            self._dbs[name] = _database(own)
+        union = {
+            t: [{**row, "node": n} for n, tables in zip(self.names, rows, strict=True) for row in tables.get(t, [])]
+            for t in SCHEMAS
+        }
+        self._all = _database(union)
+
+    def close(self) -> None:
+        for db in [*self._dbs.values(), self._all]:
+            db.close()
+
+    def ask(self, address: str, sql: str, seconds: float) -> Reply:
+        with self._dbs[address].cursor() as cursor:
+            return Reply(address, cursor.sql(sql).to_arrow_table())
+
+    def plan(self, sql: str) -> Plan:
+        return plan(sql, NOW_NS, SCHEMAS)
+
+    def together(self, sql: str) -> Answer:
+        return run(self.plan(sql), self.names, self.ask)
+
+    def reference(self, sql: str) -> pa.Table:
+        return self._all.sql(to_sql(fix_times(parse(sql), NOW_NS))).to_arrow_table()
+
+    def check(self, sql: str, *, kind: str | None = None, ordered: bool = False) -> None:
+        """Asserts that the nodes together answer as one database with all rows does."""
+        if kind is not None:
+            assert self.plan(sql).kind == kind, self.plan(sql)
+        got, want = self.together(sql).table, self.reference(sql)
+        assert got.column_names == want.column_names
+        assert got.schema.types == want.schema.types, sql
+        assert_same(_rows(got, ordered), _rows(want, ordered), sql)
+
+
+def _database(tables: dict[str, list[dict[str, Any]]]) -> duckdb.DuckDBPyConnection:
+    db = duckdb.connect(config={"threads": "1", "python_enable_replacements": "false"})
+    for name, rows in tables.items():
+        db.execute(f"CREATE SCHEMA IF NOT EXISTS {name.split('.')[0]}")
+        db.register("given", pa.Table.from_pylist(rows, schema=SCHEMAS[name]))
+        db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
+        db.unregister("given")
+    return db
+
+
+def _rows(table: pa.Table, ordered: bool) -> list[tuple[Any, ...]]:
+    columns = [
+        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+        for column in table.columns
+    ]
+    rows = list(zip(*columns, strict=True))
+    return rows if ordered else sorted(rows, key=_sort_key)
+
+
+def _sort_key(row: tuple[Any, ...]) -> list[tuple[bool, str]]:
+    # Floats are only nearly equal: they must not decide where a row goes unless nothing else does.
+    exact = [(value is None, str(value)) for value in row if not isinstance(value, float)]
+    return exact + [(value is None, f"{value:.6e}") for value in row if isinstance(value, float)]
+
+
+def assert_same(got: list[tuple[Any, ...]], want: list[tuple[Any, ...]], what: str) -> None:
+    assert len(got) == len(want), f"{what}: {got} for {want}"
+    for one, other in zip(got, want, strict=True):
+        same = all(_near(a, b) for a, b in zip(one, other, strict=True))
+        assert same, f"{what}: {one} for {other}"
+
+
+def _near(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(one, Decimal) and isinstance(other, Decimal):
+        return one == other
+    return bool(one == other)

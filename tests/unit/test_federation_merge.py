@@ -1,0 +1,179 @@
+"""Who answered, who did not, and what is made of strange answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from federation_support import NOW_NS, SCHEMAS, Nodes
+from probing.api.errors import (
+    NotFound,
+    PartialAnswer,
+    PeerError,
+    QueryError,
+    QueryMemory,
+    QueryRejected,
+    QueryTimeout,
+)
+from probing.federation.answer import Reply
+from probing.federation.fanout import fan_out
+from probing.federation.merge import Ask, run
+from probing.federation.split import plan
+
+ROWS = {"comm.ops": [{"ts": NOW_NS, "op": "send", "seq": i, "bytes": 2**62} for i in range(4)]}
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes([ROWS, ROWS, ROWS])
+
+
+def ask_all_but(nodes: Nodes, missing: str, error: Exception) -> Ask:
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        if address == missing:
+            raise error
+        return nodes.ask(address, sql, seconds)
+
+    return ask
+
+
+def test_a_missing_node_is_named_with_its_reason(nodes: Nodes) -> None:
+    ask = ask_all_but(nodes, "n1", PeerError("n1 does not answer: connection refused"))
+    answer = run(nodes.plan("SELECT node, count(*) AS n FROM comm.ops GROUP BY node ORDER BY node"), nodes.names, ask)
+    assert answer.table.to_pylist() == [{"node": "n0", "n": 4}, {"node": "n2", "n": 4}]
+    report = answer.gathered.report()
+    assert report["asked"] == ["n0", "n1", "n2"]
+    assert [a["node"] for a in report["answered"]] == ["n0", "n2"]
+    assert report["failed"] == [{"address": "n1", "node": None, "kind": "PeerError", "reason": "connection refused"}]
+
+
+def test_strict_makes_a_missing_node_an_error(nodes: Nodes) -> None:
+    ask = ask_all_but(nodes, "n2", PeerError("n2 does not answer: connection refused"))
+    with pytest.raises(PartialAnswer, match=r"1 of 3 nodes did not answer: n2 \(connection refused\)") as caught:
+        run(nodes.plan("SELECT count(*) FROM comm.ops"), nodes.names, ask, strict=True)
+    assert caught.value.exit_code == 4
+
+
+def test_an_error_that_all_nodes_agree_on_is_that_error(nodes: Nodes) -> None:
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        raise QueryRejected("the function getenv is not allowed", hint="use another")
+
+    with pytest.raises(QueryRejected, match="getenv") as caught:
+        run(nodes.plan("SELECT count(*) FROM comm.ops"), nodes.names, ask)
+    assert caught.value.hint == "use another"
+
+
+def test_nobody_answers(nodes: Nodes) -> None:
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        raise PeerError(f"{address} does not answer: {'refused' if address == 'n0' else 'no such socket'}")
+
+    with pytest.raises(PeerError, match="none of 3 nodes answered"):
+        run(nodes.plan("SELECT count(*) FROM comm.ops"), nodes.names, ask)
+
+
+def test_a_node_that_hangs_does_not_hold_the_others_up(nodes: Nodes) -> None:
+    release = threading.Event()
+
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        if address == "n0":
+            release.wait(60)
+        return nodes.ask(address, sql, seconds)
+
+    try:
+        answer = run(nodes.plan("SELECT count(*) AS n FROM comm.ops"), nodes.names, ask, timeout=1.0)
+    finally:
+        release.set()
+    assert answer.table.to_pylist() == [{"n": 8}]
+    assert [(f.address, f.reason) for f in answer.gathered.failed] == [("n0", "no answer within 1 s")]
+
+
+def test_two_addresses_of_one_node_do_not_count_twice(nodes: Nodes) -> None:
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        return Reply("n0", nodes.ask("n0", sql, seconds).table)
+
+    answer = run(nodes.plan("SELECT count(*) AS n FROM comm.ops"), ["one", "other", "one"], ask)
+    assert answer.table.to_pylist() == [{"n": 4}]
+    assert "answers as n0, as one does" in answer.gathered.failed[0].reason
+    assert answer.gathered.asked == ("one", "other")
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        pa.table({"x": ["text for a number"]}),
+        pa.table({"x": [1], "y": [2]}),
+        pa.table({"x": [[1, 2]]}),
+        pa.table({}),
+    ],
+)
+def test_an_answer_of_other_columns_is_a_failure_of_that_node(nodes: Nodes, strange: pa.Table) -> None:
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        return Reply("n1", strange) if address == "n1" else nodes.ask(address, sql, seconds)
+
+    answer = run(nodes.plan("SELECT count(*) AS n FROM comm.ops"), nodes.names, ask)
+    assert answer.table.to_pylist() == [{"n": 8}]
+    assert [f.node for f in answer.gathered.failed] == ["n1"]
+
+
+def test_the_answers_together_are_bounded(nodes: Nodes) -> None:
+    with pytest.raises(QueryMemory, match="larger than 0 MB together"):
+        run(nodes.plan("SELECT * FROM comm.ops"), nodes.names, nodes.ask, max_bytes=200)
+
+
+def test_the_last_step_has_a_deadline() -> None:
+    endless = plan("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range <> b.range", NOW_NS)
+    assert endless.kind == "local"
+    with pytest.raises(QueryTimeout):
+        run(endless, [], lambda *_: Reply("n", pa.table({})), timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT * FROM read_csv('/etc/passwd')", "SELECT * FROM read_text('/etc/passwd')", "SELECT * FROM glob('/*')"]
+)
+def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
+    with pytest.raises(QueryError):
+        run(plan(sql, NOW_NS), [], lambda *_: Reply("n", pa.table({})))
+
+
+@pytest.mark.parametrize(
+    ("sql", "error", "says"),
+    [
+        ("SELECT * FROM comm.opss", NotFound, "there is no table comm.opss"),
+        ("SELECT opp FROM comm.ops", QueryError, "opp"),
+        ("SELECT", QueryError, "."),
+        ("DELETE FROM comm.ops", QueryRejected, "a query is one SELECT"),
+        ("SELECT 1; SELECT 2", QueryRejected, "a query is one SELECT"),
+        ("COPY comm.ops TO '/tmp/x'", QueryRejected, "a query is one SELECT"),
+        ("ATTACH 'x' AS y", QueryRejected, "a query is one SELECT"),
+        ("SET threads = 1", QueryRejected, "a query is one SELECT"),
+        ("SELECT FROM WHERE (", QueryError, "."),
+        ("", QueryRejected, "a query is one SELECT"),
+        ("SELECT 1 -- " + "x" * 70_000, QueryRejected, "longer than 64 kB"),
+        ("SELECT " + "(" * 5000 + "1" + ")" * 5000, QueryRejected, "nested too deeply"),
+    ],
+)
+def test_what_is_no_query_is_refused_before_any_node_is_asked(sql: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        plan(sql, NOW_NS, SCHEMAS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_near_name_is_offered() -> None:
+    with pytest.raises(NotFound) as caught:
+        plan("SELECT * FROM process.processses", NOW_NS)
+    assert "process.processes" in caught.value.hint
+
+
+def test_fan_out_over_nobody() -> None:
+    gathered = fan_out([], lambda *_: ("n", 1), 1.0)
+    assert gathered.asked == ()
+    gathered.require(strict=True)
+
+
+def test_a_bug_in_asking_is_not_hidden() -> None:
+    def ask(address: str, seconds: float) -> tuple[str, int]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fan_out(["a"], ask, 1.0)
