@@ -23,7 +23,6 @@ _Printer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.
 _messages: list[str] = []
 
 
-@_Printer
 def _remember(level: int, text: int, arguments: int) -> int:
     # A va_list is passed as a pointer by the ABIs of both x86-64 and arm64, so it can be handed on as one.
     if level > 1:
@@ -33,6 +32,10 @@ def _remember(level: int, text: int, arguments: int) -> int:
     _messages.append(line.value.decode(errors="replace").strip())
     del _messages[:-_MESSAGES]
     return 0
+
+
+# Kept for as long as libbpf may call it.
+_printer = _Printer(_remember)
 
 
 @functools.cache
@@ -70,7 +73,7 @@ def _library() -> Any:
     for name, (result, arguments) in prototypes.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    lib.libbpf_set_print(_remember)
+    lib.libbpf_set_print(_printer)
     return lib
 
 

@@ -13,6 +13,8 @@ __all__ = ("Map",)
 
 _PER_CPU = (5, 6, 10, 21)
 _BATCH = 4096
+# The kernel's own number for a map without batches; it has no name in user space.
+_ENOTSUPP = 524
 
 
 class Map:
@@ -55,7 +57,7 @@ class Map:
         try:
             parts = self._batches()
         except OSError as e:
-            if e.errno not in (errno.EINVAL, errno.ENOTSUPP, errno.EOPNOTSUPP, errno.ENOSPC):
+            if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSPC, _ENOTSUPP):
                 raise
             parts = self._one_by_one()
         keys = np.frombuffer(b"".join(k for k, _ in parts), self.key)

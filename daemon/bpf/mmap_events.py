@@ -29,6 +29,8 @@ _ATTR_SIZE = 112
 _TYPE_SOFTWARE, _COUNT_DUMMY = 1, 9
 # Bits of perf_event_attr behind read_format.
 _MMAP, _WATERMARK, _EXCLUDE_KERNEL, _MMAP2, _BUILD_ID = 1 << 8, 1 << 14, 1 << 5, 1 << 23, 1 << 34
+_FORMAT_LOST = 1 << 4
+_FLAGS = _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2
 _RECORD_LOST, _RECORD_MMAP2 = 2, 10
 _MISC_BUILD_ID = 1 << 14
 _DATA_HEAD = 1024
@@ -62,6 +64,8 @@ class _Buffer:
     fd: int
     ends: np.ndarray[Any, Any]
     data: memoryview
+    says_lost: bool
+    lost: int = 0
     size: int = field(default=_DATA_PAGES * mmap.PAGESIZE)
 
 
@@ -72,8 +76,6 @@ class MmapWatch:
         """Raises PrivilegeError, AttachError."""
         self._interesting = interesting
         self._buffers: list[_Buffer] = []
-        self.lost = 0
-        """Records that the kernel dropped since the start: mappings may have been missed, so look at the maps."""
         try:
             for cpu in _online_cpus():
                 self._open(cpu)
@@ -92,6 +94,14 @@ class MmapWatch:
             os.close(buffer.fd)
         self._buffers.clear()
 
+    @property
+    def lost(self) -> int:
+        """Records dropped since the start, as of the last ``read``: mappings were missed, so look at the maps.
+
+        Before Linux 6.0 the kernel tells it only with the record after the lost ones.
+        """
+        return sum(buffer.lost for buffer in self._buffers)
+
     def filenos(self) -> list[int]:
         """For epoll: one a CPU, readable when there are records."""
         return [buffer.fd for buffer in self._buffers]
@@ -100,24 +110,28 @@ class MmapWatch:
         """The mappings since the last call. Between CPUs their order is not that of time."""
         found: list[Mapping] = []
         for buffer in self._buffers:
-            for kind, misc, body in self._records(buffer):
-                if kind == _RECORD_LOST and len(body) >= 16:
-                    self.lost += struct.unpack_from("<QQ", body)[1]
+            records = self._records(buffer)
+            if records and buffer.says_lost:
+                buffer.lost = struct.unpack("<QQ", os.read(buffer.fd, 16))[1]
+            for kind, misc, body in records:
+                if kind == _RECORD_LOST and not buffer.says_lost and len(body) >= 16:
+                    buffer.lost += struct.unpack_from("<QQ", body)[1]
                 elif kind == _RECORD_MMAP2 and (mapping := self._mapping(misc, body)):
                     found.append(mapping)
         return found
 
     def _open(self, cpu: int) -> None:
-        try:
-            fd = _open_event(cpu, _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2 | _BUILD_ID)
-        except OSError as e:
-            if e.errno == errno.ENODEV:
-                # The CPU went offline meanwhile.
-                return
-            if e.errno != errno.EINVAL:
-                raise
-            # Build ids came in 5.12.
-            fd = _open_event(cpu, _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2)
+        # Build ids came in 5.12, the count of what was lost in 6.0.
+        for build_id, read_format in ((_BUILD_ID, _FORMAT_LOST), (_BUILD_ID, 0), (0, 0)):
+            try:
+                fd = _open_event(cpu, _FLAGS | build_id, read_format)
+                break
+            except OSError as e:
+                if e.errno == errno.ENODEV:
+                    # The CPU went offline meanwhile.
+                    return
+                if e.errno != errno.EINVAL or not build_id:
+                    raise
         try:
             length = (1 + _DATA_PAGES) * mmap.PAGESIZE
             memory = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -125,7 +139,7 @@ class MmapWatch:
             os.close(fd)
             raise
         ends = np.frombuffer(memory, "<u8", 2, _DATA_HEAD)
-        self._buffers.append(_Buffer(fd, ends, memoryview(memory)[mmap.PAGESIZE :]))
+        self._buffers.append(_Buffer(fd, ends, memoryview(memory)[mmap.PAGESIZE :], bool(read_format)))
 
     def _records(self, buffer: _Buffer) -> list[tuple[int, int, bytes]]:
         head, tail = (int(end) for end in buffer.ends)
@@ -167,8 +181,8 @@ def _online_cpus() -> list[int]:
     return cpus
 
 
-def _open_event(cpu: int, flags: int) -> int:
-    attributes = struct.pack("<IIQQQQQII", _TYPE_SOFTWARE, _ATTR_SIZE, _COUNT_DUMMY, 0, 0, 0, flags, 1, 0)
+def _open_event(cpu: int, flags: int, read_format: int) -> int:
+    attributes = struct.pack("<IIQQQQQII", _TYPE_SOFTWARE, _ATTR_SIZE, _COUNT_DUMMY, 0, 0, read_format, flags, 1, 0)
     buffer = ctypes.create_string_buffer(attributes.ljust(_ATTR_SIZE, b"\0"), _ATTR_SIZE)
     libc = ctypes.CDLL(None, use_errno=True)
     number = _PERF_EVENT_OPEN[platform.machine()]

@@ -1,6 +1,6 @@
-"""Where pinned maps, programs and links lie: PIN_ROOT/INSTANCE/LAYOUT/{meta,map_*,prog_*,link_*}.
+"""Where pinned maps, programs and links lie: PIN_ROOT/INSTANCE/LAYOUT/{meta_v1,map_*,prog_*,link_*}.
 
-``meta`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps: whoever
+``meta_v1`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps: whoever
 finds a layout of another version can still read it.
 """
 
@@ -21,6 +21,7 @@ from probing.api.errors import FormatError, PrivilegeError, StateLocked, UsageEr
 from probing.daemon.bpf import syscalls
 
 __all__ = (
+    "META",
     "PIN_ROOT",
     "cleanup",
     "layouts",
@@ -29,10 +30,12 @@ __all__ = (
     "read_meta",
     "remove_layout",
     "remove_links",
+    "take_lock",
     "write_meta",
 )
 
 PIN_ROOT = Path("/sys/fs/bpf/probingd")
+META = "meta_v1"
 _BPF_FS_MAGIC = 0xCAFE4A11
 _MAP_ARRAY = 2
 _MAX_META = 1 << 20

@@ -109,6 +109,59 @@ def test_killed_loader_loses_nothing_and_its_links_are_adopted(
     assert take(session)["number"].tolist() == list(range(35))
 
 
+CRASHER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.session import Session
+
+probe, target, root, first, second, fallback = sys.argv[1:]
+offsets = [int(first), int(second)]
+fd = os.open(target, os.O_RDONLY)
+real, count, limit = syscalls._bpf, 0, -1
+
+def dying(*arguments):
+    global count
+    if count == limit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    count += 1
+    return real(*arguments)
+
+def start():
+    session = Session.open("test", [Path(probe)], Path(root), fallback == "True")
+    session.attach_uprobe("on_call", fd, offsets, [1, 2])
+    return session
+
+syscalls._bpf = dying
+start().close(keep=False)
+total, died = count, 0
+for limit in range(total):
+    child = os.fork()
+    if child == 0:
+        count = 0
+        start().close(keep=True)
+        os._exit(0)
+    died += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    here, limit = limit, -1
+    session = start()
+    subprocess.run([target], input="0 5 1 7", text=True, stdout=subprocess.DEVNULL, check=True)
+    drained = session.rings["calls"].drain()
+    if sorted(drained.records["cookie"].tolist()) != [1] * 5 + [2] * 7:
+        print("after call", here, drained.records["cookie"].tolist())
+    session.close(keep=False)
+print(total > 20, died == total)
+"""
+
+
+def test_daemon_killed_at_any_system_call_of_its_start_leaves_what_the_next_one_can_use(
+    probe_object: Path, target: Any, pin_root: Path, fallback: bool
+) -> None:
+    arguments = [probe_object, target.path, pin_root, *target.offsets, fallback]
+    command = [sys.executable, "-c", CRASHER, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "True True\n")
+
+
 def test_position_of_the_log_is_taken_up_after_a_crash_between_log_and_commit(
     open_session: Open, probe_object: Path, target: Any, target_fd: int
 ) -> None:
@@ -189,10 +242,11 @@ def test_detached_link_sees_nothing(open_session: Open, probe_object: Path, targ
     session = open_session(probe_object)
     link = attach(session, target_fd, target)
     target.call(5)
+    assert list(session.path.glob("link_*")) == link.pins
     session.detach(link)
     target.call(23)
     assert len(take(session)) == 5
-    assert not link.pins[0].exists()
+    assert not list(session.path.glob("link_*"))
 
 
 @pytest.mark.parametrize("how", ["close", "cleanup"])

@@ -1,0 +1,71 @@
+"""Layouts that another version of the daemon left pinned: stopped, and read by their own description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import FormatError
+from probing.daemon.bpf import pins, syscalls
+from probing.daemon.bpf.btf import dtype_from_json
+from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.ring import Ring
+
+__all__ = ("Foreign", "stop_foreign")
+
+
+@dataclass(slots=True)
+class Foreign:
+    """A layout of another version, already stopped: read ``rings`` to their end, ``maps`` too, then ``remove``."""
+
+    name: str
+    path: Path
+    rings: dict[str, Ring]
+    maps: dict[str, Map]
+
+    def close(self) -> None:
+        for ring in self.rings.values():
+            ring.close()
+        for found in self.maps.values():
+            found.close()
+
+    def remove(self) -> None:
+        self.close()
+        pins.remove_layout(self.path)
+
+
+def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
+    """End the links of every layout in ``folder`` but ``own``, and open them to be drained.
+
+    One that cannot be read is left as it is, stopped: ``probingd cleanup`` removes it. Raises OSError.
+    """
+    found = []
+    for layout in pins.layouts(folder):
+        if layout == own:
+            continue
+        pins.remove_links(layout)
+        if not (layout / pins.META).exists():
+            # Never described, so it never ran.
+            pins.remove_layout(layout)
+            continue
+        try:
+            found.append(_open(layout))
+        except FormatError:
+            continue
+    return found
+
+
+def _open(layout: Path) -> Foreign:
+    foreign = Foreign(layout.name, layout, {}, {})
+    try:
+        meta = pins.read_meta(layout / pins.META)
+        for name, record in meta["rings"].items():
+            fd = syscalls.object_get(layout / f"map_{name}")
+            foreign.rings[name] = Ring.open(name, fd, dtype_from_json(record))
+        for name, (key, value) in meta["maps"].items():
+            fd = syscalls.object_get(layout / f"map_{name}")
+            foreign.maps[name] = Map(name, fd, dtype_from_json(key), dtype_from_json(value))
+    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError, FormatError) as e:
+        foreign.close()
+        raise FormatError(f"the pins of layout {layout.name} cannot be read", hint="run `probingd cleanup`") from e
+    return foreign

@@ -1,0 +1,138 @@
+"""Programs placed on code and tracepoints, by links that are pinned wherever the kernel can pin them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probing.api.errors import AttachError
+from probing.daemon.bpf import attach, syscalls
+from probing.daemon.bpf.loader import Loader
+
+__all__ = ("Link", "Links", "checked_points")
+
+
+@dataclass(slots=True)
+class Link:
+    """A program placed somewhere. ``adopted``: the daemon before this one placed it.
+
+    ``file`` is (st_dev, st_ino) of the probed file, None for a tracepoint; ``pins`` is empty where it ends with us.
+    """
+
+    name: str
+    program: str
+    file: tuple[int, int] | None
+    adopted: bool
+    fds: list[int] = field(default_factory=list)
+    pins: list[Path] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Close our descriptors; what is pinned stays placed."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def detach(self) -> None:
+        """End it, pinned or not."""
+        for path in self.pins:
+            path.unlink(missing_ok=True)
+        self.pins.clear()
+        self.release()
+
+
+class Links(dict[str, Link]):
+    """Name -> link."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__()
+        self._loader = loader
+        self._multi = loader.features.uprobe_multi
+
+    def adopt(self) -> None:
+        """Take over those that the daemon before us pinned."""
+        for path in sorted(self._loader.path.iterdir()):
+            if path.name.startswith("link_"):
+                self._adopt(path)
+
+    def _adopt(self, path: Path) -> None:
+        name, _, _ = path.name.removeprefix("link_").rpartition("-")
+        program, *rest = name.split("-")
+        file = (int(rest[0], 16), int(rest[1], 16)) if len(rest) == 3 else None
+        link = self.setdefault(name, Link(name, program, file, adopted=True))
+        link.fds.append(syscalls.object_get(path))
+        link.pins.append(path)
+
+    def tracepoint(self, program: str, handle: int, tracepoint: str | None) -> None:
+        """Attach a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
+        if program in self:
+            return
+        link = Link(program, program, None, adopted=False)
+        self._try(link, lambda: self._pin(link, syscalls.open_raw_tracepoint(handle, tracepoint)))
+
+    def uprobe(
+        self, program: str, handle: int, fd: int, points: Sequence[tuple[int, int]], key: str, on_return: bool
+    ) -> Link:
+        """Attach at ``points`` (file offset, cookie), or give the link that is there. Raises the same."""
+        status = os.fstat(fd)
+        # The kernel holds the inode while a probe is on it, so its number is not given to another file.
+        file = (status.st_dev, status.st_ino)
+        what = hashlib.sha256(repr((list(points), key, on_return)).encode()).hexdigest()[:16]
+        name = f"{program}-{file[0]:x}-{file[1]:x}-{what}"
+        link = self.get(name)
+        if link is not None and len(link.fds) == (1 if self._multi else len(points)):
+            return link
+        if link is not None:
+            # The daemon before us ended while it placed this one.
+            self.end(link)
+        link = Link(name, program, file, adopted=False)
+        self._try(link, lambda: self._place(link, handle, fd, points, on_return))
+        return link
+
+    def end(self, link: Link) -> None:
+        link.detach()
+        self.pop(link.name, None)
+
+    def _try(self, link: Link, place: Callable[[], None]) -> None:
+        try:
+            place()
+        except OSError as e:
+            link.detach()
+            raise attach.refused(e, f"{link.program} cannot be attached") from e
+        except BaseException:
+            link.detach()
+            raise
+        self[link.name] = link
+
+    def _place(self, link: Link, handle: int, fd: int, points: Sequence[tuple[int, int]], on_return: bool) -> None:
+        features = self._loader.features
+        if self._multi:
+            offsets, cookies = [offset for offset, _ in points], [cookie for _, cookie in points]
+            self._pin(link, attach.attach_multi(handle, fd, offsets, cookies, on_return))
+            return
+        for offset, cookie in points:
+            own = features.attach_cookie and features.perf_link
+            program = handle if own else self._loader.copy(link.program, cookie)
+            try:
+                if features.perf_link:
+                    self._pin(link, attach.attach_perf(program, fd, offset, cookie, on_return))
+                else:
+                    link.fds.append(attach.attach_perf_by_ioctl(program, fd, offset, on_return))
+            finally:
+                if not own:
+                    os.close(program)
+
+    def _pin(self, link: Link, fd: int) -> None:
+        path = self._loader.pin("link", f"{link.name}-{len(link.fds)}")
+        link.fds.append(fd)
+        syscalls.object_pin(path, fd)
+        link.pins.append(path)
+
+
+def checked_points(program: str, offsets: Sequence[int], cookie: int | Sequence[int]) -> list[tuple[int, int]]:
+    """(offset, cookie) pairs. Raises AttachError where the two do not fit."""
+    cookies = [cookie] * len(offsets) if isinstance(cookie, int) else list(cookie)
+    if len(cookies) != len(offsets) or not offsets:
+        raise AttachError(f"{program}: {len(offsets)} offsets, {len(cookies)} cookies")
+    return list(zip(offsets, cookies, strict=True))

@@ -1,0 +1,140 @@
+"""Objects into the kernel: which layout they make, what of it is pinned already, and loading the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from probing.api.errors import AttachError, NotFound
+from probing.daemon.bpf import attach, syscalls
+from probing.daemon.bpf.capabilities import Features
+from probing.daemon.bpf.libbpf import Object
+from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.ring import Ring
+
+__all__ = ("Loaded", "Loader", "object_path")
+
+_FORMAT = "1"
+_ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
+
+
+def object_path(name: str | Path) -> Path:
+    """``lifecycle`` -> the built object beside this file. Raises NotFound."""
+    path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
+    if not path.is_file():
+        raise NotFound(f"{path.name} is not built", hint="run `python -m probing.daemon.bpf.build`")
+    return path
+
+
+class Loaded:
+    """Descriptors of what is in the kernel. ``sections``: program -> section, which says what it attaches to."""
+
+    def __init__(self) -> None:
+        self.maps: dict[str, Map] = {}
+        self.rings: dict[str, Ring] = {}
+        self.programs: dict[str, int] = {}
+        self.sections: dict[str, str] = {}
+
+    def close(self) -> None:
+        for found in self.maps.values():
+            found.close()
+        for ring in self.rings.values():
+            ring.close()
+        for fd in self.programs.values():
+            os.close(fd)
+        for names in (self.maps, self.rings, self.programs, self.sections):
+            names.clear()
+
+
+class Loader:
+    """The objects of one session. ``path`` is the folder of their layout: other code or constants, other folder."""
+
+    def __init__(
+        self, folder: Path, sources: Mapping[str, bytes], features: Features, constants: Mapping[str, int]
+    ) -> None:
+        self.features = features
+        self._sources = sources
+        self._owner: dict[str, str] = {}
+        self._constants = {
+            "has_cookie": int(features.attach_cookie),
+            "has_preempt": int(features.preempt),
+            "target_arch": _ARCHITECTURES.get(platform.machine(), 1),
+            **constants,
+        }
+        self.path = folder / self._layout()
+
+    def _layout(self) -> str:
+        digest = hashlib.sha256(_FORMAT.encode())
+        for name, data in sorted(self._sources.items()):
+            digest.update(f"{name}:{len(data)}:".encode() + data)
+        digest.update(repr((sorted(self._constants.items()), sorted(asdict(self.features).items()))).encode())
+        return digest.hexdigest()[:16]
+
+    def pin(self, kind: str, name: str) -> Path:
+        return self.path / f"{kind}_{name}"
+
+    def load(self, loaded: Loaded) -> bool:
+        """Take what is pinned, load and pin the rest. True where all was there. Raises AttachError, OSError."""
+        adopted = True
+        for name, data in self._sources.items():
+            with Object(name, data) as found:
+                adopted &= self._complete(name, found)
+                self._collect(found, loaded)
+        return adopted
+
+    def copy(self, program: str, cookie: int) -> int:
+        """The descriptor of a copy of a program with its cookie built in, on the same maps."""
+        owner = self._owner[program]
+        with Object(owner, self._sources[owner]) as found:
+            self._make_ready(found, [program], {**self._constants, "has_cookie": 0, "fixed_cookie": cookie})
+            found.load()
+            return found.program_fd(program)
+
+    def _complete(self, name: str, found: Object) -> bool:
+        for program in found.sections:
+            if self._owner.setdefault(program, name) != name:
+                raise AttachError(f"program {program} is in both {name} and {self._owner[program]}")
+        missing = [p for p in found.sections if not self.pin("prog", p).exists()]
+        if not missing and all(self.pin("map", m).exists() for m in found.maps):
+            return True
+        self._make_ready(found, missing, self._constants)
+        found.load()
+        for program in missing:
+            self._pin_program(found, program)
+        return False
+
+    def _pin_program(self, found: Object, program: str) -> None:
+        fd = found.program_fd(program)
+        try:
+            syscalls.object_pin(self.pin("prog", program), fd)
+        except OSError as e:
+            raise attach.refused(e, f"program {program} cannot be pinned") from e
+        finally:
+            os.close(fd)
+
+    def _make_ready(self, found: Object, programs: Sequence[str], constants: Mapping[str, int]) -> None:
+        found.set_constants(constants)
+        for program, section in found.sections.items():
+            if program not in programs:
+                found.skip(program)
+            elif self.features.uprobe_multi and section.startswith(("uprobe", "uretprobe")):
+                found.set_attach_type(program, syscalls.UPROBE_MULTI)
+        for map_name in found.maps:
+            found.pin_map(map_name, self.pin("map", map_name))
+
+    def _collect(self, found: Object, loaded: Loaded) -> None:
+        loaded.sections.update(found.sections)
+        for program in found.sections:
+            loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
+        for name in found.maps:
+            if name in loaded.maps or name in loaded.rings:
+                continue
+            fd = syscalls.object_get(self.pin("map", name))
+            if name in found.rings:
+                loaded.rings[name] = Ring.open(name, fd, found.btf.record(name))
+            else:
+                loaded.maps[name] = Map(name, fd, *found.btf.map_types(name))

@@ -1,0 +1,171 @@
+"""New mappings, the capability matrix, and ring reading through the real map."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probing.api.errors import PrivilegeError, StateLocked, UsageError
+from probing.daemon.bpf import pins
+from probing.daemon.bpf.capabilities import Features, capabilities, detect
+from probing.daemon.bpf.elf import Elf
+from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
+from probing.daemon.bpf.probe_points import probe_point
+
+UNPRIVILEGED = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+NO_RIGHTS = [*UNPRIVILEGED, "--bounding-set=-all"]
+
+
+def test_new_mapping_is_told_with_its_build_id(target_path: Path, until: Callable[..., object]) -> None:
+    name = os.fsencode(target_path)
+    with MmapWatch(lambda path: path == name) as watch:
+        pids = []
+        for _ in range(23):
+            process = subprocess.Popen([target_path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            pids.append(process.pid)
+            process.wait(20)
+        found: list[Mapping] = []
+
+        def all_there() -> bool:
+            found.extend(watch.read())
+            return len(found) >= len(pids)
+
+        until(all_there)
+        assert sorted(mapping.pid for mapping in found) == sorted(pids)
+        assert watch.lost == 0
+        with open(target_path, "rb") as file:
+            elf = Elf(file.fileno())
+            text = next(segment for segment in elf.segments if segment.flags & 1)
+            assert {mapping.build_id for mapping in found} == {elf.build_id()}
+        page = os.sysconf("SC_PAGESIZE")
+        assert {mapping.offset for mapping in found} == {text.offset // page * page}
+
+
+def test_descriptors_wake_the_waiting_and_a_burst_is_counted_not_hidden(target_path: Path) -> None:
+    wanted: list[bytes] = []
+    with MmapWatch(lambda path: wanted.append(path) or False) as watch:
+        command = [target_path]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        assert select.select(watch.filenos(), [], [], 20)[0]
+        assert watch.read() == []
+        assert os.fsencode(target_path) in wanted
+        # More mappings than the buffers hold.
+        script = (
+            "import ctypes, mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+            "executable = mmap.PROT_READ | mmap.PROT_EXEC\n"
+            "for n in range(20000): mmap.mmap(fd, 4096, mmap.MAP_PRIVATE, executable, offset=n % 2 * 4096)\n"
+        )
+        subprocess.run([sys.executable, "-c", script, target_path], check=True)
+        seen = len(wanted)
+        watch.read()
+        assert watch.lost + len(wanted) - seen >= 20000
+        assert watch.lost > 0
+
+
+def test_watching_mappings_without_the_right_is_a_privilege_error() -> None:
+    script = (
+        "from probing.api.errors import PrivilegeError\n"
+        "from probing.daemon.bpf.mmap_events import MmapWatch\n"
+        "try: MmapWatch(lambda path: True)\n"
+        "except PrivilegeError as e: print(e.hint)\n"
+    )
+    done = subprocess.run([*NO_RIGHTS, sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "probingd check" in done.stdout
+
+
+def test_matrix_lists_every_feature_with_its_cost() -> None:
+    listed = capabilities()
+    assert {c.name for c in listed} == set(Features.__dataclass_fields__)
+    assert all(c.cost for c in listed)
+    found = detect()
+    assert all(getattr(found, c.name) == c.present for c in listed)
+    assert all(bool(c.reason) != c.present for c in listed)
+
+
+def test_matrix_without_rights_says_why() -> None:
+    script = (
+        "from probing.daemon.bpf.capabilities import capabilities\n"
+        "print({c.name: c.present for c in capabilities()}['ringbuf'],"
+        " {c.name: c.reason for c in capabilities()}['ringbuf'])\n"
+    )
+    done = subprocess.run([*NO_RIGHTS, sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False Operation not permitted\n", "")
+
+
+def test_session_without_rights_is_a_privilege_error(pin_root: Path) -> None:
+    pins.prepare("test", pin_root, owner=(65534, 65534))
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from probing.api.errors import PrivilegeError\n"
+        "from probing.daemon.bpf.session import Session\n"
+        "try: Session.open('test', ['lifecycle'], Path(sys.argv[1]))\n"
+        "except PrivilegeError as e: print(e.hint)\n"
+    )
+    command = [*NO_RIGHTS, sys.executable, "-c", script, str(pin_root)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "probingd check" in done.stdout
+
+
+def test_cleanup_leaves_a_running_daemon_alone(pin_root: Path) -> None:
+    folder = pins.prepare("test", pin_root)
+    with pins.lock(folder), pytest.raises(StateLocked):
+        pins.cleanup("test", pin_root)
+    assert pins.cleanup("test", pin_root) == 0
+    assert pins.cleanup(pin_root=pin_root) == 0
+
+
+@pytest.mark.parametrize("name", ["", "../escape", "a/b", ".", "with space", "x" * 65])
+def test_instance_names_cannot_leave_the_pin_root(name: str, pin_root: Path) -> None:
+    with pytest.raises(UsageError):
+        pins.prepare(name, pin_root)
+    with pytest.raises(UsageError):
+        pins.cleanup(name, pin_root)
+
+
+def test_chosen_probe_points_are_hit_exactly(
+    open_session: Callable[..., Any], probe_object: Path, target: Any, target_path: Path
+) -> None:
+    session = open_session(probe_object)
+    with open(target_path, "rb") as file:
+        elf = Elf(file.fileno())
+        for slot, name in enumerate(("with_push", "without_push"), 1):
+            symbol = elf.symbol(name)
+            assert symbol is not None
+            assert symbol.file_offset is not None
+            point = probe_point(symbol.head, elf.machine, symbol.size)
+            session.attach_uprobe("on_call", file.fileno(), [symbol.file_offset + point.offset], slot)
+    target.call(23, 0)
+    target.call(7, 1)
+    records = session.rings["calls"].drain().records
+    assert records["cookie"].tolist() == [1] * 23 + [2] * 7
+    assert records["number"].tolist() == list(range(30))
+
+
+def test_ring_through_many_wraps_loses_nothing(
+    open_session: Callable[..., Any], probe_object: Path, target: Any, target_path: Path
+) -> None:
+    session = open_session(probe_object)
+    with open(target_path, "rb") as file:
+        session.attach_uprobe("on_call", file.fileno(), target.offsets[:1], 1)
+    ring = session.rings["calls"]
+    seen: list[int] = []
+    for _ in range(37):
+        target.call(523)
+        while len(drained := ring.drain(max_bytes=4096)) and len(drained.records):
+            seen.extend(drained.records["number"].tolist())
+            ring.commit(drained.position)
+    assert seen == list(range(37 * 523))
+    assert ring.position > 10 * ring.size
+    assert session.counters()["calls"]["lost"] == 0
+
+
+def test_right_that_is_missing_has_a_hint() -> None:
+    assert PrivilegeError("x").hint
