@@ -101,6 +101,8 @@ struct {
 struct call {
 	__u64 stack_pointer;
 	__u64 attachment; /* what of the cookie is the attacher's */
+	__u64 outer;	  /* address of a public function that may be making this call for its caller */
+	__u64 returns_to;
 	struct collective_record record;
 };
 
@@ -115,12 +117,19 @@ RING(collectives, struct collective_record, 1 << 24);
 
 const volatile struct call no_call = {};
 
+/* At the first instruction of a function. */
+static __always_inline __u64 return_address(void *ctx)
+{
+	return target_arch == ARCH_X86_64 ? stack_word(ctx, 0) : CTX_LOAD(ctx, ARM64_X(30));
+}
+
 /* The draft of the calling thread, emptied. In a map, because a record is too much for the stack of a program. */
 static __always_inline struct call *call_begin(void *ctx, struct probe *probe, __u8 backend)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
+	struct call *call = bpf_map_lookup_elem(&calls, &thread);
+	__u64 outer = call ? call->outer : 0;
 	struct collective_record *r;
-	struct call *call;
 
 	if (bpf_map_update_elem(&calls, &thread, (const void *)&no_call, BPF_ANY))
 		return 0;
@@ -129,6 +138,8 @@ static __always_inline struct call *call_begin(void *ctx, struct probe *probe, _
 		return 0;
 	call->stack_pointer = user_stack_pointer(ctx);
 	call->attachment = probe->cookie >> 16;
+	call->outer = outer;
+	call->returns_to = outer ? return_address(ctx) : 0;
 	r = &call->record;
 	r->start_ns = current_start_ns();
 	r->tgid = thread >> 32;

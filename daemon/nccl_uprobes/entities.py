@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")
@@ -60,9 +59,7 @@ class Entities:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._multipliers: dict[np.dtype[Any], tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]] = {}
 
-    def of(
-        self, records: npt.NDArray[np.void]
-    ) -> tuple[list[Entity], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """(the distinct entities, for each the index of its first record, for each record the index of its entity)."""
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
         found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
@@ -82,9 +79,10 @@ class Entities:
 
     def _hashing(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
         if dtype not in self._multipliers:
-            self._multipliers[dtype] = _words(dtype), self._random.integers(
-                0, 1 << 64, len(_words(dtype)), np.uint64
-            ) | np.uint64(1)
+            self._multipliers[dtype] = (
+                _words(dtype),
+                self._random.integers(0, 1 << 64, len(_words(dtype)), np.uint64) | np.uint64(1),
+            )
         return self._multipliers[dtype]
 
     def _entity(self, key: int, record: np.void) -> Entity:

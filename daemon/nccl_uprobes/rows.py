@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
@@ -62,7 +61,7 @@ class Rows:
 
     def _shared(
         self, records: Array, pair: ClockPair, entities: Sequence[Entity], inverse: npt.NDArray[np.intp]
-    ) -> dict[str, pa.Array]:
+    ) -> dict[str, pa.Array[Any]]:
         def each(get: Callable[[Entity], Any]) -> list[Any]:
             return [get(entity) for entity in entities]
 
@@ -97,9 +96,11 @@ class Rows:
         }
 
     def _numbers_of(self, records: Array, field: str) -> npt.NDArray[np.int32]:
-        return self._tables[field][np.minimum(records["backend"], names.NCCL).astype(np.intp) * 256 + records[field]]
+        backend = np.minimum(records["backend"], names.NCCL).astype(np.intp)
+        numbers: npt.NDArray[np.int32] = self._tables[field][backend * 256 + records[field]]
+        return numbers
 
-    def _ending(self, records: Array) -> dict[str, pa.Array]:
+    def _ending(self, records: Array) -> dict[str, pa.Array[Any]]:
         state = records["state"]
         gone = state == names.STATE_ABANDONED
         timing = np.where(gone, -1, records["timing"].astype(np.int32) - 1)
@@ -189,7 +190,7 @@ _BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatt
 _SCATTER = names.OPS.index("scatter")
 
 
-def _batch(table: str, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+def _batch(table: str, columns: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
     schema = table_named(table).physical
     arrays = []
     for field in schema:
@@ -198,21 +199,21 @@ def _batch(table: str, columns: dict[str, pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _numbers(values: Array, unknown: Array | None = None) -> pa.Array:
+def _numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
     return pa.array(values, mask=unknown if unknown is not None and unknown.any() else None)
 
 
-def _after(when: Array, call: Array) -> pa.Array:
+def _after(when: Array, call: Array) -> pa.Array[Any]:
     return _numbers((when - call).astype(np.int64), when == 0)
 
 
-def _named(index: Array, known: Sequence[str]) -> pa.Array:
+def _named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
     """Indices into ``known`` as a dictionary array; NULL for one that is not in it."""
     outside = (index < 0) | (index >= len(known))
     return pa.DictionaryArray.from_arrays(_numbers(index.astype(np.int32, copy=False), outside), list(known))
 
 
-def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.Array:
+def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.Array[Any]:
     """One text an entity -> one a record."""
     distinct = sorted({value for value in values if value is not None})
     place = {value: index for index, value in enumerate(distinct)}
@@ -222,13 +223,13 @@ def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.
     return _named(index[inverse], distinct)
 
 
-def _integer_of(values: Sequence[int | None], inverse: npt.NDArray[np.intp]) -> pa.Array:
+def _integer_of(values: Sequence[int | None], inverse: npt.NDArray[np.intp]) -> pa.Array[Any]:
     """One non-negative number an entity -> one a record."""
     found = np.array([-1 if value is None else value for value in values], np.int32)[inverse]
     return _numbers(found, found < 0)
 
 
-def _errors(records: Array) -> pa.Array:
+def _errors(records: Array) -> pa.Array[Any]:
     failed = np.flatnonzero(records["state"] == names.STATE_FAILED)
     if not len(failed):
         return pa.nulls(len(records), pa.string())

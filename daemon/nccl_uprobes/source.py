@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS, gloo_layout_index
@@ -50,9 +49,7 @@ class Session(Protocol):
     @property
     def blind(self) -> tuple[int, int] | None: ...
 
-    def attach_uprobe(
-        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = ""
-    ) -> Link: ...
+    def attach_uprobe(self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "") -> Link: ...
 
     def detach(self, link: Any) -> None: ...
 
@@ -60,8 +57,7 @@ class Session(Protocol):
 
 
 class CollectivesSource:
-    """``symbols`` finds symbols by pattern in the file at a descriptor; ``point`` says by a function's first bytes
-    how far into it to attach. Safe for several threads."""
+    """``symbols`` finds symbols by pattern in the file at a descriptor. Safe for several threads."""
 
     name = "collectives"
 
@@ -71,11 +67,9 @@ class CollectivesSource:
         processes: Processes,
         node: str,
         symbols: SymbolFinder,
-        point: Callable[[bytes], int] = lambda head: 0,
     ) -> None:
         self._session = session
         self._symbols = symbols
-        self._point = point
         self._rows = Rows(node, processes)
         self._live = Rows(node, processes)
         self._backends: dict[tuple[int, int], frozenset[str]] = {}
@@ -99,7 +93,7 @@ class CollectivesSource:
     def slots(self) -> dict[int, str]:
         """The slot of each probe -> what is counted there."""
         return {
-            slot: f"{library.name}:{probe.program}"
+            slot: f"{probe.program} {probe.pattern}"
             for library in (GLOO, NCCL)
             for slot, probe in enumerate(library.probes, library.first_slot)
         }
@@ -131,7 +125,7 @@ class CollectivesSource:
         tag = _attachment(library, [symbol.name for symbol in symbols], identity)
         links: list[Link] = []
         try:
-            for program, placements in _by_program(library.placements(symbols, self._point)):
+            for program, placements in _by_program(library.placements(symbols)):
                 offsets = [placement.offset for placement in placements]
                 cookies = [tag << _SLOT_BITS | placement.slot for placement in placements]
                 links.append(self._session.attach_uprobe(program, fd, offsets, cookies, library.name))

@@ -6,16 +6,20 @@ for anything.
 
 from __future__ import annotations
 
-import os
+import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from probing.api.errors import UnsupportedTarget
+from probing.daemon.bpf.elf import AARCH64, X86_64
+from probing.daemon.bpf.probe_points import probe_point
 
 __all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "SymbolFinder", "library_of")
 
+# Probes are for the processes of this machine, whatever else a file may hold.
+_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 
@@ -28,6 +32,8 @@ class Symbol(Protocol):
     def address(self) -> int: ...
     @property
     def file_offset(self) -> int | None: ...
+    @property
+    def size(self) -> int: ...
     @property
     def head(self) -> bytes: ...
 
@@ -46,12 +52,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``program`` on the function at ``offset`` of the file; ``slot`` counts its hits."""
+    """``program`` at ``offset`` of the file; ``slot`` counts its hits, ``cost`` is what one costs: cheap or dear."""
 
     program: str
     slot: int
     offset: int
     symbol: str
+    cost: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ class Library:
     def patterns(self) -> list[str]:
         return [probe.pattern for probe in self.probes]
 
-    def placements(self, symbols: Iterable[Symbol], point: Callable[[bytes], int] = lambda head: 0) -> list[Placement]:
-        """Where to attach; aliases of one address count once. ``point`` chooses the offset in a function by its bytes.
+    def placements(self, symbols: Iterable[Symbol]) -> list[Placement]:
+        """Where to attach, at the cheapest instruction of each function; aliases of one address count once.
 
         Raises UnsupportedTarget where a needed function is missing.
         """
@@ -89,8 +96,9 @@ class Library:
         for slot, probe in enumerate(self.probes, self.first_slot):
             for symbol in found[probe.pattern]:
                 if symbol.file_offset is not None and symbol.address not in placements:
-                    offset = symbol.file_offset + point(symbol.head)
-                    placements[symbol.address] = Placement(probe.program, slot, offset, symbol.name)
+                    point = probe_point(symbol.head, _MACHINE, symbol.size)
+                    offset = symbol.file_offset + point.offset
+                    placements[symbol.address] = Placement(probe.program, slot, offset, symbol.name, point.cost)
         return list(placements.values())
 
 
@@ -152,7 +160,7 @@ NCCL = Library(
 
 def library_of(path: bytes) -> Library | None:
     """The library that a mapped file of this path could be, by its name."""
-    name = os.path.basename(path)
+    name = path.rpartition(b"/")[2]
     for library in (GLOO, NCCL):
         if name.startswith(library.files) and name.find(b".so") >= 0:
             return library

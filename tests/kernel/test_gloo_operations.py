@@ -2,104 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from probing.daemon.bpf.elf import find_symbols
+from collectives_support import Job, Known, Watcher, torch_library, wait_for
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
-from probing.daemon.source import Identity
+from probing.daemon.nccl_uprobes.source import OBJECTS
 
-JOBS = Path(__file__).parents[1] / "jobs"
 ROUND = {"all_reduce": 23, "broadcast": 7, "barrier": 5}
-DEADLINE = 60.0
 Open = Callable[..., Session]
-
-
-def torch_library() -> Path:
-    found = subprocess.run(
-        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return Path(found.stdout.strip()).parent / "lib" / "libtorch_cpu.so"
-
-
-class Job:
-    """Two ranks of ``direct_calls.py``, which do what they are told."""
-
-    def __init__(self, folder: Path, script: str = "direct_calls.py", **environ: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.lists = [folder / f"rank{rank}.jsonl" for rank in range(2)]
-        self.ranks = []
-        for rank, path in enumerate(self.lists):
-            identity = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-            self.ranks.append(
-                subprocess.Popen(
-                    [sys.executable, JOBS / script, path],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, **identity, **master, **environ},
-                )
-            )
-
-    def tell(self, command: str) -> None:
-        for rank in self.ranks:
-            assert rank.stdin
-            rank.stdin.write(command + "\n")
-            rank.stdin.flush()
-
-    def hear(self, word: str) -> None:
-        for rank in self.ranks:
-            assert rank.stdout
-            assert rank.stdout.readline().strip() == word
-
-    def do(self, command: str) -> None:
-        self.tell(command)
-        self.hear("done")
-
-    def calls(self, since_ns: int = 0) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for path in self.lists for line in path.read_text().splitlines()]
-        return [line for line in lines if line["before_ns"] >= since_ns]
-
-    def rank_of(self, pid: int) -> int | None:
-        return next((rank for rank, process in enumerate(self.ranks) if process.pid == pid), None)
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.kill()
-            rank.communicate()
-
-
-class Known:
-    """``Processes`` of the test's own jobs."""
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs = jobs
-
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
-        for number, job in enumerate(self.jobs):
-            if (rank := job.rank_of(pid)) is not None:
-                return Identity(pid, start_ns, f"job{number}", "run", "trainer", rank, rank, 2, 0)
-        return None
 
 
 @pytest.fixture
@@ -116,67 +36,9 @@ def job(jobs: list[Job], tmp_path: Path) -> Job:
     return jobs[0]
 
 
-class Watcher:
-    """A session and the source on it, as the collector puts them together."""
-
-    def __init__(self, session: Session, jobs: list[Job]) -> None:
-        self.session = session
-        self.source = CollectivesSource(session, Known(jobs), "node", find_symbols)
-        self.source.start()
-        self.ops: list[pa.RecordBatch] = []
-        self.communicators: list[dict[str, Any]] = []
-
-    def attach(self, library: Path) -> tuple[int, int]:
-        """(the time before, the time when all probes were there), CLOCK_MONOTONIC ns."""
-        before = time.monotonic_ns()
-        fd = os.open(library, os.O_RDONLY)
-        try:
-            self.source.attach(fd, os.fsencode(library))
-        finally:
-            os.close(fd)
-        return before, time.monotonic_ns()
-
-    def drain(self) -> None:
-        ring = self.session.rings["collectives"]
-        drained = ring.drain()
-        batches = self.source.assemble(drained.records, SystemClock().pair())
-        if "comm.ops" in batches:
-            self.ops.append(batches["comm.ops"])
-        if "comm.communicators" in batches:
-            self.communicators += plain(batches["comm.communicators"])
-        ring.commit(drained.position)
-
-    def rows(self, job: str = "job0") -> list[dict[str, Any]]:
-        self.drain()
-        return [row for batch in self.ops for row in plain(batch) if row["job"] == job]
-
-    def wait_for_open(self, count: int) -> list[dict[str, Any]]:
-        return wait_for(lambda: found if len(found := self.inflight()) == count else None)
-
-    def inflight(self) -> list[dict[str, Any]]:
-        return [row for row in plain(self.source.inflight(SystemClock().pair())) if row["job"] == "job0"]
-
-
 @pytest.fixture
 def watch(open_session: Open, jobs: list[Job]) -> Callable[[], Watcher]:
-    return lambda: Watcher(open_session(*OBJECTS), jobs)
-
-
-def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    batch.validate(full=True)
-    columns = {
-        name: (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-    return result
+    return lambda: Watcher(open_session(*OBJECTS), Known(jobs))
 
 
 KEY = ("rank", "comm", "seq", "op", "bytes", "dtype")
@@ -347,3 +209,17 @@ def test_a_daemon_killed_with_operations_in_flight_loses_none(
     rows = watcher.rows()
     assert keys(rows) == keys(job.calls())
     check_times(rows)
+
+
+def test_every_operation_of_the_backend(watch: Callable[[], Watcher], jobs: list[Job], tmp_path: Path) -> None:
+    jobs.append(Job(tmp_path, "all_operations.py"))
+    job = jobs[0]
+    job.hear("ready")
+    watcher = watch()
+    watcher.attach(torch_library())
+    job.do("go")
+    rows = watcher.rows()
+    more = ("count", "root", "peer", "redop")
+    assert keys(rows, *more) == keys(job.calls(), *more)
+    assert {row["timing_source"] for row in rows if row["op"] in ("send", "recv")} == {"sync"}
+    assert {row["state"] for row in rows} == {"done"}

@@ -1,0 +1,213 @@
+"""NCCL's public calls, counted on a library with its ABI that is built here and needs no GPU."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collectives_support import Watcher
+from probing.daemon.bpf.session import Session
+from probing.daemon.nccl_uprobes.layouts import NCCL_LAYOUTS, NcclLayout
+from probing.daemon.nccl_uprobes.source import OBJECTS
+from probing.daemon.source import Identity
+
+# Signatures: nccl.h of NCCL 2.28. Each function calls out, so that it has a prologue as the real ones have.
+LIBRARY = r"""
+#include <stddef.h>
+typedef void *comm_t;
+typedef void *stream_t;
+extern int enqueue(void);
+#define ALIAS(name) extern __typeof__(name) p##name __attribute__((alias(#name)));
+int ncclAllReduce(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclReduceScatter(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclAllGather(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclAlltoAll(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclBroadcast(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclBcast(void *b, size_t n, int t, int root, comm_t c, stream_t q)
+{
+	return ncclBroadcast(b, b, n, t, root, c, q);
+}
+int ncclReduce(const void *s, void *r, size_t n, int t, int op, int root, comm_t c, stream_t q)
+{
+	return enqueue() + 1;
+}
+int ncclGather(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclScatter(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclSend(const void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclRecv(void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclGroupStart(void) { return enqueue() + 1; }
+int ncclGroupEnd(void) { return enqueue() + 1; }
+ALIAS(ncclAllReduce)
+ALIAS(ncclGroupEnd)
+"""
+CALLER = r"""
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "nccl_double.h"
+int enqueue(void) { return 0; }
+static char *make_comm(uint64_t hash, int rank, int size, int device)
+{
+	uint64_t magic = 0x0280028002800280;
+	char *comm = calloc(1, END_MAGIC + 8);
+	int numbers[3] = {rank, size, device};
+	memcpy(comm, &magic, 8);
+	memcpy(comm + END_MAGIC, &magic, 8);
+	memcpy(comm + COMM_HASH, &hash, 8);
+	memcpy(comm + COMM_HASH + 8, numbers, sizeof(numbers));
+	return comm;
+}
+int main(void)
+{
+	char *comm = make_comm(0x00ab54a98ceb1f0a, 1, 4, 3), *strange = calloc(1, 4096);
+	void *stream = (void *)0x5150;
+	getchar();
+	for (int i = 0; i < 23; i++)
+		ncclAllReduce(comm, comm, 1000 + i, 7, 4, comm, stream);
+	pncclAllReduce(comm, comm, 9, 9, 0, comm, stream);
+	for (int i = 0; i < 7; i++)
+		ncclBroadcast(comm, comm, 100, 6, 2, comm, stream);
+	ncclBcast(comm, 101, 1, 3, comm, stream);
+	ncclGroupStart();
+	ncclGroupStart();
+	for (int i = 0; i < 5; i++) {
+		ncclSend(comm, 10, 8, 2, comm, stream);
+		ncclRecv(comm, 11, 8, 3, comm, stream);
+	}
+	ncclGroupEnd();
+	ncclReduceScatter(comm, comm, 13, 9, 2, comm, stream);
+	ncclGroupEnd();
+	ncclGroupStart();
+	ncclAllGather(comm, comm, 17, 5, comm, stream);
+	ncclGroupEnd();
+	ncclReduce(comm, comm, 19, 4, 3, 1, comm, stream);
+	ncclAlltoAll(comm, comm, 29, 7, comm, stream);
+	ncclGather(comm, comm, 31, 7, 1, comm, stream);
+	ncclScatter(comm, comm, 37, 7, 1, comm, stream);
+	ncclScatter(comm, comm, 37, 7, 2, comm, stream);
+	ncclAllReduce(strange, strange, 41, 7, 0, strange, 0);
+	ncclAllReduce(strange, strange, 43, 7, 0, (comm_t)8, 0);
+	puts("done");
+	fflush(stdout);
+	getchar();
+	return 0;
+}
+"""
+COMM = "00ab54a98ceb1f0a"
+
+
+class Anybody:
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        return Identity(pid, start_ns, "job0", "run", "trainer", 5, 1, 8, 0)
+
+
+def build(folder: Path, layout: NcclLayout) -> tuple[Path, Path]:
+    """(the library, a program that uses it)."""
+    declarations = "\n".join(
+        line.split("{")[0].strip() + ";" for line in LIBRARY.splitlines() if line.startswith("int ")
+    ).replace(";;", ";")
+    header = f"#include <stddef.h>\ntypedef void *comm_t;\ntypedef void *stream_t;\n{declarations}\n"
+    header += "extern __typeof__(ncclAllReduce) pncclAllReduce;\n"
+    header += f"#define END_MAGIC {layout.end_magic}\n#define COMM_HASH {layout.comm_hash}\n"
+    (folder / "nccl_double.h").write_text(header)
+    (folder / "library.c").write_text(LIBRARY)
+    (folder / "caller.c").write_text(CALLER)
+    library, caller = folder / "libnccl.so.2", folder / "caller"
+    subprocess.run(["cc", "-O1", "-w", "-shared", "-fPIC", "-o", library, folder / "library.c"], check=True)
+    link = ["-rdynamic", str(folder / "caller.c"), str(library), f"-Wl,-rpath,{folder}"]
+    subprocess.run(["cc", "-O1", "-w", "-o", caller, *link], check=True)
+    return library, caller
+
+
+@pytest.mark.parametrize("layout", NCCL_LAYOUTS, ids=lambda layout: layout.version)
+def test_calls_are_counted_with_their_arguments(
+    layout: NcclLayout, tmp_path: Path, open_session: Callable[..., Session]
+) -> None:
+    library, caller = build(tmp_path, layout)
+    watcher = Watcher(open_session(*OBJECTS), Anybody())
+    watcher.attach(library)
+    subprocess.run([caller], input="\n\n", text=True, check=True, stdout=subprocess.DEVNULL)
+    rows = watcher.rows()
+    check_arguments(rows)
+    check_what_cannot_be_seen(rows)
+    check_groups(rows)
+
+
+def check_arguments(rows: list[dict[str, Any]]) -> None:
+    known = [row for row in rows if row["comm"]]
+    assert len(rows) == len(known) + 2
+    assert {(row["comm"], row["comm_rank"], row["comm_size"], row["rank"]) for row in known} == {(COMM, 1, 4, 5)}
+    fields = ("op", "dtype", "count", "bytes", "redop", "root", "peer")
+    found = Counter(tuple(row[field] for field in fields) for row in known)
+    assert found == Counter(
+        {
+            **{("all_reduce", "float32", 1000 + i, 4000 + 4 * i, "avg", None, None): 1 for i in range(23)},
+            ("all_reduce", "bfloat16", 9, 18, "sum", None, None): 1,
+            ("broadcast", "float16", 100, 200, None, 2, None): 7,
+            ("broadcast", "uint8", 101, 101, None, 3, None): 1,
+            ("send", "float64", 10, 80, None, None, 2): 5,
+            ("recv", "float64", 11, 88, None, None, 3): 5,
+            ("reduce_scatter", "bfloat16", 4 * 13, 4 * 26, "max", None, None): 1,
+            ("all_gather", "uint64", 17, 136, None, None, None): 1,
+            ("reduce", "int64", 19, 152, "min", 1, None): 1,
+            ("all_to_all", "float32", 4 * 29, 4 * 116, None, None, None): 1,
+            ("gather", "float32", 31, 124, None, 1, None): 1,
+            ("scatter", "float32", 4 * 37, 4 * 148, None, 1, None): 1,
+            ("scatter", "float32", 0, 0, None, 2, None): 1,
+        }
+    )
+
+
+def check_what_cannot_be_seen(rows: list[dict[str, Any]]) -> None:
+    assert {row["timing_source"] for row in rows} == {"enqueue_only"}
+    unseen = ("state", "start_ns_after", "done_lo_ns", "done_hi_ns", "seq", "async_op", "error")
+    assert {row[field] for row in rows for field in unseen} == {None}
+    strange = [row for row in rows if row["comm"] is None]
+    assert [(row["comm_size"], row["comm_rank"], row["bytes"]) for row in strange] == [
+        (None, None, 164),
+        (None, None, 172),
+    ]
+    assert {row["stream"] for row in rows} == {0x5150, 0}
+
+
+def check_groups(rows: list[dict[str, Any]]) -> None:
+    groups: dict[Any, list[str]] = {}
+    for row in rows:
+        groups.setdefault(row["group_id"], []).append(row["op"])
+    del groups[None]
+    assert sorted(sorted(ops) for ops in groups.values()) == [
+        ["all_gather"],
+        ["recv"] * 5 + ["reduce_scatter"] + ["send"] * 5,
+    ]
+
+
+def test_one_file_behind_two_inodes_counts_once(tmp_path: Path, open_session: Callable[..., Session]) -> None:
+    """Two overlay mounts over one library: a probe through either is a probe on the same file below."""
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    library, caller = build(lower, NCCL_LAYOUTS[0])
+    mounts = []
+    session = open_session(*OBJECTS)
+    watcher = Watcher(session, Anybody())
+    try:
+        for number in range(2):
+            folder = tmp_path / f"overlay{number}"
+            for name in ("upper", "work", "merged"):
+                (folder / name).mkdir(parents=True)
+            options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+            subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folder / "merged"], check=True)
+            mounts.append(folder / "merged")
+            watcher.attach(mounts[-1] / library.name)
+        subprocess.run([caller], input="\n\n", text=True, check=True, stdout=subprocess.DEVNULL)
+        assert Counter(row["op"] for row in watcher.rows())["broadcast"] == 8
+    finally:
+        # A probe holds the file, and so the mount.
+        for link in list(session.links.values()):
+            session.detach(link)
+        for mount in mounts:
+            subprocess.run(["umount", "--lazy", mount], check=True)
