@@ -19,7 +19,9 @@ def main() -> None:
         raise SystemExit("protoc failed")
     # protoc names modules after the .proto's folder; ours lie in the package probing.api.proto.
     for path in ROOT.glob("probing/v1/*_pb2*.py"):
-        text = re.sub(r"^from probing\.v1 import", "from probing.api.proto.probing.v1 import", path.read_text(), flags=re.M)
+        text = re.sub(
+            r"^from probing\.v1 import", "from probing.api.proto.probing.v1 import", path.read_text(), flags=re.M
+        )
         path.write_text(text)
 
 

@@ -8,10 +8,12 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64
 
 __all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS")
 
-# A stored difference to t_call in ns, shown as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
+# A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
-# Bytes that busbw formulas count, by op (nccl-tests doc/PERFORMANCE.md): S is per rank for all_reduce, whole for the gathers.
-_MOVED = "bytes * CASE WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN comm_size ELSE 1 END"
+# Bytes that busbw formulas count (nccl-tests doc/PERFORMANCE.md): a rank's for all_reduce, the whole for the gathers.
+_MOVED = (
+    "bytes * CASE WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN comm_size ELSE 1 END"
+)
 _BUS_FACTOR = (
     "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
@@ -24,21 +26,41 @@ IDENTITY = (
     Column("node", NAME, "Name of the node: configured, else its host name."),
     Column("ts", TIME, "When the row happened, UTC."),
     Column("job", NAME, "The job: scheduler id, elastic run id, or MASTER_ADDR:MASTER_PORT."),
-    Column("run", NAME, "The incarnation of the job: a requeue, an elastic restart or the same script again is another run."),
+    Column(
+        "run",
+        NAME,
+        "The incarnation of the job: a requeue, an elastic restart or the same script again is another run.",
+    ),
     Column("pid", I32, "Process id as the host sees it."),
-    Column("start_ns", I64, "Start of the process in ns since boot, in steps of a clock tick; with pid it names a process for ever."),
+    Column(
+        "start_ns",
+        I64,
+        "Start of the process in ns since boot, in steps of a clock tick; with pid it names a process for ever.",
+    ),
 )
 
 _OPERATION = (
     Column("tid", I32, "Thread that made the call."),
     Column("rank", I32, "Rank in the job; NULL when the process is no trainer or its rank is unknown."),
-    Column("comm", NAME, "Communicator, the same text on all ranks. NCCL: commHash as 16 hex digits. gloo: process-group name."),
+    Column(
+        "comm",
+        NAME,
+        "Communicator, the same text on all ranks. NCCL: commHash as 16 hex digits. gloo: process-group name.",
+    ),
     Column("comm_name", NAME, "What the framework calls the communicator, e.g. default_pg."),
     Column("comm_rank", I32, "Rank within the communicator."),
     Column("comm_size", I32, "Number of ranks of the communicator."),
     Column("backend", NAME, "nccl or gloo."),
-    Column("seq", I64, "Sequence number on the communicator, equal on all ranks; operations are joined on (job, run, comm, seq)."),
-    Column("op", NAME, "Operation in torch's names: all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, ..."),
+    Column(
+        "seq",
+        I64,
+        "Sequence number on the communicator, equal on all ranks; operations are joined on (job, run, comm, seq).",
+    ),
+    Column(
+        "op",
+        NAME,
+        "Operation in torch's names: all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, ...",
+    ),
     Column("dtype", NAME, "Element type in torch's names (float32, bfloat16, ...); NULL without data."),
     Column("count", I64, "Elements that this rank contributes."),
     Column("bytes", I64, "Bytes that this rank contributes: count times the element's size; 0 for a barrier."),
@@ -54,17 +76,39 @@ _OPS_COLUMNS = (
     *IDENTITY,
     *_OPERATION,
     Column("t_call", TIME, "When the call was made (the same as ts), UTC.", "ts"),
-    Column("t_launch", TIME, "When the kernel or task was launched, UTC; NULL when not seen.", _AFTER_CALL.format("launch_ns_after")),
-    Column("t_start", TIME, "When the work began to run, UTC; NULL when not seen.", _AFTER_CALL.format("start_ns_after")),
-    Column("t_done_lo", TIME, "The work was certainly not finished before this time, UTC.", _AFTER_CALL.format("done_lo_ns")),
+    Column(
+        "t_launch",
+        TIME,
+        "When the kernel or task was launched, UTC; NULL when not seen.",
+        _AFTER_CALL.format("launch_ns_after"),
+    ),
+    Column(
+        "t_start", TIME, "When the work began to run, UTC; NULL when not seen.", _AFTER_CALL.format("start_ns_after")
+    ),
+    Column(
+        "t_done_lo",
+        TIME,
+        "The work was certainly not finished before this time, UTC.",
+        _AFTER_CALL.format("done_lo_ns"),
+    ),
     Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format("done_hi_ns")),
     Column("timing_source", NAME, "How completion is known: exact, sync, watchdog, enqueue_only or ras."),
     Column("state", NAME, "done, failed, or abandoned: its process ended, or its completion can no longer be seen."),
     Column("error", TEXT, "What the library reported, for state failed."),
     Column("step", I64, "Training step the operation belongs to; NULL when not known."),
     Column("duration_ns", I64, "From start to completion, ns; NULL unless timing_source is exact.", _DURATION),
-    Column("algbw_gbps", F64, "Algorithm bandwidth in 1e9 bytes/s, from duration_ns; includes waiting for other ranks.", _ALGBW),
-    Column("busbw_gbps", F64, "Bus bandwidth in 1e9 bytes/s: algbw times the factor of nccl-tests.", f"({_ALGBW}) * ({_BUS_FACTOR})"),
+    Column(
+        "algbw_gbps",
+        F64,
+        "Algorithm bandwidth in 1e9 bytes/s, from duration_ns; includes waiting for other ranks.",
+        _ALGBW,
+    ),
+    Column(
+        "busbw_gbps",
+        F64,
+        "Bus bandwidth in 1e9 bytes/s: algbw times the factor of nccl-tests.",
+        f"({_ALGBW}) * ({_BUS_FACTOR})",
+    ),
 )
 
 OPS = Table(
@@ -101,7 +145,11 @@ _COMMUNICATOR_COLUMNS = (
     Column("rank", I32, "Rank of this process within it."),
     Column("job_rank", I32, "Rank of this process in the job."),
     Column("cuda_device", I32, "CUDA device that it uses; NULL for gloo."),
-    Column("node_index", I32, "Index of this node among the communicator's nodes, as the library counts; NULL when not known."),
+    Column(
+        "node_index",
+        I32,
+        "Index of this node among the communicator's nodes, as the library counts; NULL when not known.",
+    ),
     Column("nodes", I32, "Number of nodes it spans, as the library knows; NULL when not known."),
     Column("async_error", TEXT, "Asynchronous error that the library holds; NULL when there is none."),
     Column("aborted", BOOL, "Whether it was aborted; NULL when it cannot be known."),

@@ -37,8 +37,12 @@ _LOSS_COLUMNS = (
     Column("count", I64, "Rows lost; NULL when it cannot be known."),
 )
 
-LOSSES = Table("probing.losses", "Gaps: rows that are missing for sure or possibly, so that no count is silently short.",
-               _LOSS_COLUMNS, stored(_LOSS_COLUMNS))
+LOSSES = Table(
+    "probing.losses",
+    "Gaps: rows that are missing for sure or possibly, so that no count is silently short.",
+    _LOSS_COLUMNS,
+    stored(_LOSS_COLUMNS),
+)
 
 _COST_COLUMNS = (
     *_NODE,

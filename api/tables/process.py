@@ -18,11 +18,15 @@ _PROCESS_COLUMNS = (
     Column("role", NAME, "trainer, launcher, data_loader or other."),
     Column("state", NAME, "running, stopped (SIGSTOP), blocked (uninterruptible), zombie or exited."),
     Column("python", NAME, "CPython version, e.g. 3.11.7; NULL when the process runs none."),
-    Column("backends", TEXT, "Collective backends seen, comma separated, e.g. gloo,nccl; empty when none was seen yet."),
+    Column(
+        "backends", TEXT, "Collective backends seen, comma separated, e.g. gloo,nccl; empty when none was seen yet."
+    ),
     Column("command", TEXT, "Command line, cut and with values of secret-looking options left out."),
     Column("container", NAME, "Container id from the cgroup path; NULL outside containers."),
     Column("pod", NAME, "Kubernetes pod uid from the cgroup path; NULL outside pods."),
-    Column("job_source", NAME, "What the job's name was taken from: slurm, kubernetes, torchelastic, ray, master or pid."),
+    Column(
+        "job_source", NAME, "What the job's name was taken from: slurm, kubernetes, torchelastic, ray, master or pid."
+    ),
 )
 
 PROCESSES = Table(
@@ -58,4 +62,3 @@ ENVS = Table(
         Column("value", TEXT, "Its value at the start of the process."),
     ),
 )
-

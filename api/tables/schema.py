@@ -1,13 +1,14 @@
 """What a table is: rows as stored (physical), rows as shown (logical), and a doc for every column.
 
 What is stored is not what is shown: a row stores ``t_call`` and deltas, and the logical column is an SQL expression
-over stored columns. The query engine builds its views from these expressions; ``probing.column_docs`` is made of the docs.
+over stored columns. The query engine builds its views from these; ``probing.column_docs`` is made of the docs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,7 +43,7 @@ class Table:
     name: str
     doc: str
     columns: tuple[Column, ...]
-    storage: tuple[pa.Field, ...] = ()
+    storage: tuple[pa.Field[Any], ...] = ()
     sort_by: tuple[str, ...] = ("ts",)
 
     @property
@@ -65,7 +66,9 @@ class Table:
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in self.columns)
 
 
-def stored(columns: tuple[Column, ...], *extra: pa.Field, without: tuple[str, ...] = ()) -> tuple[pa.Field, ...]:
+def stored(
+    columns: tuple[Column, ...], *extra: pa.Field[Any], without: tuple[str, ...] = ()
+) -> tuple[pa.Field[Any], ...]:
     """The storage of a table: its columns without an expression, and fields that only expressions read."""
     own = [pa.field(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

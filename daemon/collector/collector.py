@@ -8,7 +8,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ from probing.daemon.clock import SystemClock
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import DrainLoop
-from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.outbox import Outbox
-from probing.daemon.collector.probing_symbols import SymbolsOfFile, offset_of_point
 from probing.daemon.collector.settings import limits_of, user_number
 from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState, Status
+from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
 from probing.daemon.processes.discovery import Discovery
@@ -78,17 +77,14 @@ class Collector:
         undo.callback(self._stacks.close)
         self._make_sources(readers, parsers)
         self._make_loop()
-        self._begin(readers)
+        self._begin()
 
     def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
         self._discovery = Discovery(
             self._node, readers, self._outbox, self._clock, python_version=self._stacks.python_version
         )
         self._undo.callback(self._discovery.stop)
-        symbols = SymbolsOfFile(parsers)
-        self._collectives = CollectivesSource(
-            self._session, self._discovery, self._node, symbols, partial(offset_of_point, symbols)
-        )
+        self._collectives = CollectivesSource(self._session, self._discovery, self._node, symbols_by(parsers))
         self._discovery.backends_of = self._collectives.backends_of
         self._discovery.on_exit_of(self._collectives.process_exited)
         self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
@@ -118,7 +114,7 @@ class Collector:
         )
         self._cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits)
 
-    def _begin(self, readers: ReaderPool) -> None:
+    def _begin(self) -> None:
         status = self._status
         status.store, status.sources = self._store.status, self._source_states
         status.processes = lambda: len(self._discovery.live())

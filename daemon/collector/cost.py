@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,10 +70,8 @@ def _own_processes() -> dict[int, _Usage]:
     """This process and its siblings under the supervisor, or alone when there is no supervisor."""
     pids = {os.getpid()}
     parent = os.getppid()
-    try:
+    with contextlib.suppress(OSError):
         pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
-    except OSError:
-        pass
     found = {}
     for pid in pids:
         try:

@@ -69,7 +69,9 @@ class StackAnswers:
             return live
         chosen = [i for i in live if i.job == job]
         if not chosen:
-            raise NotFound(f"no running process of job {job!r} is known", hint="`probingctl ps` lists jobs and processes")
+            raise NotFound(
+                f"no running process of job {job!r} is known", hint="`probingctl ps` lists jobs and processes"
+            )
         return chosen
 
     def _of_pid(self, pid: int) -> Identity:

@@ -123,7 +123,7 @@ def _check_type(node: exp.DataType) -> None:
 
 def _function_refused(name: str) -> QueryRejected:
     near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
-    hint = f"near it: {', '.join(sorted(near))}" if near else "docs/sql.md lists the functions"
+    hint = f"near it: {', '.join(sorted(near))}" if near else "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 

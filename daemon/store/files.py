@@ -107,7 +107,8 @@ class SystemFiles:
     def make_dir(self, path: Path) -> None:
         if path.is_dir():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != path:
+            self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=DIR_MODE & 0o777)
             path.chmod(DIR_MODE)

@@ -65,9 +65,7 @@ def seal_parts(
         rows = pa.concat_tables(pieces.pop(name), promote_options="permissive")
         sort_by = known[name].sort_by if name in known else ("ts",)
         for date, day in split_by_date(rows.unify_dictionaries(), sort_by):
-            segment = write_segment(files, root, name, date, numbers, day)
-            written.add(root / segment.path)
-            sealed.segments.append(segment)
+            sealed.segments.append(write_segment(files, root, name, date, numbers, day, written))
     return sealed
 
 

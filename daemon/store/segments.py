@@ -58,8 +58,13 @@ def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[st
         yield _date(int(day)), rows if len(distinct) == 1 else rows.filter(pa.array(days == day))
 
 
-def write_segment(files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table) -> Segment:
-    """Write aside, sync, verify by reading it again, rename, sync the folder. Raises OSError or FormatError."""
+def write_segment(
+    files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table, written: set[Path]
+) -> Segment:
+    """Write aside, sync, verify by reading it again, rename, sync the folder.
+
+    The file is in ``written`` from when it may be there. Raises OSError or FormatError.
+    """
     data = _encode(table, rows)
     folder = root / table / f"date={date}"
     files.make_dir(folder)
@@ -86,10 +91,11 @@ def write_segment(files: Files, root: Path, table: str, date: str, parts: tuple[
         int(times.max()),
         parts,
     )
-    written = files.read(aside)
-    if len(written) != segment.size or zlib.crc32(written) != segment.crc or _footer(written).num_rows != rows.num_rows:
+    again = files.read(aside)
+    if len(again) != segment.size or zlib.crc32(again) != segment.crc or _footer(again).num_rows != rows.num_rows:
         files.unlink(aside)
         raise FormatError(f"the segment {segment.path} reads back differently than it was written")
+    written.add(folder / name)
     files.rename(aside, folder / name)
     for path in (folder, folder.parent, root):
         files.fsync_dir(path)

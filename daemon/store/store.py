@@ -84,6 +84,7 @@ class Store:
         self._wal_dir_dirty = False
         self._leases = Leases()
         self._leftovers: set[Path] = set()
+        self._gone: set[str] = set()
         self._unverified: deque[str] = deque(self._segments)
         self._scrubbed_ns = clock.pair().mono_ns
         self._corrupt_bytes = aside.bytes
@@ -473,7 +474,8 @@ class Store:
             self._corrupt_bytes = self._aside.bytes
 
     def _commit(self, edit: Edit) -> None:
-        self._manifest.commit(edit)
+        self._manifest.commit(replace(edit, drop=(*edit.drop, *self._gone)))
+        self._gone.clear()
         self._problems.pop("manifest", None)
         kept = {self._root / path for path in self._manifest.state.segments}
         leftovers, self._leftovers = self._leftovers - kept, set()
@@ -490,6 +492,8 @@ class Store:
                     self._files.free_bytes(self._root),
                 )
                 self._drop(doomed)
+                if "manifest" in self._problems:
+                    self._commit(Edit())
                 full = self._over_limits(0)
             except OSError as e:
                 self._problems["retention"] = f"old segments cannot be dropped: {e.strerror or e}"
@@ -524,17 +528,21 @@ class Store:
         with self._keeping:
             limits = replace(self._limits, keep_free_bytes=0)
             doomed = to_drop(self._segments.values(), limits, self._clock.pair().real_ns, 0, 0, need)
+            # The manifest needs space too: files go first, and their names with the next edit that can be written.
+            self._gone.update(s.path for s in doomed)
+            self._forget(doomed)
             try:
-                self._drop(doomed)
+                self._commit(Edit())
             except OSError as e:
-                self._problems["retention"] = f"old segments cannot be dropped: {e.strerror or e}"
-                return False
+                self._problems["manifest"] = f"the manifest cannot be written: {e.strerror or e}"
             return bool(doomed)
 
     def _drop(self, doomed: Sequence[Segment]) -> None:
-        if not doomed:
-            return
-        self._commit(Edit(drop=tuple(s.path for s in doomed)))
+        if doomed:
+            self._commit(Edit(drop=tuple(s.path for s in doomed)))
+            self._forget(doomed)
+
+    def _forget(self, doomed: Sequence[Segment]) -> None:
         with self._state:
             for segment in doomed:
                 self._segments.pop(segment.path, None)
@@ -543,8 +551,9 @@ class Store:
         self._remove(self._root / s.path for s in doomed)
 
     def _set_aside(self, segment: Segment, problem: str) -> None:
+        self._gone.add(segment.path)
         with contextlib.suppress(OSError):
-            self._commit(Edit(drop=(segment.path,)))
+            self._commit(Edit())
         with contextlib.suppress(OSError):
             self._aside.move(self._root / segment.path)
             self._corrupt_bytes = self._aside.bytes

@@ -1,0 +1,25 @@
+"""What the parser says of a library, as sources that place probes want it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from probing.daemon.bpf.elf import Symbol
+from probing.daemon.processes.pool import ParserPool
+
+__all__ = ("symbols_by",)
+
+PARSE_TIMEOUT_S = 20.0
+
+
+def symbols_by(parsers: ParserPool) -> Callable[[int, Sequence[str]], list[Symbol]]:
+    """A function: the symbols of the ELF file at a descriptor whose names match patterns."""
+
+    def find(fd: int, patterns: Sequence[str]) -> list[Symbol]:
+        answer = parsers.symbols(fd, patterns, PARSE_TIMEOUT_S)
+        return [
+            Symbol(s["name"], s["address"], s["file_offset"], s["size"], bytes.fromhex(s["head"]))
+            for s in answer["symbols"]
+        ]
+
+    return find
