@@ -28,7 +28,7 @@ deps: ## system packages and users
 
 install: | deps ## .venv with the package, and the BPF programs
 	@$(MAKE) --no-print-directory .build/install.stamp
-	@$(PYTHON) -m probing.daemon.bpf.build
+	@$(PYTHON) -m probing.daemon.bpf.build >/dev/null
 
 # One folder that looks as the installed package does, for the tools that read source.
 tree:

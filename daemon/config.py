@@ -26,6 +26,7 @@ else:
 
 __all__ = (
     "DEFAULT_FILE",
+    "PUBLIC",
     "ClusterConfig",
     "Config",
     "ProbesConfig",
@@ -36,8 +37,10 @@ __all__ = (
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
+# Where the service listens, in the runtime directory.
+PUBLIC = "public/probingd.sock"
 # sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
-MAX_SOCKET_PATH = 107 - len(".d/public/probingd.sock")
+MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 _T = TypeVar("_T")
 
@@ -101,6 +104,12 @@ class Config:
     query: QueryConfig = QueryConfig()
     cluster: ClusterConfig = ClusterConfig()
     probes: ProbesConfig = ProbesConfig()
+
+    @property
+    def public_socket(self) -> str:
+        """What clients are told: under the supervisor the service listens behind a link, at ``socket``."""
+        inner = f"{self.runtime_dir}/{PUBLIC}"
+        return self.runtime_dir.removesuffix(".d") if self.socket == inner else self.socket
 
     @property
     def pin_dir(self) -> str:

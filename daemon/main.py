@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version as installed_version
 
 from probing.api.errors import UsageError
 from probing.daemon.config import Config, options
@@ -89,9 +88,11 @@ def _cleanup(args: list[str]) -> int:
 
 def _version(args: list[str]) -> int:
     """Print the version."""
+    from importlib.metadata import version
+
     if args:
         raise UsageError("version takes no arguments")
-    sys.stdout.write(f"probingd {installed_version('probingd')}\n")
+    sys.stdout.write(f"probingd {version('probingd')}\n")
     return 0
 
 

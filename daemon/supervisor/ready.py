@@ -25,6 +25,7 @@ def main() -> int:
         time.sleep(INTERVAL_S)
     # Only now, as it takes long and the collector has started meanwhile.
     import grpc
+
     from probing.api.proto.probing.v1.node_pb2 import StatusRequest
     from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from probing.api.errors import ProbingError, StateLocked, StoreError
 from probing.daemon.bpf.pins import prepare
-from probing.daemon.config import Config
+from probing.daemon.config import PUBLIC, Config
 from probing.daemon.supervisor.rights import Account, RightsTable
 
 __all__ = ("INETD_SOCKETS", "Runtime", "lock_path", "owner_of", "pins_of", "service_config")
@@ -138,7 +138,7 @@ class Runtime:
 
 def service_config(config: Config) -> Config:
     """What the service is told: to listen where it may make a socket."""
-    return dataclasses.replace(config, socket=f"{config.runtime_dir}/public/probingd.sock")
+    return dataclasses.replace(config, socket=f"{config.runtime_dir}/{PUBLIC}")
 
 
 def lock_path(config: Config) -> Path:

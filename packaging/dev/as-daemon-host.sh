@@ -3,6 +3,7 @@
 # else, in a mount namespace of its own, every directory that keeps them out is hidden behind an empty one that holds
 # only the checkout. Nothing outside changes.
 set -eu
+umask 022
 root=$(cd "$(dirname "$0")/../.." && pwd -P)
 
 if [ "$(id -u)" != 0 ]; then

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from probing.daemon.bpf.pins import prepare
 
 CHILD = Path(__file__).with_name("supervisor_child.py")

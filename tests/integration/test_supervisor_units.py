@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import PROGRAMS
 from probing.daemon.supervisor.rights import COLLECTOR, READER

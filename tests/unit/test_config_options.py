@@ -11,6 +11,7 @@ import pytest
 import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
+
 from probing.api.errors import ConfigError
 from probing.daemon.config import Config, StoreConfig, options
 

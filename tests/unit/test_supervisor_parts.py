@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError
 from probing.daemon.config import Config
 from probing.daemon.supervisor import fatal, notify, rights, runtime
@@ -163,3 +164,11 @@ def test_setpriv_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(PrivilegeError, match="setpriv is missing"):
         rights.Rights(None, ()).command()
+
+
+def test_the_service_listens_behind_a_link_and_knows_what_clients_are_told() -> None:
+    config = Config.from_args(["--socket=/run/x/p.sock"])
+    inner = Config.from_args(runtime.service_config(config).to_args())
+    assert inner.socket == "/run/x/p.sock.d/public/probingd.sock"
+    assert inner.runtime_dir == config.runtime_dir
+    assert inner.public_socket == config.public_socket == config.socket
