@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+
 from probing.api.errors import (
     InternalError,
     PeerError,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from probing.api.errors import InternalError, ProbingError, UsageError
 from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token
 
@@ -71,6 +72,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _pid(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+        raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
+    return int(text)
+
+
 @app.command()
 def ps(context: typer.Context) -> None:
     """Training processes: job, rank, pid, state, backends."""
@@ -124,13 +131,13 @@ def query(
 @app.command()
 def stacks(
     context: typer.Context,
-    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="All if left out.")] = None,
+    pids: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="All if left out.")] = None,
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
 ) -> None:
     """Python stacks of all threads, innermost frame first."""
     from probing.client import stacks as command
 
-    command.run(context.obj, pids or [], job)
+    command.run(context.obj, [_pid(text) for text in pids or []], job)
 
 
 for _alias in ("backtrace", "bt"):

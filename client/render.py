@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probing.client.text import escape
 from rich.cells import cell_len, set_cell_size
+
+from probing.client.text import escape
 
 __all__ = ("Field", "render", "show_value", "terminal_width")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sqlglot import exp
+
 from probing.federation.catalog import Catalog, Columns, quoted_column
 from probing.federation.dialect import table_name, to_sql
 from probing.federation.functions import is_aggregate, require_row_function, require_row_functions
 from probing.federation.partials import Recipe, recipe
 from probing.federation.shapes import PART, Draft, Unsplittable, plain_select
-from sqlglot import exp
 
 __all__ = ("aggregate_plan",)
 

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import duckdb
 import pyarrow as pa
+
 from probing.api.errors import NotFound
 from probing.api.tables import TABLES
 from probing.federation.errors import from_duckdb

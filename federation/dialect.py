@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlglot
-from probing.api.errors import QueryRejected
 from sqlglot import exp
+
+from probing.api.errors import QueryRejected
 
 __all__ = ("expression", "parse", "table_name", "tables_in", "to_sql")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import duckdb
+
 from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected
 
 __all__ = ("from_duckdb",)

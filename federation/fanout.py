@@ -39,7 +39,8 @@ class Failed:
     @property
     def reason(self) -> str:
         """Why, without the address that stands beside it."""
-        return self.error.message.removeprefix(f"{self.address} does not answer: ")
+        message = self.error.message.removeprefix(f"{self.address} does not answer: ")
+        return message.removeprefix(f"{self.address}: ")
 
 
 @dataclass(slots=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from sqlglot import exp
+
 from probing.federation.catalog import open_database
 from probing.federation.dialect import to_sql
 from probing.federation.shapes import Unsplittable
-from sqlglot import exp
 
 __all__ = ("is_aggregate", "require_row_function", "require_row_functions")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import duckdb
 import pyarrow as pa
+
 from probing.api.errors import PeerError, QueryMemory, QueryTimeout
 from probing.federation.answer import Answer, Reply
 from probing.federation.catalog import create_table, open_database, quoted

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sqlglot import exp
+
 from probing.federation.dialect import to_sql
 from probing.federation.shapes import Unsplittable
-from sqlglot import exp
 
 __all__ = ("Recipe", "recipe")
 

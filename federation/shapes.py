@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlglot import exp
+
 from probing.federation.catalog import Columns
 from probing.federation.dialect import to_sql
-from sqlglot import exp
 
 __all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows", "plain_select")
 
@@ -16,7 +17,7 @@ _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group
 _TOP_N = 100_000
 
 
-class Unsplittable(Exception):  # noqa: N818  it decides, it does not fail
+class Unsplittable(Exception):
     """This way of splitting is not sound for the query."""
 
 

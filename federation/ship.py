@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from sqlglot import exp
+
 from probing.federation.catalog import Catalog, Columns, quoted, quoted_column
 from probing.federation.dialect import table_name, tables_in, to_sql
 from probing.federation.shapes import Part
-from sqlglot import exp
 
 __all__ = ("ship_parts",)
 

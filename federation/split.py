@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+from sqlglot import exp
+
 from probing.api.errors import QueryError, QueryRejected
 from probing.federation.aggregate import aggregate_plan
 from probing.federation.catalog import Catalog, Columns, api_schemas, quoted_column, same_types
@@ -22,7 +24,6 @@ from probing.federation.functions import require_row_functions
 from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
 from probing.federation.ship import ship_parts
 from probing.federation.times import fix_times
-from sqlglot import exp
 
 __all__ = ("Part", "Plan", "plan")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from probing.federation.dialect import expression
 from sqlglot import exp
+
+from probing.federation.dialect import expression
 
 __all__ = ("fix_times",)
 

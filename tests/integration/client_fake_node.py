@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import grpc
 import pyarrow as pa
+
 from probing.api.errors import NotFound, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
@@ -92,7 +93,7 @@ class FakeNode(NodeServicer):
         text = to_sql(fix_times(parse(sql), time.time_ns()))
         try:
             with self._db.cursor() as cursor:
-                return cursor.execute(text).to_arrow_table()
+                return cursor.sql(text).to_arrow_table()
         except duckdb.Error as e:
             raise from_duckdb(e) from None
 

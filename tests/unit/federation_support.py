@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+
 from probing.federation.answer import Answer, Reply
 from probing.federation.dialect import parse, to_sql
 from probing.federation.merge import run

@@ -45,7 +45,17 @@ AGGREGATES = (
     "arg_max(seq, ts) IS NULL", "corr(seq, duration_ns) IS NULL", "mean(duration_ns)", "list_sort(list(seq))",
     "string_agg(op, ',' ORDER BY op)",
 )  # fmt: skip
-KEYS = ("node", "op", "job", "rank", "op || 'x'", "date_trunc('minute', ts)", "seq % 2", "async_op", "coalesce(job, 'none')")
+KEYS = (
+    "node",
+    "op",
+    "job",
+    "rank",
+    "op || 'x'",
+    "date_trunc('minute', ts)",
+    "seq % 2",
+    "async_op",
+    "coalesce(job, 'none')",
+)
 FILTERS = (
     "", "WHERE bytes > 0", "WHERE ts > now() - INTERVAL 5 MINUTE", "WHERE op = 'send' AND rank IS NOT NULL",
     "WHERE job = 'nobody'", "WHERE node <> 'n0'", "WHERE coalesce(rank, 0) = 0 OR async_op", "WHERE age(ts) > INTERVAL 1 SECOND",
@@ -82,9 +92,7 @@ def _processes(node: int) -> list[dict[str, Any]]:
     st.lists(st.sampled_from(KEYS), max_size=2, unique=True),
     st.sampled_from(FILTERS),
 )
-def test_aggregates_are_those_of_the_union(
-    rows: list[Any], aggregates: list[str], keys: list[str], where: str
-) -> None:
+def test_aggregates_are_those_of_the_union(rows: list[Any], aggregates: list[str], keys: list[str], where: str) -> None:
     nodes = Nodes(rows)
     try:
         shown = ", ".join(f"{a} AS a{i}" for i, a in enumerate([*keys, *aggregates]))

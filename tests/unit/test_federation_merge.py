@@ -7,6 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 from federation_support import NOW_NS, SCHEMAS, Nodes
+
 from probing.api.errors import (
     NotFound,
     PartialAnswer,
@@ -129,7 +130,8 @@ def test_the_last_step_has_a_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT * FROM read_csv('/etc/passwd')", "SELECT * FROM read_text('/etc/passwd')", "SELECT * FROM glob('/*')"]
+    "sql",
+    ["SELECT * FROM read_csv('/etc/passwd')", "SELECT * FROM read_text('/etc/passwd')", "SELECT * FROM glob('/*')"],
 )
 def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
     with pytest.raises(QueryError):

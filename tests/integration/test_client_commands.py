@@ -1,0 +1,315 @@
+"""Every command against real gRPC servers with known rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from client_fake_node import FakeNode, hung_job, process, thread
+
+from probing.api.errors import PeerError, QueryRejected
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.cluster import Cluster
+from probing.client.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeNode, FakeNode]]:
+    nodes = hung_job(tmp_path)
+    monkeypatch.setenv("PROBING_TARGET", nodes[0].address)
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+def test_ps_shows_the_target_or_all_nodes(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    code, out, err = ctl("-f", "json", "ps")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [(r["role"], r["rank"], r["pid"]) for r in rows] == [
+        ("trainer", 0, 1000), ("trainer", 1, 1001), ("launcher", None, 900),
+    ]  # fmt: skip
+    assert {"job", "run", "local_rank", "world_size", "state", "python", "backends"} <= set(rows[0])
+    for command in (
+        ("ps", "--all-nodes"),
+        ("cluster", "list"),
+        ("list", "--nodes", f"{pair[0].address},{pair[1].address}"),
+    ):
+        rows = json.loads(ctl(*command, "-f", "json")[1])
+        assert [r["rank"] for r in rows] == [0, 1, 2, 3, None]
+
+
+def test_ps_for_people_is_aligned(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    lines = ctl("ps")[1].splitlines()
+    assert lines[0].split() == [
+        "NODE", "JOB", "RUN", "ROLE", "RANK", "LOCAL", "WORLD", "PID", "STATE", "PYTHON", "BACKENDS", "COMMAND",
+    ]  # fmt: skip
+    column = lines[0].index("STATE")
+    assert [line[column : column + 7] for line in lines[1:]] == ["running"] * 3
+
+
+def test_query_over_all_nodes_and_one_of_them_stopped(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path
+) -> None:
+    sql = "SELECT node, count(*) AS n FROM comm.ops GROUP BY node ORDER BY node"
+    asked = ("query", sql, "--nodes", f"{pair[0].address},{pair[1].address}", "-f", "json")
+    assert json.loads(ctl(*asked)[1]) == [{"node": "alpha", "n": 100}, {"node": "beta", "n": 100}]
+    pair[1].stop()
+    report = tmp_path / "report.json"
+    code, out, err = ctl(*asked, "--report", str(report))
+    assert code == 0
+    assert json.loads(out) == [{"node": "alpha", "n": 100}]
+    assert err == f"warning: node {pair[1].address} is missing: there is no such socket\n"
+    assert json.loads(report.read_text()) == {
+        "asked": [pair[0].address, pair[1].address],
+        "answered": [{"address": pair[0].address, "node": "alpha"}],
+        "failed": [
+            {"address": pair[1].address, "node": None, "kind": "PeerError", "reason": "there is no such socket"}
+        ],
+    }
+    report.unlink()
+    code, out, err = ctl(*asked, "--strict", "--report", str(report))
+    assert (code, out) == (4, "")
+    assert err.splitlines()[0].startswith("error: 1 of 2 nodes did not answer: ")
+    assert err.splitlines()[1].startswith("hint: ")
+    assert len(json.loads(report.read_text())["failed"]) == 1
+
+
+def test_query_with_a_function_over_both_nodes(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    sql = "SELECT count(*) AS n, sum(bytes) AS b, count(DISTINCT seq) AS s, avg(duration_ns) AS d FROM comm.ops"
+    assert json.loads(ctl("cluster", "query", sql, "-f", "json")[1]) == [
+        {"n": 200, "b": 200_000_000, "s": 50, "d": 2_000_000.0}
+    ]
+
+
+def test_formats_and_files(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    sql = "SELECT rank, op, ts, bytes FROM comm.ops ORDER BY seq, rank LIMIT 2"
+    lines = ctl("query", sql, "-f", "jsonl")[1].splitlines()
+    assert [json.loads(line)["rank"] for line in lines] == [0, 1]
+    rows = list(csv.DictReader(io.StringIO(ctl("query", sql, "-f", "csv")[1])))
+    assert [row["op"] for row in rows] == ["all_reduce"] * 2
+    parquet, arrow = tmp_path / "x.parquet", tmp_path / "x.arrow"
+    assert ctl("query", sql, "-f", "parquet", "-o", str(parquet)) == (0, "", "")
+    assert ctl("query", sql, "-f", "arrow", "-o", str(arrow)) == (0, "", "")
+    assert pq.read_table(parquet).num_rows == 2
+    with arrow.open("rb") as file:
+        assert pa.ipc.open_stream(file).read_all().schema.field("ts").type == pa.timestamp("ns")
+    assert sorted(path.name for path in tmp_path.glob(".x*")) == []
+
+
+def test_explain_asks_no_query(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    code, out, _ = ctl("query", "--explain", "--all-nodes", "SELECT avg(bytes) FROM comm.ops", "-f", "json")
+    steps = json.loads(out)
+    assert (code, [s["step"] for s in steps]) == (0, ["aggregate", "merge"])
+    assert "sum(" in steps[0]["sql"]
+    assert pair[0].asked == pair[1].asked == []
+
+
+def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    code, out, _ = ctl("nccl", "--all-nodes", "-f", "json")
+    (comm,) = json.loads(out)
+    assert code == 0
+    assert (comm["job"], comm["comm"], comm["size"], comm["members"]) == ("j1", "default_pg", 4, [0, 1, 2, 3])
+    (op,) = comm["ops"]
+    assert (op["op"], op["calls"], op["bytes"], op["p99_ns"], op["busbw_min_gbps"]) == (
+        "all_reduce", 200, 200_000_000, 2_000_000.0, 0.75,
+    )  # fmt: skip
+    assert {r["rank"]: r["lag_ns"] for r in comm["ranks"]} == {0: -1000, 1: 0, 2: 39_999_000, 3: 2000}
+    assert [(i["rank"], i["seq"]) for i in comm["inflight"]] == [(0, 50), (1, 50), (3, 50)]
+    text = ctl("nccl", "--all-nodes", "--job", "j1")[1]
+    assert "IN FLIGHT all_reduce seq 50 for 35.0 s: ranks 0-1,3; not in it: 2" in text
+    assert "40.0 ms" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert ctl("nccl", "--job", "nobody")[1].startswith("(no collective")
+    assert ctl("nccl", "--job", "it's")[0] == 0
+
+
+def test_stacks_are_by_rank_and_innermost_first(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    threads = json.loads(ctl("stacks", "--job", "j1", "--all-nodes", "-f", "json")[1])
+    assert list(threads[0]) == [
+        "node", "job", "rank", "pid", "tid", "thread", "state", "gil", "complete", "frames",
+    ]  # fmt: skip
+    assert [(t["rank"], t["thread"]) for t in threads if t["thread"] == "MainThread"] == [
+        (r, "MainThread") for r in range(4)
+    ]
+    culprit = next(t for t in threads if t["rank"] == 2 and t["frames"])
+    assert culprit["frames"][0] == {
+        "func": "read_batch", "file": "/home/user/train.py", "lineno": 31, "frame_type": "Python",
+    }  # fmt: skip
+    assert "    read_batch (/home/user/train.py:31)\n" in ctl("bt", "1002", "--all-nodes")[1]
+    flat = list(csv.DictReader(io.StringIO(ctl("backtrace", "1000", "-f", "csv")[1])))
+    assert [(row["depth"], row["func"]) for row in flat] == [("0", "all_reduce"), ("1", "main")]
+
+
+def test_stacks_of_nobody(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    code, out, err = ctl("stacks", "4242", "--all-nodes")
+    assert (code, out) == (1, "")
+    assert err == "error: no such process\nhint: `probingctl ps` lists them\n"
+
+
+def test_a_process_that_could_not_be_read_is_named(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    gone = pb.Error(kind="ProcessGone", message="the process exited")
+    pair[0].failures = [pb.TargetFailure(pid=7, rank=5, job="j1", error=gone)]
+    code, out, err = ctl("stacks", "-f", "json")
+    assert (code, err) == (0, "warning: pid 7 (rank 5) on alpha: the process exited\n")
+    assert json.loads(out)
+    pair[0].threads = []
+    code, _, err = ctl("stacks")
+    assert code == 1
+    assert "error: no stack could be read" in err
+
+
+def test_top_prints_one_frame(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    code, out, _ = ctl("top", "--once", "--all-nodes", "--window", "60s")
+    assert code == 0
+    assert "WAITING 35.0 s in all_reduce seq 50 of default_pg: ranks 0-1,3" in out
+    assert "in no collective: ranks 2" in out
+    assert "read_batch (train.py:31)" in out
+    rows = json.loads(ctl("top", "--once", "--all-nodes", "-f", "json")[1])
+    assert [(r["rank"], r["op"]) for r in rows] == [(0, "all_reduce"), (1, "all_reduce"), (2, None), (3, "all_reduce")]
+    code, _, err = ctl("top")
+    assert (code, err.splitlines()[0]) == (1 + 1, "error: top without --once needs a terminal")
+
+
+def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    tables = json.loads(ctl("tables", "-f", "json", "--all-nodes")[1])
+    assert {"comm.ops", "process.processes"} <= {row["table"] for row in tables}
+    columns = json.loads(ctl("tables", "comm.inflight", "-f", "json")[1])
+    assert "age_ns" in {row["column"] for row in columns}
+    assert ctl("tables", "no.such")[0] == 1
+    status = json.loads(ctl("status", "--all-nodes", "-f", "json")[1])
+    assert [(s["node"], s["uptime_ns"]) for s in status] == [("alpha", 390_000_000_000), ("beta", 390_000_000_000)]
+    assert "no /proc/pressure" in ctl("status")[1]
+    assert ctl("nodes", "-f", "json")[1].strip() == "[]" == ctl("cluster", "nodes", "-f", "json")[1].strip()
+    assert ctl("pause", "--all-nodes")[0] == 0
+    assert (pair[0].paused, pair[1].paused) == (True, True)
+    assert json.loads(ctl("pause", "--resume", "-f", "json")[1]) == [{"address": pair[0].address, "paused": False}]
+    assert ctl("version")[1].startswith("probingctl ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "missing command"),
+        (("nonsense",), 2, "nonsense"),
+        (("ps", "--nonsense"), 2, "--nonsense"),
+        (("query",), 2, "missing argument"),
+        (("query", ""), 2, "there is no SQL"),
+        (("stacks", "abc"), 2, "abc is no pid"),
+        (("ps", "-f", "xml"), 2, "unknown format xml"),
+        (("ps", "--timeout", "soon"), 2, "soon is no length of time"),
+        (("ps", "-t", "nowhere"), 2, "no address"),
+        (("ps", "-t", "unix:/nonexistent/socket"), 1, "there is no such socket"),
+        (("ps", "-t", "127.0.0.1:1"), 1, "connection refused"),
+        (("ps", "--nodes", "/nonexistent/nodes"), 2, "No such file"),
+        (("ps", "--token-file", "/nonexistent/token"), 2, "cannot read the token"),
+        (("query", "SELECT * FROM nope.nope", "--all-nodes"), 1, "there is no table nope.nope"),
+        (("query", "SELECT nope FROM comm.ops"), 1, "nope"),
+        (("ps", "-o", "/nonexistent/file"), 1, "cannot write"),
+    ],
+)
+def test_every_error_is_one_line_and_a_hint(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    got, out, err = ctl(*arguments)
+    lines = err.splitlines()
+    assert (got, out, len(lines)) == (code, "", 2), err
+    assert lines[0].startswith("error: ")
+    assert says.lower() in lines[0].lower()
+    assert lines[1].startswith("hint: ")
+
+
+def test_what_a_node_says_of_its_error_is_passed_on(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[0].error = QueryRejected("getenv is not allowed\x1b[31m", hint="leave it out")
+    assert ctl("query", "SELECT 1") == (1, "", "error: getenv is not allowed\\x1b[31m\nhint: leave it out\n")
+
+
+def test_a_node_that_hangs_is_named(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[1].hold = threading.Event()
+    code, out, err = ctl("cluster", "query", "SELECT count(*) AS n FROM comm.ops", "--timeout", "1s", "-f", "json")
+    assert (code, json.loads(out)) == (0, [{"n": 100}])
+    assert err.startswith(f"warning: node {pair[1].address} is missing: no answer")
+
+
+def test_warnings_of_nodes_reach_stderr(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[0].warnings = ["segment x was set aside"]
+    assert ctl("query", "SELECT 1 AS one")[2] == "warning: alpha: segment x was set aside\n"
+
+
+def test_text_of_targets_cannot_drive_the_terminal(tmp_path: Path, ctl: Run) -> None:
+    evil = "\x1b]0;owned\x07\u202e\x9b2J"
+    rows = {"process.processes": [process("n", 0, 5, command=evil, job=evil)]}
+    with FakeNode(tmp_path, "evil", rows) as node:
+        node.threads = [thread(0, 5, 5, evil, (evil, evil, 1))]
+        for command in (("ps",), ("stacks",), ("top", "--once")):
+            for kind in ("table", "json", "jsonl"):
+                code, out, err = ctl(*command, "-t", node.address, "-f", kind)
+                assert code == 0
+                assert not set(out + err) & {"\x1b", "\x07", "\u202e", "\x9b"}
+
+
+def test_the_token_goes_along(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    assert ctl("ps", "--token-file", str(file))[0] == 0
+    assert pair[0].metadata[-1]["authorization"] == "Bearer s3cret"
+
+
+def test_the_python_client(pair: tuple[FakeNode, FakeNode]) -> None:
+    with Cluster(pair[0].address, all_nodes=True) as cluster:
+        assert cluster.query("SELECT count(*) AS n FROM comm.ops").to_pylist() == [{"n": 200}]
+        assert cluster.ps().num_rows == 5
+        assert len(cluster.stacks(job="j1").threads) == 6
+        assert cluster.addresses() == (pair[0].address, pair[1].address)
+    with Cluster("unix:/nonexistent/socket") as cluster, pytest.raises(PeerError):
+        cluster.query("SELECT 1")
+
+
+def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode]) -> None:
+    def loaded(*arguments: str) -> set[str]:
+        program = (
+            "import sys; from probing.client.main import main; main(sys.argv[1:]); "
+            "print(*sorted(m.split('.')[0] for m in sys.modules), file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60
+        )
+        return set(done.stderr.split())
+
+    heavy = {"grpc", "pyarrow", "duckdb", "sqlglot", "textual", "google"}
+    assert not loaded("version") & heavy
+    assert not loaded("--help") & heavy
+    assert not loaded("stacks") & {"pyarrow", "duckdb", "sqlglot", "textual"}
+    assert not loaded("ps") & {"duckdb", "sqlglot", "textual"}
+
+
+def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:
+    command = f"{sys.executable} -c 'import sys; from probing.client.main import main; sys.exit(main(sys.argv[1:]))'"
+    sql = "SELECT a.* FROM comm.ops a, comm.ops b"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} query '{sql}' -f jsonl | head -n 1"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout)
