@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import random
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import store_support as support
 from hypothesis import HealthCheck, settings
@@ -39,10 +42,6 @@ def ids(store: Store) -> list[int]:
 
 
 def snapshot_ids(files: support.MemoryFiles, snapshot: Snapshot) -> list[int]:
-    import io
-
-    import pyarrow.parquet as pq
-
     found = []
     for name, segments in snapshot["tables"].items():
         for segment in segments:
@@ -94,7 +93,7 @@ class StoreModel(RuleBasedStateMachine):
         self.store.append(groups, support.position(self.records + 1))
         self.records += 1
         self.open_questions = []
-        self.kept |= {i: (self.records, self.clock.real_ns) for i in new}
+        self.kept |= dict.fromkeys(new, (self.records, self.clock.real_ns))
 
     @rule(counts=st.tuples(st.integers(0, 12), st.integers(0, 3)))
     def append(self, counts: tuple[int, int]) -> None:
@@ -205,7 +204,7 @@ class StoreModel(RuleBasedStateMachine):
         last = self.store.positions.get("ring", {}).get("position", 0)
         if whole:
             assert last == self.records + 1
-            self.kept |= {i: (last, self.clock.real_ns) for i in whole}
+            self.kept |= dict.fromkeys(whole, (last, self.clock.real_ns))
         assert all(self.kept[i][0] <= last for i in present)
         assert must_have <= last
         self.kept = {i: r for i, r in self.kept.items() if i in present}
@@ -280,10 +279,8 @@ def test_dying_before_or_after_each_step_loses_and_doubles_nothing(after: bool) 
 
         files.fault = fault
         kept: list[int] = []
-        try:
+        with contextlib.suppress(support.Crash):
             scenario(open_store(files), kept)
-        except support.Crash:
-            pass
         store = open_store(files.after_kill())
         found = sorted(ids(store))
         whole = [i for start in kept if start > 0 for i in range(start, start + 10)]

@@ -10,7 +10,8 @@ import store_support as support
 
 from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.records import PartHeader, pack_header
+from probing.daemon.store.manifest import _pack
+from probing.daemon.store.records import PartHeader, pack_header, scan, unpack_header
 from probing.daemon.store.verify import verify_directory
 
 DAY = "t.small/date=2026-09-21"
@@ -64,8 +65,6 @@ def flip(path: Path, at: int) -> None:
 
 
 def record_starts(root: Path) -> list[int]:
-    from probing.daemon.store.records import scan, unpack_header
-
     data = part(root).read_bytes()
     _, start = unpack_header(data)
     ends = [r.end for r in scan(data, start)]
@@ -208,8 +207,6 @@ def test_newer_formats_are_refused_and_not_touched(root: Path) -> None:
 
 
 def test_a_newer_manifest_is_refused(root: Path) -> None:
-    from probing.daemon.store.manifest import _pack
-
     (root / "manifest").write_bytes(_pack({"magic": "probingd-manifest", "format_version": 2, "other": 1}))
     with pytest.raises(FormatError) as error:
         open_store(root)
@@ -222,7 +219,7 @@ def test_a_gap_between_parts_is_a_loss(root: Path) -> None:
     part(root).unlink()
     with open_store(root) as store:
         assert ids(store) == [*range(1, 21), 51]
-        assert ["3 records are missing before log part 4"] == [x.reason for x in store.recovery_losses]
+        assert [x.reason for x in store.recovery_losses] == ["3 records are missing before log part 4"]
 
 
 def test_a_torn_record_after_a_reboot_may_have_been_acknowledged(root: Path) -> None:

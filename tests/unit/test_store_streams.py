@@ -29,7 +29,9 @@ def part_of(drains: list[dict[str, list[pa.RecordBatch]]]) -> bytes:
 def test_drains_with_different_dictionaries_come_back_in_order() -> None:
     # GIVEN drains whose names begin anew each time, and others that repeat
     batches = [support.rows(range(start, start + 15)) for start in range(1, 200, 15)]
-    data = part_of([{"t.small": [b], "t.other": [support.rows([i], table=support.OTHER)]} for i, b in enumerate(batches)])
+    data = part_of(
+        [{"t.small": [b], "t.other": [support.rows([i], table=support.OTHER)]} for i, b in enumerate(batches)]
+    )
     # WHEN the part is decoded
     tail = decode_tail(data, None, support.TABLES)
     # THEN all rows are there, and a name is sent once
@@ -46,7 +48,7 @@ def test_only_the_wanted_tables_are_decoded() -> None:
 
 
 def test_slices_nulls_and_foreign_index_types() -> None:
-    batch = support.rows(range(0, 40)).slice(5, 20)
+    batch = support.rows(range(40)).slice(5, 20)
     names = batch.column("name").cast(pa.dictionary(pa.int8(), pa.string()))
     narrow = batch.set_column(batch.schema.get_field_index("name"), "name", names)
     plain = batch.set_column(batch.schema.get_field_index("name"), "name", names.cast(pa.string()))

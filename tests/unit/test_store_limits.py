@@ -1,0 +1,316 @@
+"""Space, age, leases, and a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import store_support as support
+
+from probing.api.errors import InternalError, StateLocked, StoreError, StoreFull
+from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store.manifest import Segment
+from probing.daemon.store.retention import to_drop
+
+ROOT = Path("/state")
+HOUR_NS = 3_600_000_000_000
+WIDE = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
+
+
+def segment(number: int, size: int = 100, table: str = "t.small") -> Segment:
+    return Segment(table, f"{table}/{number}", size, 0, 10, number * HOUR_NS, (number + 1) * HOUR_NS, (number, number))
+
+
+def dropped(limits: StoreLimits, segments: list[Segment], now_h: float = 10, free: int = 1 << 40) -> list[str]:
+    return [s.path for s in to_drop(segments, limits, int(now_h * HOUR_NS), 50, free)]
+
+
+def test_age_and_bytes_and_free_space_each_take_the_oldest() -> None:
+    segments = [segment(n) for n in (3, 1, 2)]
+    assert dropped(WIDE, segments) == []
+    assert dropped(StoreLimits(keep_free_bytes=0, max_age_s=7.5 * 3600), segments) == ["t.small/1"]
+    assert dropped(StoreLimits(keep_free_bytes=0, max_age_s=1e9, max_bytes=250), segments) == ["t.small/1"]
+    limits = StoreLimits(keep_free_bytes=1000, max_age_s=1e9)
+    assert dropped(limits, segments, free=850) == ["t.small/1", "t.small/2"]
+
+
+def test_limits_of_one_table_leave_the_others() -> None:
+    segments = [segment(n, table=t) for n in (1, 2, 3) for t in ("t.small", "t.other")]
+    by_bytes = StoreLimits(keep_free_bytes=0, max_age_s=1e9, tables={"t.other": TableLimits(max_bytes=150)})
+    assert dropped(by_bytes, segments) == ["t.other/1", "t.other/2"]
+    by_age = StoreLimits(keep_free_bytes=0, max_age_s=1e9, tables={"t.other": TableLimits(max_age_s=7.5 * 3600)})
+    assert dropped(by_age, segments) == ["t.other/1"]
+
+
+def open_store(files: support.MemoryFiles, limits: StoreLimits = WIDE, clock: object = None) -> Store:
+    return Store.open(
+        ROOT,
+        node="n1",
+        clock=clock or support.clock(),  # type: ignore[arg-type]
+        limits=limits,
+        files=files,
+        tables=support.TABLES,
+        background=False,
+    )
+
+
+def append(store: Store, first: int, count: int = 10) -> None:
+    store.append({"t.small": [support.rows(range(first, first + count))]}, support.position(first))
+
+
+def ids(store: Store) -> list[int]:
+    return sorted(store.rows("t.small", ["id"]).column("id").to_pylist())
+
+
+def failing(error: int, *operations: str) -> Callable[[int, str, Path], str | None]:
+    def fault(_: int, operation: str, __: Path) -> str | None:
+        if operation in operations:
+            raise OSError(error, os.strerror(error))
+        return None
+
+    return fault
+
+
+def test_a_full_disk_takes_the_oldest_first_and_then_says_so_and_comes_back() -> None:
+    # GIVEN a disk with room for a little more, and something old on it
+    files = support.MemoryFiles()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096))
+    append(store, 1)
+    store.seal(now=True)
+    append(store, 11)
+    files.free = 300
+    # WHEN it is full
+    append(store, 21)
+    # THEN what was old went, and what came last is there
+    assert ids(store) == list(range(11, 31))
+    assert store.status()["dropped_rows"] == 10
+    # WHEN there is nothing old any more
+    files.free = 300
+    with pytest.raises(StoreFull) as error:
+        append(store, 31)
+    assert "full" in error.value.message
+    assert error.value.hint
+    status = store.status()
+    assert status["state"] == "degraded"
+    assert "full" in status["reason"]
+    assert store.positions == support.position(21)
+    # THEN nothing acknowledged is lost, and with space it goes on by itself
+    files.free = 1 << 30
+    append(store, 31)
+    assert ids(store) == list(range(11, 41))
+    store.maintain()
+    assert store.status()["state"] == "running"
+    store.close()
+    assert ids(open_store(files.after_kill())) == list(range(11, 41))
+
+
+def test_keep_free_stops_the_store_and_starts_it_again() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files, StoreLimits(keep_free_bytes=1 << 20, max_age_s=1e9))
+    append(store, 1)
+    files.free = 1000
+    store.maintain()
+    with pytest.raises(StoreFull, match="keep_free_bytes"):
+        append(store, 11)
+    assert "nothing is stored" in store.status()["reason"]
+    files.free = 1 << 30
+    append(store, 11)
+    assert store.status()["state"] == "running"
+    assert ids(store) == list(range(1, 21))
+
+
+def test_max_bytes_holds_over_many_records() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096, max_bytes=20_000))
+    for first in range(1, 4000, 20):
+        append(store, first, 20)
+        store.maintain()
+    status = store.status()
+    assert status["dropped_segments"] > 0
+    assert status["bytes"] <= 20_000
+    found = ids(store)
+    assert found == list(range(found[0], 4001))
+    assert sum(len(i.data) for i in files.names.values()) < 20_000 + 5_000 + 40_000
+
+
+@pytest.mark.parametrize("operation", ["write", "create"])
+def test_a_failing_disk_degrades_and_recovers(operation: str) -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    append(store, 1)
+    store.seal(now=True)
+    files.fault = failing(errno.EIO, operation)
+    if operation == "write":
+        append_error = pytest.raises(StoreError, match="cannot be used")
+    else:
+        append_error = pytest.raises(StoreError)
+    with append_error as error:
+        append(store, 11)
+    assert not isinstance(error.value, StoreFull)
+    assert store.status()["state"] == "degraded"
+    files.fault = None
+    append(store, 11)
+    assert store.status()["state"] == "running"
+    assert ids(store) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "fsync", "rename", "fsync_dir"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_sealing_that_fails_keeps_the_log_and_is_tried_again(operation: str, error: int) -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    append(store, 1)
+    files.fault = failing(error, operation)
+    with pytest.raises(StoreError):
+        store.seal(now=True)
+    assert store.status()["state"] == "degraded"
+    assert ids(store) == list(range(1, 11))
+    files.fault = None
+    append(store, 11)
+    assert store.seal(now=True) == 2
+    assert store.status()["state"] == "running"
+    assert ids(store) == list(range(1, 21))
+    assert [n for n in files.listdir(ROOT / "wal") if n.endswith(".wal")] == []
+    assert len([p for p in files.names if p.suffix == ".parquet"]) == 1
+    store.close()
+    assert ids(open_store(files.after_kill())) == list(range(1, 21))
+
+
+def test_syncing_that_fails_is_told_and_tried_again() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    append(store, 1)
+    files.fault = failing(errno.EIO, "fsync")
+    with pytest.raises(StoreError):
+        store.sync()
+    assert "synced" in store.status()["reason"]
+    files.fault = None
+    store.sync()
+    assert store.status()["state"] == "running"
+
+
+def test_files_of_a_snapshot_stay_until_it_is_released() -> None:
+    files, clock = support.MemoryFiles(), support.clock()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=3600), clock)
+    append(store, 1)
+    store.seal(now=True)
+    append(store, 11)
+    snapshot = store.snapshot()
+    named = [Path(s["path"]) for s in snapshot["tables"]["t.small"]] + [Path(p["path"]) for p in snapshot["parts"]]
+    assert len(named) == 2
+    assert snapshot["parts"][0]["tables"] == {"t.small": 10}
+    # WHEN the segment gets too old, and the part is sealed
+    clock.advance(300 * 1_000_000_000, wall_step_ns=2 * HOUR_NS)
+    store.seal(now=True)
+    store.maintain()
+    assert ids(store) == []
+    assert all(path in files.names for path in named)
+    store.release(snapshot["generation"])
+    assert not any(path in files.names for path in named)
+    store.release(12345)
+
+
+def test_a_snapshot_that_nobody_releases_runs_out() -> None:
+    files, clock = support.MemoryFiles(), support.clock()
+    store = open_store(files, WIDE, clock)
+    append(store, 1)
+    snapshot = store.snapshot()
+    store.seal(now=True)
+    path = Path(snapshot["parts"][0]["path"])
+    clock.advance(599 * 1_000_000_000)
+    store.maintain()
+    assert path in files.names
+    clock.advance(2 * 1_000_000_000)
+    store.maintain()
+    assert path not in files.names
+    assert store.status()["leases"] == 0
+
+
+def test_small_parts_of_many_starts_become_one_segment() -> None:
+    files = support.MemoryFiles()
+    for first in range(1, 100, 10):
+        store = open_store(files)
+        append(store, first)
+        store.close()
+        files = files.after_kill()
+    store = open_store(files)
+    assert store.status()["parts"] == 10
+    assert store.seal() == 0
+    assert store.seal(now=True) == 10
+    assert store.status()["segments"] == 1
+    assert ids(store) == list(range(1, 101))
+
+
+def test_rows_of_several_days_lie_in_their_folders() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    day = 24 * HOUR_NS
+    for n in range(3):
+        store.append({"t.small": [support.rows([n], support.START_NS + n * day)]}, {})
+    store.seal(now=True)
+    assert sorted(p.parent.name for p in files.names if p.suffix == ".parquet") == [
+        "date=2026-09-21",
+        "date=2026-09-22",
+        "date=2026-09-23",
+    ]
+    for n in range(3, 40):
+        store.append({"t.small": [support.rows([n], support.START_NS + n * day)]}, {})
+    store.seal(now=True)
+    assert store.status()["segments"] == 4
+    assert ids(store) == list(range(40))
+
+
+def test_batches_that_do_not_fit_change_nothing() -> None:
+    store = open_store(support.MemoryFiles())
+    append(store, 1)
+    with pytest.raises(InternalError):
+        store.append({"t.none": [support.rows([11])]}, support.position(11))
+    assert store.positions == support.position(1)
+    append(store, 11)
+    assert ids(store) == list(range(1, 21))
+    store.append({}, {"second": {"boot_id": "b", "map_id": 1, "position": 5}})
+    assert sorted(store.positions) == ["ring", "second"]
+
+
+def test_a_closed_store_takes_nothing() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    append(store, 1)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        append(store, 11)
+    assert files.open == {}
+
+
+def test_two_stores_cannot_have_one_directory(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s", node="n1", limits=WIDE, tables=support.TABLES):
+        with pytest.raises(StateLocked, match=f"pid {os.getpid()}") as error:
+            Store.open(tmp_path / "s", node="n1", tables=support.TABLES)
+        assert "--state-dir" in error.value.hint
+    Store.open(tmp_path / "s", node="n1", tables=support.TABLES).close()
+
+
+def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as error:
+        Store.open(tmp_path / "file", node="n1")
+    assert error.value.hint
+
+
+def test_modes_let_the_group_read(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        with Store.open(tmp_path / "s", node="n1", limits=WIDE, tables=support.TABLES, background=False) as store:
+            append(store, 1)
+            store.seal(now=True)
+            append(store, 11)
+    finally:
+        os.umask(old)
+    for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]:
+        mode = path.stat().st_mode & 0o7777
+        if path.name != "lock":
+            assert mode == (0o2750 if path.is_dir() else 0o640), path
