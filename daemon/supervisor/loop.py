@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from probing.api.errors import InternalError, ProbingError
+from probing.api.errors import InternalError, ProbingError, StateLocked
 from probing.daemon.bpf.pins import cleanup
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import Service, Spawner, describe
@@ -34,6 +34,8 @@ log = logging.getLogger("probingd.supervisor")
 READY_S = 60.0
 STOP_S = 10.0
 FAILED_STARTS = 3
+# A collector whose supervisor was killed takes this long at most to let go of what it held.
+LOCKED_S = 3.0
 # More helpers than this on one socket is a fault of the one who connects.
 MAX_HELPERS = 64
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
@@ -56,6 +58,7 @@ class Supervisor:
         self._helpers: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self._probe: subprocess.Popen[bytes] | None = None
         self._ready = False
+        self._started = 0.0
         self._ending: signal.Signals | None = None
         self._watchdog = watchdog_interval()
 
@@ -90,7 +93,7 @@ class Supervisor:
         return 0
 
     def _loop(self, wake: socket.socket) -> None:
-        started = alive = time.monotonic()
+        self._started = alive = time.monotonic()
         self._probe = self._spawner.start("ready")
         while self._ending is None:
             now = time.monotonic()
@@ -100,7 +103,7 @@ class Supervisor:
             if self._watchdog and now >= alive + self._watchdog:
                 notify("WATCHDOG=1")
                 alive = now
-            if not self._ready and now > started + READY_S:
+            if not self._ready and now > self._started + READY_S:
                 hint = "its log on stderr says what it waits for; `probingd check` lists what is missing"
                 raise InternalError(f"not ready after {READY_S:.0f} s", hint=hint)
             for key, _ in self._selector.select(self._pause(now)):
@@ -169,7 +172,7 @@ class Supervisor:
         error = parse(child.ended(again=True))
         if self._ending is not None:
             return
-        if not self._ready:
+        if not self._ready and not self._may_pass(error):
             if error:
                 raise error
             if child.ends >= FAILED_STARTS:
@@ -177,6 +180,9 @@ class Supervisor:
                 raise InternalError(f"the {child.kind} does not start: {describe(code)}", hint=hint)
         reason = f": {error.message}" if error else ""
         log.warning("%s ended (%s)%s; starting it again", child.kind, describe(code), reason)
+
+    def _may_pass(self, error: ProbingError | None) -> bool:
+        return isinstance(error, StateLocked) and time.monotonic() < self._started + LOCKED_S
 
     def _stop(self, keep: bool) -> None:
         services = [child.process for child in (self._service, self._collector) if child.process]

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from probing.api.errors import FormatError
+from probing.api.errors import FormatError, StateLocked
 from probing.daemon.config import Config
 from probing.daemon.supervisor.fatal import report
 
@@ -27,7 +27,7 @@ def main() -> int:
         return _helper()
     order = Path(config.state_dir, f"{kind}.order")
     if order.exists():
-        return _failing(order.read_text())
+        return _failing(order)
     path = f"{config.runtime_dir}/collector.sock" if kind == "collector" else config.socket
     Path(path).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -45,12 +45,17 @@ def _helper() -> int:
     return 0 if connection.recv(1) == b"" else 1
 
 
-def _failing(order: str) -> int:
-    if order == "report":
+def _failing(order: Path) -> int:
+    what = order.read_text()
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "locked once":
+        order.unlink()
+    if what.startswith("locked"):
+        report(StateLocked("another daemon uses it"))
+    else:
         report(FormatError("the log is of a newer version", hint="install that version"))
-        return 1
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -229,22 +229,38 @@ def test_a_stranger_on_the_socket(daemon: Daemon) -> None:
     assert daemon.socket.exists()
 
 
-def test_what_a_child_reports_is_what_the_user_reads(daemon: Daemon) -> None:
+def order(daemon: Daemon, kind: str, what: str) -> None:
+    """What the stand-in of ``kind`` is to do instead of running."""
     daemon.state.mkdir()
-    (daemon.state / "collector.order").write_text("report")
+    (daemon.state / f"{kind}.order").write_text(what)
     os.chown(daemon.state, 60001, 60004)
+
+
+def test_what_a_child_reports_is_what_the_user_reads(daemon: Daemon) -> None:
+    order(daemon, "collector", "report")
     code, lines = daemon.start().failed()
     assert (code, lines) == (1, ["error: the log is of a newer version", "hint: install that version"])
     assert not (daemon.bpffs / daemon.instance).exists()
 
 
 def test_a_child_that_never_starts(daemon: Daemon) -> None:
-    daemon.state.mkdir()
-    (daemon.state / "service.order").write_text("kill")
-    os.chown(daemon.state, 60001, 60004)
+    order(daemon, "service", "kill")
     code, (error, hint) = daemon.start().failed()
     assert (code, error) == (1, "error: the service does not start: killed by signal 9")
     assert hint.startswith("hint: ")
+
+
+def test_a_lock_that_is_let_go_soon_is_waited_for(daemon: Daemon) -> None:
+    order(daemon, "collector", "locked once")
+    daemon.start().ready()
+    assert daemon.end()[0] == 0
+
+
+def test_a_lock_that_stays_is_an_error(daemon: Daemon) -> None:
+    order(daemon, "collector", "locked")
+    code, (error, hint) = daemon.start().failed()
+    assert (code, error) == (1, "error: another daemon uses it")
+    assert "--state-dir" in hint
 
 
 def test_a_state_directory_of_somebody_else(daemon: Daemon) -> None:
