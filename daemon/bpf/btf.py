@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from probing.api.errors import FormatError
 
 __all__ = ("Btf", "BtfType", "dtype_from_json", "dtype_to_json")

@@ -1,5 +1,6 @@
-"""Compile each ``*.bpf.c`` of a folder to the ``*.bpf.o`` beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
+"""Compile each ``NAME.bpf.c`` of a folder to objects beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
 
+``NAME.bpf.o`` loads everywhere; ``NAME.preempt.bpf.o`` keeps its programs from being preempted, on kernels that let it.
 The objects hold no kernel headers' layouts (CO-RE), so they are built once with the package and load on 5.10 and later.
 """
 
@@ -27,23 +28,38 @@ def build(folder: Path = FOLDER) -> list[Path]:
     newest_header = max((header.stat().st_mtime_ns for header in headers), default=0)
     objects = []
     for source in sorted(folder.glob("*.bpf.c")):
-        target = source.with_suffix(".o")
         newest = max(newest_header, source.stat().st_mtime_ns)
-        if not target.exists() or target.stat().st_mtime_ns <= newest:
-            compile_object(source, target)
-        objects.append(target)
+        for target, flags in _variants(source):
+            if not target.exists() or target.stat().st_mtime_ns <= newest:
+                _compile(source, target, flags)
+            objects.append(target)
     return objects
 
 
-def compile_object(source: Path, target: Path) -> None:
-    """Compile one source. The object appears whole or not at all. Raises ConfigError with the compiler's words."""
+def compile_object(source: Path) -> Path:
+    """Compile one source, and return the object that loads everywhere. Raises ConfigError."""
+    for target, flags in _variants(source):
+        _compile(source, target, flags)
+    return source.with_suffix(".o")
+
+
+def _variants(source: Path) -> list[tuple[Path, list[str]]]:
+    name = source.name.removesuffix(".bpf.c")
+    return [
+        (source.with_name(f"{name}.bpf.o"), []),
+        (source.with_name(f"{name}.preempt.bpf.o"), ["-DPROBING_PREEMPT"]),
+    ]
+
+
+def _compile(source: Path, target: Path, flags: list[str]) -> None:
+    """The object appears whole or not at all. Raises ConfigError with the compiler's words."""
     clang = _tool("clang")
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)
     partial = Path(name)
     try:
         # -ffile-prefix-map: the same sources give the same object, and so the same layout, wherever they lie.
-        command = [clang, *_FLAGS, f"-ffile-prefix-map={source.parent}=.", *_includes(source)]
+        command = [clang, *_FLAGS, *flags, f"-ffile-prefix-map={source.parent}=.", *_includes(source)]
         _run([*command, "-c", str(source), "-o", str(partial)])
         if strip := shutil.which("llvm-strip"):
             _run([strip, "-g", str(partial)])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from probing.api.errors import UnsupportedTarget
 
 __all__ = ("AARCH64", "X86_64", "Elf", "Segment", "Symbol", "find_symbols", "read_symbol")

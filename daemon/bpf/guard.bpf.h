@@ -57,13 +57,23 @@ struct {
 
 /* What the kernel has, found by trying, set before loading: what it lacks is dead code to the verifier. */
 const volatile __u32 has_cookie = 0;
-const volatile __u32 has_preempt = 0;
 /* The cookie of this copy of the program, where the kernel has no attach cookies. */
 const volatile __u64 fixed_cookie = 0;
 
-/* Kernels from 6.13 assume that no program of this type is preempted, and uprobes are (OBI #3056). */
-extern void bpf_preempt_disable(void) __ksym __weak;
-extern void bpf_preempt_enable(void) __ksym __weak;
+/*
+ * Kernels from 6.13 assume that no program of this type is preempted, and uprobes are (OBI #3056). A compile-time
+ * choice, and an object of its own: 5.13 to 5.15 refuse a call of an unknown kernel function even in dead code
+ * (Linux kernel commit a5d827275241 ("bpf: Be conservative while processing invalid kfunc calls") (in v5.16)).
+ */
+#ifdef PROBING_PREEMPT
+extern void bpf_preempt_disable(void) __ksym;
+extern void bpf_preempt_enable(void) __ksym;
+#define GUARD_ENTER() bpf_preempt_disable()
+#define GUARD_LEAVE() bpf_preempt_enable()
+#else
+#define GUARD_ENTER() ((void)0)
+#define GUARD_LEAVE() ((void)0)
+#endif
 
 struct probe {
 	__u64 cookie; /* the low 16 bits are the probe's slot, the rest is the attacher's */
@@ -116,16 +126,14 @@ static __always_inline __u64 guard_cookie(void *ctx)
 	{                                                                                                              \
 		struct probe probe;                                                                                    \
                                                                                                                        \
-		if (has_preempt)                                                                                       \
-			bpf_preempt_disable();                                                                         \
+		GUARD_ENTER();                                                                                         \
 		probe.now = bpf_ktime_get_ns();                                                                        \
 		if (guard_open(probe.now)) {                                                                           \
 			probe.cookie = guard_cookie(ctx);                                                              \
 			if (guard_budget(probe.cookie & 0xffff, probe.now))                                            \
 				name##_body(ctx, &probe);                                                              \
 		}                                                                                                      \
-		if (has_preempt)                                                                                       \
-			bpf_preempt_enable();                                                                          \
+		GUARD_LEAVE();                                                                                         \
 		return 0;                                                                                              \
 	}                                                                                                              \
 	static __always_inline void name##_body(void *ctx, struct probe *probe)

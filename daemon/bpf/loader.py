@@ -16,18 +16,22 @@ from probing.daemon.bpf.libbpf import Object
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.ring import Ring
 
-__all__ = ("Loaded", "Loader", "object_path")
+__all__ = ("Loaded", "Loader", "read_object")
 
 _FORMAT = "1"
 _ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 
-def object_path(name: str | Path) -> Path:
-    """``lifecycle`` -> the built object beside this file. Raises NotFound."""
+def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
+    """``lifecycle``, or the path of an object -> its name and the bytes of its variant. Raises NotFound."""
     path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
-    if not path.is_file():
-        raise NotFound(f"{path.name} is not built", hint="run `python -m probing.daemon.bpf.build`")
-    return path
+    label = path.name.removesuffix(".bpf.o")
+    if features.preempt:
+        path = path.with_name(f"{label}.preempt.bpf.o")
+    try:
+        return label, path.read_bytes()
+    except FileNotFoundError as e:
+        raise NotFound(f"{path.name} is not built", hint="run `python -m probing.daemon.bpf.build`") from e
 
 
 class Loaded:
@@ -61,7 +65,6 @@ class Loader:
         self._owner: dict[str, str] = {}
         self._constants = {
             "has_cookie": int(features.attach_cookie),
-            "has_preempt": int(features.preempt),
             "target_arch": _ARCHITECTURES.get(platform.machine(), 1),
             **constants,
         }

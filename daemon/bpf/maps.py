@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import numpy as np
+
 from probing.daemon.bpf import syscalls
 
 __all__ = ("Map",)

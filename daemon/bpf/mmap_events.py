@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from probing.daemon.bpf.attach import refused
 
 __all__ = ("Mapping", "MmapWatch")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from probing.api.errors import FormatError
 from probing.daemon.bpf.btf import dtype_from_json, dtype_to_json
 from probing.daemon.clock import ClockPair

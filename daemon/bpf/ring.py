@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from probing.api.errors import FormatError
 from probing.daemon.bpf import syscalls
 

@@ -18,7 +18,7 @@ from probing.daemon.bpf.btf import dtype_to_json
 from probing.daemon.bpf.capabilities import Features, detect
 from probing.daemon.bpf.foreign import Foreign, stop_foreign
 from probing.daemon.bpf.links import Link, Links, checked_points
-from probing.daemon.bpf.loader import Loaded, Loader, object_path
+from probing.daemon.bpf.loader import Loaded, Loader, read_object
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.pins import PIN_ROOT
 from probing.daemon.bpf.ring import Ring
@@ -60,7 +60,6 @@ class Session:
         ``fallback`` takes the road of kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
         sets ``const volatile`` variables. Raises AttachError, PrivilegeError, StateLocked, NotFound.
         """
-        sources = {path.name.removesuffix(".bpf.o"): path.read_bytes() for path in map(object_path, objects)}
         found = features or detect()
         if fallback or os.environ.get("PROBINGD_FORCE_FALLBACK") == "1":
             found = found.without_multi()
@@ -68,6 +67,7 @@ class Session:
             raise PrivilegeError("no BPF ring buffer can be made: rights or kernel (5.8) are missing")
         if not found.btf:
             raise PrivilegeError("the kernel has no BTF", hint="use a kernel built with CONFIG_DEBUG_INFO_BTF")
+        sources = dict(read_object(name, found) for name in objects)
         folder = pins.prepare(instance, pin_root)
         session = cls(folder, Loader(folder, sources, found, constants or {}))
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
 from probing.daemon.bpf.elf import Elf
@@ -138,8 +139,7 @@ def probe_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
     source = folder / "probe.bpf.c"
     source.write_text(PROBE)
-    compile_object(source, source.with_suffix(".o"))
-    return source.with_suffix(".o")
+    return compile_object(source)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from probing.api.errors import PrivilegeError, StateLocked, UsageError
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.capabilities import Features, capabilities, detect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probing.api.errors import AttachError, PrivilegeError, StateLocked
+
+from probing.api.errors import AttachError, NotFound, PrivilegeError, StateLocked
 from probing.daemon.bpf import pins, syscalls
 from probing.daemon.bpf.capabilities import detect
 from probing.daemon.bpf.session import Session
@@ -359,17 +361,18 @@ UNPRIVILEGED = textwrap.dedent("""
 
 
 def test_bpf_and_perfmon_are_enough_with_uprobe_multi(
-    probe_object: Path, target: Any, target_fd: int, pin_root: Path, fallback: bool, tmp_path: Path
+    probe_object: Path, target: Any, target_fd: int, pin_root: Path, fallback: bool, open_tmp_path: Path
 ) -> None:
     pins.prepare("test", pin_root, owner=(65534, 65534))
-    readable = os.open(probe_object, os.O_RDONLY)
+    for path in probe_object.parent.glob("probe*.o"):
+        shutil.copy(path, open_tmp_path)
     capabilities = "-all,+bpf,+perfmon"
     rights = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     rights += [f"--{kind}={capabilities}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
-    arguments = [f"/proc/self/fd/{readable}", pin_root, target_fd, target.offsets[0], COOKIE, fallback]
+    arguments = [open_tmp_path / probe_object.name, pin_root, target_fd, target.offsets[0], COOKIE, fallback]
     command = [*rights, sys.executable, "-c", UNPRIVILEGED, *map(str, arguments)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, pass_fds=(readable, target_fd), cwd="/", **pipes) as child:
+    with subprocess.Popen(command, pass_fds=(target_fd,), cwd="/", **pipes) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         if fallback:
@@ -381,7 +384,6 @@ def test_bpf_and_perfmon_are_enough_with_uprobe_multi(
             child.stdin.flush()
             assert child.stdout.readline() == "23 23\n"
         assert child.wait(20) == 0
-    os.close(readable)
 
 
 def test_pin_folder_of_another_user_is_a_privilege_error(probe_object: Path, pin_root: Path) -> None:
@@ -399,6 +401,26 @@ def test_pin_folder_of_another_user_is_a_privilege_error(probe_object: Path, pin
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
     assert "user" in done.stdout
+
+
+def test_kernel_without_preemption_control_gets_the_object_without_it(
+    pin_root: Path, probe_object: Path, target: Any, target_fd: int, fallback: bool
+) -> None:
+    features = detect()
+    without = type(features)(**{**_fields(features), "preempt": False, "uprobe_multi": not fallback})
+    session = Session.open("test", [probe_object, "lifecycle"], pin_root, features=without)
+    try:
+        attach(session, target_fd, target)
+        target.call(23)
+        assert len(take(session)) == 23
+    finally:
+        session.close(keep=False)
+
+
+def test_object_that_is_not_built_is_not_found(pin_root: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        Session.open("test", [tmp_path / "nothing.bpf.o"], pin_root)
+    assert "build" in caught.value.hint
 
 
 def test_missing_right_is_a_privilege_error_with_a_hint(pin_root: Path) -> None:
