@@ -141,7 +141,9 @@ def _memory(target: Target, request: dict[str, Any]) -> Message:
     if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
         raise UsageError(f"memory takes {MAX_RANGES} ranges and {MAX_MEMORY >> 20} MiB at most")
     parts = ProcessMemory(target.pid).read_many(ranges)
-    return Message({"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts))
+    return Message(
+        {"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts)
+    )
 
 
 def _stack_handler(op: str) -> Callable[[Target, dict[str, Any]], Message]:

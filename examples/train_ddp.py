@@ -44,8 +44,9 @@ def make_data(samples: int) -> TensorDataset:
 
 def make_model(hidden: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
-                         nn.Linear(hidden, CLASSES))
+    return nn.Sequential(
+        nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+    )
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, points: Tensor, labels: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ _ID = r"[0-9a-f]{64}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}"
 _CONTAINERS = (
     # docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, and ...slice:cri-containerd:ID
-    re.compile(rf"(?:^|[/:])(?:docker|cri-containerd|containerd|crio|libpod|cri-dockerd|nerdctl)[-:]({_ID})(?:\.scope)?(?=/|$)"),
+    re.compile(
+        rf"(?:^|[/:])(?:docker|cri-containerd|containerd|crio|libpod|cri-dockerd|nerdctl)[-:]({_ID})(?:\.scope)?(?=/|$)"
+    ),
     # /docker/ID, /kubepods/.../podUID/ID, /buildkit/ID, /ecs/TASK/ID, /libpod_parent/..., /default/ID of containerd
     re.compile(rf"/({_ID})(?=/|$)"),
     # BuildKit names its containers in base 36.

@@ -15,7 +15,7 @@ __all__ = ("Facts", "Key")
 Key = tuple[int, int]
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
-# Threads that torch starts with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL), and gloo's.
+# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL; gloo).
 _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 

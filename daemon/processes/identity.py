@@ -60,7 +60,7 @@ _SIZES = (
 
 
 def ranks_of(environ: Environ) -> Ranks | None:
-    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None when none are there or they make no sense."""
+    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None when none make sense."""
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
         if rank is None or size is None or not rank < size <= MAX_WORLD:

@@ -256,7 +256,9 @@ class ParserPool:
         except ChannelTimeout as e:
             raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
         except ChannelClosed as e:
-            raise TargetTimeout("the parser ended over a file", hint="the file asks for more than a parser may use") from e
+            raise TargetTimeout(
+                "the parser ended over a file", hint="the file asks for more than a parser may use"
+            ) from e
         except ProbingError:
             done = self._pool.release
             raise

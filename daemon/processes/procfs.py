@@ -33,9 +33,12 @@ MAX_CGROUPS = 64
 MAX_TEXT = 4_096
 _FIELDS_AFTER_NAME = 20
 # Controls of C0 and C1, and what turns or breaks a line of text (Unicode TR9, line and paragraph separators).
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 _MAPPING = re.compile(
-    rb"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]{1,20}) *(.*)", re.DOTALL
+    rb"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]{1,20}) *(.*)",
+    re.DOTALL,
 )
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -60,7 +63,10 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A line of maps. ``path`` is empty for anonymous memory; ``device`` is (major, minor); ``deleted``: it has no name now."""
+    """A line of maps. ``path`` is empty for anonymous memory; ``device`` is (major, minor).
+
+    ``deleted``: the file has no name any more.
+    """
 
     start: int
     end: int
@@ -160,7 +166,7 @@ def parse_cgroup(data: bytes) -> list[bytes]:
 
 
 def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
-    """The variables in ``names`` and no other; the first of a name counts, as for getenv. Values are cut at ``limit``."""
+    """The variables in ``names`` and no other, values cut at ``limit``; the first of a name counts, as for getenv."""
     wanted = {name.encode() for name in names}
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):

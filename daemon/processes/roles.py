@@ -16,8 +16,10 @@ __all__ = ("NATIVE_LAUNCHERS", "interpreter_target", "launches", "roles")
 
 # Programs, not Python, that start the ranks of a job.
 NATIVE_LAUNCHERS = frozenset(
-    "hydra_pmi_proxy mpiexec mpiexec.hydra mpiexec.mpich mpiexec.openmpi mpirun mpirun.mpich mpirun.openmpi orted"
-    " orterun prted prterun slurmstepd srun".split()
+    (
+        *("hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "mpirun", "mpirun.mpich"),
+        *("mpirun.openmpi", "orted", "orterun", "prted", "prterun", "slurmstepd", "srun"),
+    )
 )
 _LAUNCH_PROGRAMS = frozenset({"deepspeed", "horovodrun", "torchrun"})
 _LAUNCH_MODULES = re.compile(

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError
@@ -37,7 +38,8 @@ MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
-    rb"/(?:(libpython[0-9][^/\n]*\.so)|(libtorch[^/\n]*\.so)|(libnccl[^/\n]*\.so)|(jaxlib/[^\n]*\.so))[^/\n]*(?: \(deleted\))?\n"
+    rb"/(?:(libpython[0-9][^/\n]*\.so)|(libtorch[^/\n]*\.so)|(libnccl[^/\n]*\.so)|(jaxlib/[^\n]*\.so))"
+    rb"[^/\n]*(?: \(deleted\))?\n"
 )
 _LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
 
@@ -94,7 +96,7 @@ class Target:
         with self._errors():
             threads = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
             try:
-                for tid in os.listdir(threads)[:MAX_THREADS]:
+                for tid in os.listdir(threads)[:MAX_THREADS]:  # noqa: PTH208
                     names.add(_thread_name(threads, tid))
             finally:
                 os.close(threads)
@@ -161,7 +163,7 @@ def states(wanted: list[Any], threads: bool) -> list[dict[str, Any] | None]:
 def list_processes(pids: list[int] | None) -> list[list[Any]]:
     """[pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``; kernel threads are left out."""
     if pids is None:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
     for pid in pids[:MAX_PIDS]:
         try:
@@ -223,5 +225,3 @@ def _thread_name(threads: int, tid: str) -> str:
         return ""
     finally:
         os.close(fd)
-
-

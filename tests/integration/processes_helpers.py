@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,8 @@ def started(arguments: list[str], *, until: str = "", **options: Any) -> Iterato
                 break
         yield process
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        except ProcessLookupError:
-            pass
         process.wait(10)
         if process.stdout is not None:
             process.stdout.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from processes_helpers import Listener, listening, wait_for
+
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.processes.pool import ParserPool
 from probing.daemon.query.sandbox import landlock_abi
@@ -66,7 +67,9 @@ def test_an_answer_is_kept_until_the_file_changes(pool: ParserPool, tmp_path: Pa
 
 def test_files_that_make_no_sense(pool: ParserPool, tmp_path: Path) -> None:
     good = libc().read_bytes()
-    for number, data in enumerate((b"", b"#!/bin/sh\n", good[:100], good[: len(good) // 2], good[:64] + os.urandom(5000))):
+    for number, data in enumerate(
+        (b"", b"#!/bin/sh\n", good[:100], good[: len(good) // 2], good[:64] + os.urandom(5000))
+    ):
         bad = tmp_path / str(number)
         bad.write_bytes(data)
         with pytest.raises(UnsupportedTarget):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes_helpers import Listener, listening, start_ns_of, started, wait_for
+
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
 from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.processes.procfs import parse_maps
@@ -54,7 +55,12 @@ def sleeper() -> Iterator[subprocess.Popen[str]]:
 def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
     start_ns = start_ns_of(sleeper.pid)
     seen = pool.call("identity", pid=sleeper.pid, start_ns=start_ns, timeout=PATIENCE).header
-    assert (seen["pid"], seen["start_ns"], seen["ppid"], seen["uid"]) == (sleeper.pid, start_ns, os.getpid(), os.getuid())
+    assert (seen["pid"], seen["start_ns"], seen["ppid"], seen["uid"]) == (
+        sleeper.pid,
+        start_ns,
+        os.getpid(),
+        os.getuid(),
+    )
     assert seen["environ"] == {"RANK": "3"}
     assert seen["cmdline"][1:] == ["-c", SLEEPER]
     assert Path(seen["exe"]) == Path(sys.executable).resolve()
@@ -114,7 +120,9 @@ def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None
 
 def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
     mapping = parse_maps(pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload)[0]
-    answer = pool.call("memory", pid=sleeper.pid, timeout=PATIENCE, ranges=[[mapping.start, 4], [8, 8], [mapping.start + 1, 3]])
+    answer = pool.call(
+        "memory", pid=sleeper.pid, timeout=PATIENCE, ranges=[[mapping.start, 4], [8, 8], [mapping.start + 1, 3]]
+    )
     assert answer.header["lengths"] == [4, -1, 3]
     assert answer.payload == b"\x7fELFELF"
     states = pool.call("state", timeout=PATIENCE, targets=[[sleeper.pid, 0], [sleeper.pid, 7]], threads=True).payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, job_of, ranks_of, restarts_of
@@ -16,7 +17,12 @@ D = "fedcba9876543210" * 4
 POD = "11111111-2222-3333-4444-555555555555"
 POD_ = POD.replace("-", "_")
 SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice"
-TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+TORCHRUN = {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
 STATIC_HASH = "1" * 32
 
 
@@ -74,7 +80,10 @@ def test_no_path_breaks_containers(paths: list[str]) -> None:
         ({"RANK": "3", "WORLD_SIZE": "8", "NODE_RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (3, 8, None, 1)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}, (5, 16, 1, 2)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "6"}, (5, 6, None, None)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (1, 2, 1, None)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            (1, 2, 1, None),
+        ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, (1, 2, 0, None)),
         ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, (0, 2, None, None)),
         ({"RANK": "8", "WORLD_SIZE": "8"}, None),
@@ -125,7 +134,11 @@ def test_no_job() -> None:
     assert job_of({}, "n1", in_pod=True) is None
 
 
-@given(st.dictionaries(st.sampled_from(["SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "HOSTNAME"]), st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from(["SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "HOSTNAME"]), st.text()
+    )
+)
 def test_no_environment_breaks_identity(environ: dict[str, str]) -> None:
     job = job_of(environ, "n", in_pod=True)
     assert job is None or 0 < len(job.name) <= 200
@@ -203,7 +216,10 @@ class TestRuns:
         (["-p", "8080"], "-p 8080"),
         (["WANDB_API_KEY=abc", "python"], "WANDB_API_KEY=*** python"),
         (["+logger.wandb.apiKey=abc"], "+logger.wandb.apiKey=***"),
-        (["--max-tokens", "5", "--tokenizer", "gpt2", "--num_tokens=7"], "--max-tokens 5 --tokenizer gpt2 --num_tokens=7"),
+        (
+            ["--max-tokens", "5", "--tokenizer", "gpt2", "--num_tokens=7"],
+            "--max-tokens 5 --tokenizer gpt2 --num_tokens=7",
+        ),
         (["s3://user:pw@host/path"], "s3://***@host/path"),
         (["hf_abcdefghijklmnopqrstuv"], "***"),
         (["-c", "x='sk-abcdefghijklmnopqrstuv'; password='s3cret'"], "-c x='***'; password='***'"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import (
     clean_text,
@@ -35,7 +37,7 @@ def test_own_files_parse() -> None:
     assert parse_status((proc / "status").read_bytes())["Uid"][0] == os.getuid()
     mappings = parse_maps((proc / "maps").read_bytes())
     assert any(m.executable and m.path.startswith(b"/") and m.inode for m in mappings)
-    assert all(a.end <= b.start for a, b in zip(mappings, mappings[1:], strict=False))
+    assert all(a.end <= b.start for a, b in pairwise(mappings))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.roles import interpreter_target, launches, roles
 
@@ -74,13 +75,22 @@ def test_torchrun() -> None:
 def test_helpers_of_a_trainer() -> None:
     rank = process(2, TORCHRUN, environ=RANK0, libraries=TORCH, threads=GLOO)
     tracker = process(
-        3, rank, TORCHRUN, environ=RANK0, cmdline=("python3", "-c", "from multiprocessing.resource_tracker import main;main(9)")
+        3,
+        rank,
+        TORCHRUN,
+        environ=RANK0,
+        cmdline=("python3", "-c", "from multiprocessing.resource_tracker import main;main(9)"),
     )
     forked = process(4, rank, TORCHRUN, environ=RANK0, libraries=TORCH)
     named = process(5, rank, TORCHRUN, environ=RANK0, libraries=TORCH, comm="pt_data_worker")
     spawned = process(6, rank, TORCHRUN, environ=RANK0, cmdline=SPAWN)
     compiler = process(
-        7, rank, TORCHRUN, environ=RANK0, libraries=TORCH, cmdline=("python3", "/x/torch/_inductor/compile_worker/__main__.py")
+        7,
+        rank,
+        TORCHRUN,
+        environ=RANK0,
+        libraries=TORCH,
+        cmdline=("python3", "/x/torch/_inductor/compile_worker/__main__.py"),
     )
     tool = process(8, rank, TORCHRUN, environ=RANK0, cmdline=("python3", "evaluate.py"))
     assert by_pid(TORCHRUN, rank, tracker, forked, named, spawned, compiler, tool) == {
@@ -102,7 +112,13 @@ def test_parent_of_mp_spawn() -> None:
     assert by_pid(parent, tracker, young) == {1: "trainer", 2: "other", 3: "other"}
     grown = [process(pid, parent, cmdline=SPAWN, libraries=TORCH, threads=GLOO) for pid in (3, 4)]
     loader = process(5, grown[0], parent, cmdline=SPAWN, libraries=TORCH)
-    assert by_pid(parent, tracker, *grown, loader) == {1: "launcher", 2: "other", 3: "trainer", 4: "trainer", 5: "data_loader"}
+    assert by_pid(parent, tracker, *grown, loader) == {
+        1: "launcher",
+        2: "other",
+        3: "trainer",
+        4: "trainer",
+        5: "data_loader",
+    }
 
 
 def test_a_wrapper_that_starts_the_real_trainer() -> None:
@@ -115,7 +131,9 @@ def test_a_wrapper_that_starts_the_real_trainer() -> None:
 
 def test_a_small_job_inside_a_rank_leaves_it_a_trainer() -> None:
     rank = process(2, TORCHRUN, environ=RANK0, libraries=TORCH)
-    inner = process(3, rank, TORCHRUN, environ={"RANK": "0", "WORLD_SIZE": "1"}, libraries=TORCH, cmdline=("python3", "eval.py"))
+    inner = process(
+        3, rank, TORCHRUN, environ={"RANK": "0", "WORLD_SIZE": "1"}, libraries=TORCH, cmdline=("python3", "eval.py")
+    )
     assert by_pid(TORCHRUN, rank, inner) == {1: "launcher", 2: "trainer", 3: "trainer"}
 
 

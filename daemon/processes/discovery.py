@@ -1,0 +1,506 @@
+"""Which processes train, from the first instant to the last: events and scans in, identities and rows out.
+
+One thread decides; reads of targets go through readers, several at once, each with a deadline. Whoever brings an event
+only leaves it in a queue. What an event does not say (a process that imports torch a second after it started, an event
+that was lost) is found by looking again, ever more rarely, and by listing all processes from time to time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, ProcessGone
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.ipc import Message
+from probing.daemon.processes.agenda import Agenda
+from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.registry import Process, Registry, settled
+from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
+from probing.daemon.processes.rows import detail_of, env_rows, event_row, process_from_detail, process_row, state_name
+from probing.daemon.source import Identity, Loss, Sink
+
+__all__ = ("Discovery", "Listener")
+
+MAX_QUEUE = 100_000
+# After exec or fork a process gets its program and first libraries: looking at once would see nothing.
+SETTLE_S = 0.03
+# How long results of one batch are waited for, so that older processes are placed before younger ones.
+BATCH_S = 0.25
+READ_TIMEOUT_S = 1.0
+STATE_TIMEOUT_S = 0.5
+# When a Python that may still become a trainer is looked at again, s after the look before.
+AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
+RARELY_S = 30.0
+# When one that could not be read is tried again; a quarantined one is refused at once until its time is over.
+RETRY_S, MAX_RETRY_S = 2.5, 300.0
+# Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
+_THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    size: int
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
+
+    def forget(self, pid: int, start_ns: int) -> None: ...
+
+
+class Listener(Protocol):
+    """Another source that follows processes. Called from the thread of discovery; must not block."""
+
+    def process_identified(self, who: Identity) -> None:
+        """New, or somebody else than before."""
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """It called exec and runs another program now."""
+
+    def process_exited(self, who: Identity) -> None: ...
+
+
+def _no_version(_pid: int, _start_ns: int) -> str | None:
+    return None
+
+
+def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
+    return ()
+
+
+class Discovery:
+    """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
+
+    ``python_version(pid, start_ns)`` and ``backends(pid, start_ns)`` ask other sources; they may raise ProbingError.
+    ``rescan_s``: how often all processes are listed, s.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self,
+        readers: Readers,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        *,
+        python_version: Callable[[int, int], str | None] = _no_version,
+        backends: Callable[[int, int], Iterable[str]] = _no_backends,
+        rescan_s: float = 10.0,
+    ) -> None:
+        self._readers = readers
+        self._sink = sink
+        self._clock = clock
+        self._node = node
+        self._python_version = python_version
+        self._backends = backends
+        self._rescan_s = rescan_s
+        self.listeners: list[Listener] = []
+        self._registry = Registry(node, clock.boot_id)
+        # Guards the registry and wakes who waits for an identity.
+        self._known = threading.Condition()
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._wake = threading.Event()
+        self._overflow = False
+        self._stopped = False
+        self._scanned = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        # Of the thread only: when to look at which process, what is being read, what needs no look.
+        self._agenda = Agenda()
+        self._wanted: set[int] = set()
+        self._reading: dict[Key, Future[Facts]] = {}
+        self._looks: dict[Key, int] = {}
+        self._ignored: set[Key] = set()
+        self._versioned: set[Key] = set()
+        self._early_exits: dict[Key, tuple[int | None, int | None]] = {}
+
+    def start(self) -> None:
+        """Begin with a scan of all processes; ``scanned`` tells when it is done."""
+        self._stopped = False
+        self._executor = ThreadPoolExecutor(self._readers.size, thread_name_prefix="identity")
+        self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def scanned(self, timeout: float) -> bool:
+        """Wait until all processes that lived at the start were looked at; False: not within ``timeout`` seconds."""
+        return self._scanned.wait(timeout)
+
+    # Events, from the collector. Times are CLOCK_MONOTONIC ns.
+
+    def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None:
+        self._post("exec", tgid, start_ns, ktime)
+
+    def on_fork(self, tgid: int, start_ns: int, ktime: int, ppid: int) -> None:
+        self._post("fork", tgid, start_ns, ktime, ppid)
+
+    def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
+        """``status`` as waitpid(2) gives it; None when it is not known."""
+        self._post("exit", tgid, start_ns, ktime, status)
+
+    def on_mapping(self, pid: int) -> None:
+        """The process mapped a library of interest."""
+        self._post("mapping", pid)
+
+    def on_communicator(self, pid: int, start_ns: int, rank: int, world_size: int) -> None:
+        """The communicator that spans the job was seen: its rank counts where the environment names none."""
+        self._post("ranks", (pid, start_ns), rank, world_size)
+
+    # Who is who.
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        """See ``source.Processes``. With a ``timeout`` an unknown process is looked at next."""
+        key = (pid, start_ns)
+        with self._known:
+            process = self._registry.get(key)
+            if process is None and timeout > 0:
+                self._post("mapping", pid)
+                self._known.wait_for(lambda: self._registry.get(key) is not None or self._stopped, timeout)
+                process = self._registry.get(key)
+            return process.identity if process is not None else None
+
+    def live(self) -> list[Identity]:
+        """All watched processes that live, oldest first."""
+        with self._known:
+            return sorted((p.identity for p in self._registry.live()), key=lambda who: (who.start_ns, who.pid))
+
+    def rows(self, pair: ClockPair) -> pa.RecordBatch:
+        """process.processes as it is now; the states are read for it."""
+        with self._known:
+            shown = self._registry.shown()
+        states = self._states([process for process in shown if not process.ended])
+        rows = []
+        for process in shown:
+            state, threads = states.get(process.key, ("exited" if process.ended else None, []))
+            self._add_backends(process, threads)
+            rows.append(process_row(self._node, pair.real_ns, process, state))
+        return batch_of("process.processes", rows)
+
+    def envs(self, pair: ClockPair) -> pa.RecordBatch:
+        """process.envs: the allowed variables of all watched processes that live."""
+        with self._known:
+            live = self._registry.live()
+        return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])
+
+    def restore(self, rows: pa.Table | pa.RecordBatch) -> int:
+        """Take up the processes of stored process.events of this boot, before ``start``; how many."""
+        count = 0
+        columns = rows.select(["pid", "start_ns", "event", "detail"]).to_pydict()
+        with self._known:
+            for pid, start_ns, event, text in zip(*columns.values(), strict=True):
+                if event == "exit":
+                    self._registry.restored_exit((pid, start_ns))
+                elif event == "identified" and text:
+                    found = process_from_detail(pid, start_ns, text, self._clock.boot_id)
+                    if found is not None:
+                        self._registry.restore(*found)
+                        count += 1
+        return count
+
+    # The thread.
+
+    def _post(self, *event: Any) -> None:
+        if len(self._queue) >= MAX_QUEUE:
+            self._overflow = True
+        else:
+            self._queue.append(event)
+        self._wake.set()
+
+    def _run(self) -> None:
+        next_scan = time.monotonic()
+        while not self._stopped:
+            now = time.monotonic()
+            try:
+                if now >= next_scan or self._overflow:
+                    next_scan = now + (self._rescan_s if self._scan() else 1.0)
+                while self._queue:
+                    self._event(*self._queue.popleft())
+                self._look_at_due()
+            except ProbingError as e:
+                _log.warning("processes cannot be looked at: %s", e.message)
+            except Exception:  # whoever is watched stays watched, whatever goes wrong over one process
+                _log.exception("looking at processes failed")
+            if not self._queue:
+                self._wake.wait(max(0.0, self._agenda.next_at(next_scan) - time.monotonic()))
+            self._wake.clear()
+
+    def _scan(self) -> bool:
+        """Compare all processes with what is known: an event may have been lost. False: they could not be listed."""
+        try:
+            found = self._list(None)
+        except ProbingError as e:
+            _log.warning("processes cannot be listed: %s", e.message)
+            return False
+        if self._overflow:
+            self._overflow = False
+            now = self._clock.pair().real_ns
+            self._sink.lost(Loss(self.name, "process.events", "ring", "too many processes started", now, now))
+        alive = {(pid, start): letter for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        with self._known:
+            gone = [key for key in self._registry.alive() if key not in alive]
+            lost = self._registry.unaccounted(alive) if not self._scanned.is_set() else []
+        for key in gone:
+            self._ended(key, None, None)
+        for process in lost:
+            self._tell_exit(process, None, None)
+        self._ignored &= alive.keys()
+        self._read([key for key in alive if key not in self._ignored and key not in self._looks], settle=BATCH_S * 8)
+        self._scanned.set()
+        return True
+
+    def _event(self, kind: str, *values: Any) -> None:
+        if kind == "exit":
+            pid, start_ns, ktime, status = values
+            pair = self._clock.pair()
+            self._ended((pid, start_ns), status, ktime + pair.mono_to_utc_ns)
+        elif kind == "exec":
+            self._replaced(values[0], values[1])
+        elif kind == "fork":
+            # Only the children of who is looked at matter; anybody else shows up with exec.
+            with self._known:
+                parents = {pid for pid, _ in self._registry.alive()}
+            if values[3] in parents:
+                self._wanted.add(values[0])
+                self._agenda.add(values[0], SETTLE_S)
+        elif kind == "mapping":
+            self._wanted.add(values[0])
+            self._agenda.add(values[0], 0.0)
+        elif kind == "facts":
+            self._take(values)
+        else:
+            self._note(kind, *values)
+
+    def _note(self, kind: str, key: Key, *values: Any) -> None:
+        with self._known:
+            if kind == "python":
+                changed = self._registry.note_python(key, *values)
+            elif kind == "backends":
+                changed = self._registry.note_backends(key, *values)
+            else:
+                changed = self._registry.note_ranks(key, *values)
+        if kind == "python" and values == (None,):
+            # It may only have begun: the next look asks again.
+            self._versioned.discard(key)
+        self._tell(changed)
+
+    def _replaced(self, pid: int, start_ns: int) -> None:
+        key = (pid, start_ns)
+        self._ignored.discard(key)
+        self._looks.pop(key, None)
+        with self._known:
+            watched = self._registry.get(key) is not None
+            self._registry.replaced(key)
+        if watched:
+            for listener in self.listeners:
+                listener.process_replaced(pid, start_ns)
+            self._wanted.add(pid)
+        self._agenda.add(pid, SETTLE_S)
+
+    def _look_at_due(self) -> None:
+        pids = self._agenda.due()
+        if not pids:
+            return
+        keys = []
+        for pid, start_ns, _, letter, _, exe in self._list(pids):
+            key = (pid, start_ns)
+            wanted = pid in self._wanted or _may_train(exe) or key in self._registry
+            if letter not in "ZX" and wanted:
+                keys.append(key)
+            elif letter not in "ZX":
+                self._ignored.add(key)
+        self._wanted.difference_update(pids)
+        self._read(keys)
+
+    def _list(self, pids: list[int] | None) -> list[Any]:
+        answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
+        return list(json.loads(answer.payload))
+
+    def _read(self, keys: Iterable[Key], settle: float = BATCH_S) -> None:
+        """Find out about processes, several at once; what takes longer than ``settle`` seconds comes as an event."""
+        fresh = [key for key in keys if key not in self._reading]
+        for key in fresh:
+            self._reading[key] = self._submit(self._identify, key)
+        wait([self._reading[key] for key in fresh], timeout=settle)
+        done = [key for key in fresh if self._reading[key].done()]
+        for key in fresh:
+            if key not in done:
+                self._reading[key].add_done_callback(lambda _, key=key: self._post("facts", key))  # type: ignore[misc]
+        self._take(done)
+
+    def _submit(self, work: Callable[[Key], T], key: Key) -> Future[T]:
+        assert self._executor is not None
+        return self._executor.submit(work, key)
+
+    def _identify(self, key: Key) -> Facts:
+        answer = self._readers.call("identity", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S)
+        facts = Facts.from_reader(answer.header)
+        used = frozenset(f"pt_{name}" for name in self._backends(*key))
+        return replace(facts, threads=facts.threads | used)
+
+    def _take(self, keys: Iterable[Key]) -> None:
+        """Place the processes that were read."""
+        found = [facts for key in keys if (facts := self._result(key))]
+        with self._known:
+            found = [facts for facts in found if not self._registry.over(facts.key)]
+        self._read_launchers(found)
+        with self._known:
+            changed = self._registry.update(found) if found else []
+        self._tell(changed)
+        for facts in found:
+            self._follow(facts)
+            if facts.key in self._early_exits:
+                self._ended(facts.key, *self._early_exits.pop(facts.key))
+
+    def _result(self, key: Key) -> Facts | None:
+        future = self._reading.pop(key)
+        try:
+            facts = future.result()
+        except ProcessGone:
+            self._early_exits.pop(key, None)
+            return None
+        except ProbingError as e:
+            self._early_exits.pop(key, None)
+            looks = self._looks[key] = self._looks.get(key, 0) + 1
+            _log.log(
+                logging.INFO if looks == 1 else logging.DEBUG, "process %d is not known yet: %s", key[0], e.message
+            )
+            self._wanted.add(key[0])
+            self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
+            return None
+        if facts.python or facts.framework or launches(facts):
+            return facts
+        self._ignored.add(key)
+        self._early_exits.pop(key, None)
+        return None
+
+    def _read_launchers(self, found: list[Facts]) -> None:
+        # Who starts ranks must be known before them, for it names their run.
+        own = {facts.key for facts in found}
+        with self._known:
+            missing = {
+                (pid, start)
+                for facts in found
+                for pid, start, program in facts.ancestors
+                if (pid, start) not in own | self._ignored | self._reading.keys()
+                and (program in NATIVE_LAUNCHERS or _may_train(program))
+                and self._registry.facts_of((pid, start)) is None
+            }
+        if missing:
+            self._read(missing)
+
+    def _follow(self, facts: Facts) -> None:
+        """Ask for what a process did not show yet, and look again while it may become somebody else."""
+        key = facts.key
+        with self._known:
+            process = self._registry.get(key)
+        looks = self._looks[key] = self._looks.get(key, 0) + 1
+        if process is not None and facts.python and key not in self._versioned:
+            self._versioned.add(key)
+            self._submit(self._find_version, key)
+        if not settled(facts, process):
+            delay = AGAIN_S[looks - 1] if looks <= len(AGAIN_S) else RARELY_S
+            near = process is not None or facts.framework
+            self._wanted.add(facts.pid)
+            self._agenda.add(facts.pid, min(delay, 5.0) if near else delay)
+
+    def _find_version(self, key: Key) -> None:
+        try:
+            version = self._python_version(*key)
+        except ProbingError as e:
+            _log.info("the Python of process %d is not known: %s", key[0], e.message)
+            version = None
+        self._post("python", key, version)
+
+    def _ended(self, key: Key, status: int | None, ts_ns: int | None) -> None:
+        self._ignored.discard(key)
+        self._versioned.discard(key)
+        self._looks.pop(key, None)
+        self._readers.forget(*key)
+        with self._known:
+            process = self._registry.end(key)
+        if process is not None:
+            self._tell_exit(process, status, ts_ns)
+        elif key in self._reading:
+            self._early_exits[key] = status, ts_ns
+
+    def _tell(self, changed: Iterable[Process]) -> None:
+        pair = self._clock.pair()
+        rows = []
+        told = list(changed)
+        for process in told:
+            started_ns = process.facts.start_ns + pair.boot_to_utc_ns
+            if not process.started:
+                rows.append(event_row(self._node, started_ns, "start", process))
+            if not process.told:
+                detail = detail_of(process, self._clock.boot_id)
+                rows.append(event_row(self._node, pair.real_ns, "identified", process, detail=detail))
+            process.started = process.told = True
+        if rows:
+            self._sink.put("process.events", batch_of("process.events", rows))
+        with self._known:
+            self._known.notify_all()
+        for process in told:
+            for listener in self.listeners:
+                listener.process_identified(process.identity)
+
+    def _tell_exit(self, process: Process, status: int | None, ts_ns: int | None) -> None:
+        signal = status & 0x7F if status is not None else None
+        row = event_row(
+            self._node,
+            self._clock.pair().real_ns if ts_ns is None else ts_ns,
+            "exit",
+            process,
+            exit_code=(status >> 8) & 0xFF if status is not None and not signal else None,
+            signal=signal or None,
+        )
+        self._sink.put("process.events", batch_of("process.events", [row]))
+        for listener in self.listeners:
+            listener.process_exited(process.identity)
+
+    def _states(self, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:
+        """State as this project names it, and thread names; what could not be read in time is left out."""
+        targets = [list(process.key) for process in processes]
+        if not targets:
+            return {}
+        try:
+            payload = self._readers.call("state", timeout=STATE_TIMEOUT_S, targets=targets, threads=True).payload
+        except ProbingError as e:
+            _log.warning("the states of processes are not known: %s", e.message)
+            return {}
+        found = {}
+        for process, seen in zip(processes, json.loads(payload), strict=True):
+            found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
+        return found
+
+    def _add_backends(self, process: Process, threads: list[str]) -> None:
+        used = set(self._backends(*process.key)) if not process.ended else set()
+        used |= {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}
+        if used - process.backends:
+            process.backends = process.backends | used
+            self._post("backends", process.key, used)
+
+
+def _may_train(program: str) -> bool:
+    """The name or path of a program that may be a Python or start the ranks of a job."""
+    name = program.rpartition("/")[2]
+    return name.startswith("python") or name in NATIVE_LAUNCHERS or not name

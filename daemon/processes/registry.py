@@ -1,0 +1,297 @@
+"""All processes that may train, and who each is: facts go in, identities come out. No reads, no threads, no clock."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from probing.daemon.processes.containers import container_of
+from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.identity import Job, Ranks, job_of, ranks_of, restarts_of
+from probing.daemon.processes.redaction import command_text
+from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
+from probing.daemon.processes.runs import Runs, anchor_of
+from probing.daemon.source import Identity
+
+__all__ = ("Process", "Registry", "settled")
+
+MAX_DEAD = 4_096
+_VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
+
+
+@dataclass(slots=True)
+class Process:
+    """A watched process. ``started``, ``told``: rows of its start and of who it is were made. ``ended``: it is gone."""
+
+    facts: Facts
+    identity: Identity
+    job_source: str
+    ranks: Ranks | None
+    container: str | None
+    pod: str | None
+    command: str
+    python: str | None
+    backends: set[str] = field(default_factory=set)
+    started: bool = False
+    told: bool = False
+    ended: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.facts.key
+
+
+class Registry:
+    """Not safe for two threads at once. ``node`` names the node, ``boot_id`` the boot that start times count from."""
+
+    def __init__(self, node: str, boot_id: str) -> None:
+        self._node = node
+        self._boot_id = boot_id
+        self._runs = Runs(boot_id)
+        # Python processes, launchers, and dead ones from which a live one descends.
+        self._facts: dict[Key, Facts] = {}
+        self._watched: dict[Key, Process] = {}
+        self._dead: OrderedDict[Key, Process] = OrderedDict()
+        self._restored: dict[Key, Mapping[str, Any]] = {}
+        self._told_ranks: dict[Key, Ranks] = {}
+        self._pythons: dict[Key, str] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._facts and not self._gone(key)
+
+    def live(self) -> list[Process]:
+        return [process for process in self._watched.values() if not process.ended]
+
+    def shown(self) -> list[Process]:
+        """The live ones, and the dead whose run lives on in another trainer."""
+        runs = {_run_of(p) for p in self.live() if p.identity.role == "trainer"}
+        lost = [p for p in self._watched.values() if p.ended and p.identity.role == "trainer" and _run_of(p) in runs]
+        return [*self.live(), *lost]
+
+    def get(self, key: Key) -> Process | None:
+        return self._watched.get(key) or self._dead.get(key)
+
+    def facts_of(self, key: Key) -> Facts | None:
+        return self._facts.get(key)
+
+    def over(self, key: Key) -> bool:
+        """It is known to have ended."""
+        return self._gone(key) or (key in self._dead and key not in self._restored)
+
+    def alive(self) -> list[Key]:
+        """All that live, watched or not."""
+        return [key for key in self._facts if not self._gone(key)]
+
+    def update(self, found: Iterable[Facts]) -> list[Process]:
+        """Take in new or newer facts. The processes that are new or are somebody else now, oldest first."""
+        for facts in found:
+            before = self._facts.get(facts.key)
+            if before is not None and before.ancestors:
+                # Who started it stays true when that one has ended and it was given to the first process.
+                facts = replace(facts, ancestors=before.ancestors)
+            self._facts[facts.key] = facts
+        return self._assign()
+
+    def note_backends(self, key: Key, backends: Iterable[str]) -> list[Process]:
+        """Collective backends that the process was seen to use: proof that it is in a process group."""
+        facts = self._facts.get(key)
+        names = frozenset(f"pt_{name}" for name in backends)
+        if facts is None or names <= facts.threads:
+            return []
+        self._facts[key] = replace(facts, threads=facts.threads | names)
+        process = self._watched.get(key)
+        if process is not None:
+            process.backends.update(backends)
+        return self._assign()
+
+    def note_ranks(self, key: Key, rank: int, world_size: int) -> list[Process]:
+        """Rank and size of the communicator that spans the job; they count where the environment says nothing."""
+        if key not in self._watched or not 0 <= rank < world_size:
+            return []
+        self._told_ranks[key] = Ranks(rank, world_size)
+        return self._assign()
+
+    def note_python(self, key: Key, version: str | None) -> list[Process]:
+        """Its CPython version, for one that is watched."""
+        process = self._watched.get(key)
+        if process is None or version is None:
+            return []
+        self._pythons[key] = version
+        if process.python == version:
+            return []
+        process.python, process.told = version, False
+        return [process]
+
+    def end(self, key: Key) -> Process | None:
+        """The process is gone; it, if it was watched and lived."""
+        self._runs.ended(key)
+        self._told_ranks.pop(key, None)
+        self._pythons.pop(key, None)
+        process = self._watched.get(key)
+        if process is None:
+            self._facts.pop(key, None)
+            return None
+        if process.ended:
+            return None
+        process.ended = True
+        self._forget_unrelated()
+        return process
+
+    def restore(self, detail: Mapping[str, Any], process: Process) -> None:
+        """A process that an earlier daemon of this boot knew; it counts as dead until it is found again."""
+        self._restored[process.key] = detail
+        process.started = process.told = process.ended = True
+        self._bury(process)
+
+    def restored_exit(self, key: Key) -> None:
+        """The earlier daemon knew that the process ended."""
+        self._restored.pop(key, None)
+
+    def unaccounted(self, alive: Collection[Key]) -> list[Process]:
+        """Restored processes that are not in ``alive``. Each is told once."""
+        missing = [key for key in self._restored if key not in alive]
+        for key in missing:
+            del self._restored[key]
+        return [self._dead[key] for key in missing if key in self._dead]
+
+    def replaced(self, key: Key) -> None:
+        """The process called exec: what was found out about its program is void."""
+        self._pythons.pop(key, None)
+
+    def _gone(self, key: Key) -> bool:
+        process = self._watched.get(key)
+        return process is not None and process.ended
+
+    def _bury(self, process: Process) -> None:
+        # Thousands of them are kept: no more than who they were.
+        facts = process.facts
+        process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid)
+        self._dead[process.key] = process
+        self._dead.move_to_end(process.key)
+        while len(self._dead) > MAX_DEAD:
+            self._dead.popitem(last=False)
+
+    def _forget_unrelated(self) -> None:
+        """Move dead processes aside that neither name a live one's role nor are shown."""
+        alive = [facts for key, facts in self._facts.items() if not self._gone(key)]
+        needed = {(pid, start) for facts in alive for pid, start, _ in facts.ancestors}
+        needed |= {process.key for process in self.shown()}
+        for key in [key for key, process in self._watched.items() if process.ended and key not in needed]:
+            self._facts.pop(key, None)
+            self._bury(self._watched.pop(key))
+
+    def _assign(self) -> list[Process]:
+        assigned = roles(self._facts.values())
+        for key, process in self._watched.items():
+            # Whoever has started ranks goes on being their launcher when they have ended.
+            if process.identity.role == "launcher" and assigned.get(key) == "trainer":
+                assigned[key] = "launcher"
+        order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
+        changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
+        # The newest trainer names its launcher's job; helpers go with whom they help.
+        changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
+        changed += [
+            p for key in order if assigned[key] not in ("trainer", "launcher") and (p := self._place(key, assigned))
+        ]
+        return sorted(changed, key=lambda process: process.key[::-1])
+
+    def _place(self, key: Key, assigned: Mapping[Key, str]) -> Process | None:
+        """Give a process its identity; the process if that is new."""
+        before = self._watched.get(key)
+        if before is not None and before.ended:
+            return None
+        facts, role = self._facts[key], assigned[key]
+        container, pod = container_of(facts.cgroup)
+        ranks = (ranks_of(facts.environ) or self._told_ranks.get(key)) if role == "trainer" else None
+        job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
+        identity = Identity(
+            facts.pid, facts.start_ns, job.name, run, role,
+            *((ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()),
+        )  # fmt: skip
+        if before is not None and before.identity == identity:
+            before.facts = facts
+            return None
+        restored = self._dead.pop(key, None)
+        process = Process(
+            facts, identity, job.source, ranks, container, pod, command_text(facts.cmdline), self._python(facts),
+            before.backends if before else set(), started=before is not None or key in self._restored,
+            told=restored is not None and restored.identity == identity,
+        )  # fmt: skip
+        self._watched[key] = process
+        return process
+
+    def _job_and_run(
+        self,
+        facts: Facts,
+        role: str,
+        assigned: Mapping[Key, str],
+        ranks: Ranks | None,
+        container: str | None,
+        pod: str | None,
+    ) -> tuple[Job, str]:
+        before = self._watched.get(facts.key)
+        launcher = self._launcher_above(facts, assigned)
+        if role != "trainer" and (leader := self._leader(facts, role, assigned)):
+            return Job(leader.identity.job, leader.job_source), leader.identity.run
+        job = job_of(facts.environ, self._node, pod is not None)
+        if role == "launcher" and before is not None and job is None:
+            return Job(before.identity.job, before.job_source), before.identity.run
+        if job is None:
+            job = Job(f"pid:{launcher[0] if launcher else facts.pid}", "pid")
+        if before is not None and (before.identity.role, before.identity.job) == (role, job.name):
+            return job, before.identity.run
+        restored = self._restored.get(facts.key, {})
+        if restored.get("job") == job.name and restored.get("run"):
+            if role == "trainer":
+                self._runs.restore(facts, job, ranks.rank if ranks else None, container, str(restored["run"]))
+            return job, str(restored["run"])
+        if role == "trainer":
+            return job, self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
+        return job, f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
+
+    def _leader(self, facts: Facts, role: str, assigned: Mapping[Key, str]) -> Process | None:
+        """Whose job it is part of: for a launcher its newest trainer, for a helper the trainer or launcher above it."""
+        if role == "launcher":
+            below = [
+                process
+                for process in self._watched.values()
+                if process.identity.role == "trainer" and any(a[:2] == facts.key for a in process.facts.ancestors)
+            ]
+            return max(below, key=lambda process: process.key[::-1], default=None)
+        above = [(pid, start) for pid, start, _ in facts.ancestors]
+        for wanted in ("trainer", "launcher"):
+            for key in above:
+                if assigned.get(key) == wanted and key in self._watched:
+                    return self._watched[key]
+        return None
+
+    def _launcher_above(self, facts: Facts, assigned: Mapping[Key, str]) -> Key | None:
+        for pid, start, name in facts.ancestors:
+            if assigned.get((pid, start)) == "launcher" or name in NATIVE_LAUNCHERS:
+                return pid, start
+        return None
+
+    def _python(self, facts: Facts) -> str | None:
+        if not facts.python:
+            return None
+        restored = self._restored.get(facts.key, {})
+        if restored.get("exe") == facts.exe and restored.get("python"):
+            self._pythons.setdefault(facts.key, str(restored["python"]))
+        match = _VERSION.search(facts.program)
+        return self._pythons.get(facts.key) or (match[1] if match else None)
+
+
+def _run_of(process: Process) -> tuple[str, str]:
+    return process.identity.job, process.identity.run
+
+
+def settled(facts: Facts, process: Process | None) -> bool:
+    """Nothing that it may still do changes who it is, so it need not be looked at again."""
+    if process is None:
+        return not facts.python
+    if process.identity.role == "trainer":
+        return facts.framework and (process.ranks is not None or facts.in_group)
+    return process.identity.role == "data_loader" or launches(facts)

@@ -1,0 +1,112 @@
+"""Rows of process.events, process.processes and process.envs, and processes out of stored rows again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from probing.daemon.processes.facts import Facts
+from probing.daemon.processes.registry import Process
+from probing.daemon.source import Identity
+
+__all__ = ("detail_of", "env_rows", "event_row", "process_from_detail", "process_row", "state_name")
+
+MAX_DETAIL = 64 << 10
+_STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "zombie", "X": "exited"}
+
+
+def state_name(letter: str) -> str:
+    """What the kernel's letter for a state is called here."""
+    return _STATES.get(letter, "running")
+
+
+def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> dict[str, Any]:
+    """A row of process.events at ``ts_ns`` UTC."""
+    return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
+
+
+def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> dict[str, Any]:
+    """A row of process.processes; ``state`` None where it could not be read."""
+    who = process.identity
+    return {
+        **_identity(node, ts_ns, process),
+        "local_rank": who.local_rank,
+        "world_size": who.world_size,
+        "node_rank": who.node_rank,
+        "ppid": process.facts.ppid,
+        "uid": process.facts.uid,
+        "role": who.role,
+        "state": state,
+        "python": process.python,
+        "backends": ",".join(sorted(process.backends)),
+        "command": process.command,
+        "container": process.container,
+        "pod": process.pod,
+        "job_source": process.job_source,
+    }
+
+
+def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
+    """Rows of process.envs, a variable each."""
+    identity = _identity(node, ts_ns, process)
+    return [{**identity, "name": name, "value": value} for name, value in sorted(process.facts.environ.items())]
+
+
+def detail_of(process: Process, boot_id: str) -> str:
+    """All that is known of a process, as JSON, from which a later daemon of the same boot takes it up again."""
+    who, facts = process.identity, process.facts
+    return json.dumps(
+        {
+            "boot_id": boot_id,
+            "job": who.job,
+            "run": who.run,
+            "role": who.role,
+            "rank": who.rank,
+            "local_rank": who.local_rank,
+            "world_size": who.world_size,
+            "node_rank": who.node_rank,
+            "job_source": process.job_source,
+            "ppid": facts.ppid,
+            "uid": facts.uid,
+            "exe": facts.exe,
+            "python": process.python,
+            "container": process.container,
+            "pod": process.pod,
+            "command": process.command,
+            "environ": dict(facts.environ),
+        },
+        separators=(",", ":"),
+    )
+
+
+def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
+    """What ``detail_of`` wrote, with its process; None for another boot's, or for what makes no sense."""
+    try:
+        detail = json.loads(text) if len(text) <= MAX_DETAIL else None
+    except ValueError:
+        return None
+    if not isinstance(detail, dict) or detail.get("boot_id") != boot_id:
+        return None
+    numbers = [detail.get(name) for name in ("rank", "local_rank", "world_size", "node_rank")]
+    texts = [detail.get(name) for name in ("job", "run", "role", "job_source")]
+    if not all(n is None or isinstance(n, int) for n in numbers) or not all(isinstance(t, str) for t in texts):
+        return None
+    job, run, role, source = map(str, texts)
+    facts = Facts(pid, start_ns, int(detail.get("ppid") or 0), int(detail.get("uid") or 0), exe=str(detail.get("exe")))
+    identity = Identity(pid, start_ns, job, run, role, *numbers)
+    container, pod, python = (detail.get(name) for name in ("container", "pod", "python"))
+    return detail, Process(facts, identity, source, None, container, pod, str(detail.get("command", "")), python)
+
+
+def _identity(node: str, ts_ns: int, process: Process) -> dict[str, Any]:
+    who = process.identity
+    return {
+        "node": node,
+        "ts": ts_ns,
+        "job": who.job,
+        "run": who.run,
+        "pid": who.pid,
+        "start_ns": who.start_ns,
+        "rank": who.rank,
+    }
