@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 from probing.api.errors import InternalError, QueryError, QueryMemory, StoreError
 from probing.daemon.query.failures import explain
-from probing.daemon.query.views import Views, quoted
+from probing.daemon.query.views import Views, quoted, quoted_list
 from probing.daemon.store.tail import read_tail
 
 __all__ = ("Job", "Outcome", "new_connection", "run")
@@ -27,6 +27,7 @@ _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
 )
+_columns_of_segments: dict[str, str] = {}
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
 
@@ -140,9 +141,9 @@ def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str
     """Views over exactly the named files; nothing can be opened or changed after this."""
     paths = [path for paths in job.segments.values() for path in paths]
     if paths:
-        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, paths))}]")
+        connection.execute(f"SET allowed_paths = {quoted_list(paths)}")
     connection.execute("SET enable_external_access = false")
-    views = Views(connection)
+    views = Views(connection, _columns_of_segments)
     for name, segments in job.segments.items():
         views.stored(name, segments, tails.get(name))
     for name, rows in job.live.items():

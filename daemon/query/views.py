@@ -9,14 +9,24 @@ import pyarrow as pa
 from probing.api.errors import InternalError
 from probing.api.tables import Table, table_named
 
-__all__ = ("Views", "quoted")
+__all__ = ("Views", "quoted", "quoted_list")
+
+MAX_KNOWN = 100_000
+_COLUMNS = """
+    SELECT file_name, string_agg(concat_ws(' ', name, type, converted_type, logical_type), ',' ORDER BY name)
+    FROM parquet_schema({}) GROUP BY file_name
+"""
 
 
 class Views:
-    """Makes views on ``connection`` before its configuration is locked."""
+    """Makes views on ``connection`` before its configuration is locked.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    ``columns`` remembers from query to query which columns a segment has; segments never change.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, columns: dict[str, str]) -> None:
         self._connection = connection
+        self._columns = columns
 
     def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
         """View ``name`` over Parquet files and decoded rows of the log; a column that a file lacks is NULL in it."""
@@ -27,9 +37,8 @@ class Views:
         if rows.schema != table.physical:
             raise InternalError(f"the log's rows of {name} have another schema")
         source = f'SELECT * FROM "{self._register(name, rows)}"'
-        if segments:
-            files = ", ".join(quoted(path) for path in segments)
-            source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{files}], union_by_name=true)"
+        for group in self._same_columns(segments):
+            source += f" UNION ALL BY NAME SELECT * FROM read_parquet({quoted_list(group)})"
         self._view(table, f"SELECT {table.select_list} FROM ({source})")
 
     def live(self, name: str, rows: pa.Table) -> None:
@@ -39,6 +48,19 @@ class Views:
             raise InternalError(f"the rows of {name} have another schema")
         rows.validate(full=True)
         self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
+
+    def _same_columns(self, segments: Sequence[str]) -> list[list[str]]:
+        """``segments`` in groups with the same columns, so that DuckDB need not open all of them to know that."""
+        if unseen := [path for path in segments if path not in self._columns]:
+            if len(self._columns) + len(unseen) > MAX_KNOWN:
+                self._columns.clear()
+                unseen = list(segments)
+            found = self._connection.execute(_COLUMNS.format(quoted_list(unseen))).fetchall()
+            self._columns.update((str(path), str(columns)) for path, columns in found)
+        groups: dict[str, list[str]] = {}
+        for path in segments:
+            groups.setdefault(self._columns[path], []).append(path)
+        return list(groups.values())
 
     def _register(self, name: str, rows: pa.Table) -> str:
         hidden = f"rows of {name}"
@@ -61,3 +83,7 @@ def _known(name: str) -> Table:
 def quoted(value: str) -> str:
     """A text as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"
+
+
+def quoted_list(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(quoted, values))}]"

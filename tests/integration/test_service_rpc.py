@@ -1,0 +1,360 @@
+"""The service as clients meet it: a process on a Unix socket, a collector's control socket, real SQL workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from probing.api.errors import NotFound
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.api.tables import TABLES
+from probing.daemon.collector.control import ControlServer
+from query_helpers import Files, Inetd, logical, operations, until
+
+FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
+
+
+@dataclass
+class Collector:
+    """Answers on a control socket as the collector does, from files and canned values."""
+
+    path: Path
+    files: Files
+    threads: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    paused: bool = False
+    released: list[int] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    block: threading.Event | None = None
+    server: ControlServer | None = None
+
+    def start(self) -> None:
+        ops = ("snapshot", "release", "live", "stacks", "status", "pause")
+        self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
+        self.server.start()
+
+    def stop(self) -> None:
+        if self.server:
+            self.server.stop()
+
+    def _handler(self, op: str) -> Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]:
+        def handle(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+            self.requests.append(request)
+            if self.block:
+                self.block.wait(30)
+            answer: tuple[dict[str, Any], bytes] = getattr(self, op)(request)
+            return answer
+
+        return handle
+
+    def snapshot(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        tables = {
+            name: [{"path": path, "rows": rows} for path, rows in found] for name, found in self.files.segments.items()
+        }
+        return {"snapshot": {"tables": tables, "parts": []}, "generation": len(self.requests)}, b""
+
+    def release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self.released.append(request["generation"])
+        return {}, b""
+
+    def live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        if request["table"] not in self.files.live_rows:
+            raise NotFound(f"no live table {request['table']}", hint="ask for another")
+        return {}, self.files.live_rows[request["table"]]
+
+    def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        return {"threads": self.threads, "failures": self.failures}, b""
+
+    def status(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        sources = [{"name": "gloo", "state": "running", "reason": "", "rows": 7, "lost": 0, "detail": "2 files"}]
+        state = "paused" if self.paused else "running"
+        return {"state": state, "sources": sources, "store_bytes": 1 << 33, "processes": 2, "boot_id": "b"}, b""
+
+    def pause(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self.paused = request["paused"]
+        return {"paused": self.paused}, b""
+
+
+@dataclass
+class Service:
+    root: Path
+    process: subprocess.Popen[str]
+    collector: Collector
+    inetd: Inetd
+    node: NodeStub
+    tcp: str
+
+    def query(self, sql: str, **fields: int) -> tuple[pa.Table, pb.QueryEnd]:
+        parts = list(self.node.Query(pb.QueryRequest(sql=sql, **fields), timeout=60))
+        assert parts[-1].WhichOneof("part") == "end"
+        return pa.ipc.open_stream(b"".join(p.arrow for p in parts[:-1])).read_all(), parts[-1].end
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _start(root: Path, *args: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "probing.daemon.service.main", f"--socket={root}/s.sock", "--node_name=n0", *args]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+
+
+@pytest.fixture
+def service(open_tmp_path: Path) -> Iterator[Service]:
+    root = open_tmp_path
+    runtime = root / "s.sock.d"
+    runtime.mkdir()
+    files = Files(root / "state")
+    files.root.mkdir()
+    collector = Collector(runtime / "collector.sock", files)
+    collector.start()
+    inetd = Inetd(runtime / "sql.sock", [f"--state_dir={root}/state"])
+    tcp = f"127.0.0.1:{_free_port()}"
+    process = _start(root, f"--listen={tcp}", "--query.timeout_s=20", "--cluster.peers=10.0.0.7:9000")
+    with grpc.insecure_channel(f"unix:{root}/s.sock") as channel:
+        grpc.channel_ready_future(channel).result(30)
+        yield Service(root, process, collector, inetd, NodeStub(channel), tcp)
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    collector.stop()
+    inetd.close()
+    assert process.returncode == 0
+    assert out == ""
+    assert "Traceback" not in err, err
+
+
+def _refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, pb.Error]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    sent = dict(caught.value.trailing_metadata() or ())
+    return caught.value.code(), pb.Error.FromString(sent["probing-error-bin"])
+
+
+def test_a_query_streams_arrow_and_an_end(service: Service) -> None:
+    service.collector.files.segment("comm.ops", operations(100))
+    table, end = service.query("SELECT op, count(*) AS n FROM comm.ops GROUP BY op ORDER BY op")
+    assert table.to_pylist() == [{"op": "all_reduce", "n": 80}, {"op": "barrier", "n": 20}]
+    assert (end.node, end.rows, end.rows_scanned, list(end.warnings)) == ("n0", 2, 100, [])
+    assert end.node_time_ns > 0
+    until(lambda: len(service.collector.released) == 1)
+    assert [r["tables"] for r in service.collector.requests if r["op"] == "snapshot"] == [["comm.ops"]]
+
+
+@pytest.mark.parametrize(
+    ("sql", "code", "kind", "message"),
+    [
+        ("SELECT * FROM nope", grpc.StatusCode.INVALID_ARGUMENT, "QueryRejected", "there is no table nope"),
+        ("SELECT nope FROM comm.ops", grpc.StatusCode.INVALID_ARGUMENT, "QueryError", 'Referenced column "nope"'),
+        ("  ", grpc.StatusCode.INVALID_ARGUMENT, "QueryRejected", "the query is empty"),
+        ("DROP TABLE x", grpc.StatusCode.INVALID_ARGUMENT, "QueryRejected", "DROP is not allowed"),
+        ("SELECT * FROM process.envs", grpc.StatusCode.NOT_FOUND, "NotFound", "no live table process.envs"),
+    ],
+)
+def test_errors_travel_whole(service: Service, sql: str, code: grpc.StatusCode, kind: str, message: str) -> None:
+    found, error = _refused(lambda: service.query(sql))
+    assert (found, error.kind) == (code, kind)
+    assert error.message.startswith(message)
+    assert error.hint
+
+
+def test_a_deadline_is_the_nodes_to_tell(service: Service) -> None:
+    slow = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
+    code, error = _refused(lambda: service.query(slow, timeout_ms=300))
+    assert (code, error.kind) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QueryTimeout")
+    code, error = _refused(lambda: service.query("SELECT * FROM range(1000000)", max_bytes=1000))
+    assert (code, error.kind) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QueryMemory")
+
+
+def test_a_client_that_cancels_ends_the_worker(service: Service) -> None:
+    until(lambda: len(service.inetd.alive()) == 2)
+    slow = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
+    call = service.node.Query(pb.QueryRequest(sql=slow), timeout=60)
+    until(lambda: any(_busy(child.pid) for child in service.inetd.alive()))
+    call.cancel()
+    until(lambda: any(child.poll() is not None for child in service.inetd.children))
+    assert service.query("SELECT 1")[1].rows == 1
+
+
+def _busy(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[11]) + int(fields[12]) > 150
+
+
+def test_docs_members_and_sources_are_tables(service: Service) -> None:
+    table, _ = service.query("SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d "
+                             "FROM probing.column_docs")  # fmt: skip
+    rows = table.to_pylist()
+    assert {(row["t"], row["c"]) for row in rows} == {(t.name, c.name) for t in TABLES.values() for c in t.columns}
+    assert all(row["d"] for row in rows)
+    table, _ = service.query("SELECT count(*) AS n, count(DISTINCT node) AS nodes FROM probing.table_docs")
+    assert table.to_pylist() == [{"n": len(TABLES), "nodes": 1}]
+    table, _ = service.query("SELECT member, address, state FROM cluster.members ORDER BY state")
+    assert table.to_pylist() == [
+        {"member": "n0", "address": service.tcp, "state": "healthy"},
+        {"member": "", "address": "10.0.0.7:9000", "state": "unknown"},
+    ]
+    table, _ = service.query("SELECT node, source, state, rows, detail FROM probing.sources")
+    assert table.to_pylist() == [{"node": "n0", "source": "gloo", "state": "running", "rows": 7, "detail": "2 files"}]
+
+
+def test_stacks_keep_nulls_apart_from_zeros(service: Service) -> None:
+    thread = {
+        "job": "j", "run": "0", "rank": 0, "pid": 7, "start_ns": 10_000_000, "tid": 8, "thread": "main",
+        "state": "sleeping", "gil": None, "complete": True, "frames": [FRAME, {**FRAME, "lineno": None}],
+    }  # fmt: skip
+    service.collector.threads = [thread, {**thread, "rank": None, "gil": False, "tid": 9}]
+    error = {"kind": "TargetTimeout", "message": "pid 9 does not answer", "hint": "wait"}
+    service.collector.failures = [{"pid": 9, "rank": 1, "job": "j", "error": error}]
+    reply = service.node.Stacks(pb.StacksRequest(pids=[7, 9], job="j", timeout_ms=500), timeout=10)
+    assert reply.node == "n0"
+    first, second = reply.threads
+    assert (first.rank, first.HasField("rank"), first.HasField("gil")) == (0, True, False)
+    assert (second.HasField("rank"), second.HasField("gil"), second.gil) == (False, True, False)
+    assert (first.frames[0].lineno, first.frames[0].ip, first.frames[1].HasField("lineno")) == (12, 1 << 40, False)
+    assert [(f.pid, f.rank, f.error.kind) for f in reply.failures] == [(9, 1, "TargetTimeout")]
+    asked = next(r for r in service.collector.requests if r["op"] == "stacks")
+    assert asked == {"op": "stacks", "pids": [7, 9], "job": "j", "timeout_ms": 500}
+
+
+def test_status_and_peers(service: Service) -> None:
+    status = service.node.Status(pb.StatusRequest(), timeout=10)
+    assert (status.node, status.state, status.store_bytes, status.processes) == ("n0", "running", 1 << 33, 2)
+    assert [(s.name, s.rows) for s in status.sources] == [("gloo", 7)]
+    assert status.version
+    assert status.started_ns < status.node_time_ns
+    peers = service.node.Peers(pb.PeersRequest(), timeout=10).peers
+    assert [(p.node, p.address) for p in peers] == [("n0", service.tcp), ("", "10.0.0.7:9000")]
+
+
+def test_without_its_collector_the_service_says_so_and_recovers(service: Service) -> None:
+    assert service.node.Status(pb.StatusRequest(), timeout=10).state == "running"
+    service.collector.stop()
+    _break_connections(service.collector.path)
+    status = service.node.Status(pb.StatusRequest(), timeout=10)
+    assert (status.state, status.node) == ("lost", "n0")
+    assert "collector" in status.reason
+    code, error = _refused(lambda: service.query("SELECT * FROM comm.ops"))
+    assert (code, error.kind) == (grpc.StatusCode.UNAVAILABLE, "PeerError")
+    assert error.message == "the collector does not answer"
+    assert service.query("SELECT 1")[1].rows == 1
+    service.collector.start()
+    assert service.node.Status(pb.StatusRequest(), timeout=10).state == "running"
+
+
+def _break_connections(path: Path) -> None:
+    """End this process's side of all connections to the control socket, as its death would."""
+    for fd in Path(f"/proc/{os.getpid()}/fd").iterdir():
+        try:
+            name = fd.readlink()
+        except OSError:
+            continue
+        if str(name).startswith("socket:"):
+            _shut(int(fd.name), str(path))
+
+
+def _shut(fd: int, path: str) -> None:
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        if sock.family == socket.AF_UNIX and sock.getsockname() == path:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+
+def test_a_collector_that_hangs_costs_no_more_than_the_deadline(service: Service) -> None:
+    service.collector.block = threading.Event()
+    code, error = _refused(lambda: service.query("SELECT * FROM comm.ops", timeout_ms=300))
+    service.collector.block.set()
+    assert (code, error.kind) == (grpc.StatusCode.UNAVAILABLE, "PeerError")
+    assert "did not answer within" in error.message
+
+
+def test_pause_needs_the_unix_socket_and_is_audited(service: Service) -> None:
+    with grpc.insecure_channel(service.tcp) as channel:
+        remote = NodeStub(channel)
+        assert remote.Status(pb.StatusRequest(), timeout=10).node == "n0"
+        code, error = _refused(lambda: remote.Pause(pb.PauseRequest(paused=True), timeout=10))
+    assert (code, error.kind) == (grpc.StatusCode.PERMISSION_DENIED, "PrivilegeError")
+    assert not service.collector.paused
+    assert service.node.Pause(pb.PauseRequest(paused=True), timeout=10).paused
+    assert service.collector.paused
+    assert service.node.Status(pb.StatusRequest(), timeout=10).state == "paused"
+    assert not service.node.Pause(pb.PauseRequest(paused=False), timeout=10).paused
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.stderr is not None
+    audit = [line for line in service.process.stderr.read().splitlines() if " asked by " in line]
+    assert len(audit) == 3
+    assert "pause asked by ipv4:127.0.0.1" in audit[0]
+    assert "refused" in audit[0]
+    assert "pause asked by unix:" in audit[1]
+
+
+def test_the_socket_is_for_its_group_only(service: Service) -> None:
+    mode = (service.root / "s.sock").stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o660)
+
+
+def test_too_large_a_request_is_refused(service: Service) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        service.query("SELECT 1 -- " + "x" * (2 << 20))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_many_calls_at_once_are_all_answered(service: Service) -> None:
+    service.collector.files.segment("comm.ops", operations(100))
+    request = pb.QueryRequest(sql="SELECT count(*) n FROM comm.ops")
+    streams = [service.node.Query(request, timeout=60) for _ in range(12)]
+    for stream in streams:
+        assert list(stream)[-1].end.rows == 1
+    assert sorted(service.collector.released) == sorted(set(service.collector.released))
+    until(lambda: len(service.collector.released) == 12)
+
+
+def test_a_socket_that_is_taken_is_an_error_and_a_hint(service: Service) -> None:
+    done = _start(service.root)
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out) == (2, "")
+    assert err.splitlines()[0] == f"error: {service.root}/s.sock is taken: a daemon answers on it"
+    assert err.splitlines()[1].startswith("hint: ")
+    assert service.query("SELECT 1")[1].rows == 1
+
+
+def test_the_clear_off_loopback_is_refused(tmp_path: Path) -> None:
+    done = _start(tmp_path, "--listen=0.0.0.0:0")
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out) == (2, "")
+    assert err.startswith("error: listen = 0.0.0.0:0 would answer in the clear off loopback\nhint: ")
+
+
+def test_it_starts_before_the_collector_and_over_a_dead_socket(open_tmp_path: Path) -> None:
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stale.bind(f"{open_tmp_path}/s.sock")
+    stale.close()
+    process = _start(open_tmp_path)
+    try:
+        with grpc.insecure_channel(f"unix:{open_tmp_path}/s.sock") as channel:
+            grpc.channel_ready_future(channel).result(30)
+            status = NodeStub(channel).Status(pb.StatusRequest(), timeout=10)
+        assert (status.state, status.reason) == ("starting", "the collector does not answer")
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
