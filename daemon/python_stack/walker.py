@@ -105,6 +105,8 @@ class Walker:
         tops: list[int] = []
         for interpreter in self._interpreters(word(head, 0)):
             self._threads(interpreter, current, threads, tops)
+        # An interpreter has a thread from its first to its last moment.
+        self.complete = self.complete and bool(threads or not word(head, 0))
         self._tids(threads)
         self._frames(threads, self._through_cframes(threads, tops))
         return threads

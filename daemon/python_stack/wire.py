@@ -11,7 +11,7 @@ __all__ = ("pack", "unpack")
 # A message header holds 1 MiB of JSON (daemon/ipc.py), where a character takes up to 12 bytes.
 _MAX_BYTES = 900_000
 _FRAME_BYTES = 48
-_THREAD_BYTES = 256
+_THREAD_BYTES = 168
 
 
 def pack(dump: dict[str, Any]) -> dict[str, Any]:
