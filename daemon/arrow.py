@@ -23,7 +23,8 @@ def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     if isinstance(kind, pa.DictionaryType):
         return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
-    return pa.array(values, kind)
+    array: pa.Array[Any] = pa.array(values, kind)
+    return array
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:

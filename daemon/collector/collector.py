@@ -19,7 +19,7 @@ from probing.daemon.clock import SystemClock
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import DrainLoop
-from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.libraries import LibraryWatch, process_now
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.outbox import Outbox
@@ -32,12 +32,37 @@ from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.source import Identity
 from probing.daemon.store.store import Store
 
 __all__ = ("Collector",)
 
 _log = logging.getLogger(__name__)
 READERS = 3
+SCAN_TIMEOUT_S = 10.0
+
+
+def _is_alive(pid: int, start_ns: int) -> bool:
+    found = process_now(pid)
+    return found is not None and found.start_ns == start_ns
+
+
+class _Followers:
+    """What other sources do when a process ends or becomes another program."""
+
+    def __init__(self, collectives: CollectivesSource, stacks: PythonStacks) -> None:
+        self._collectives = collectives
+        self._stacks = stacks
+
+    def process_identified(self, who: Identity) -> None:
+        pass
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self._stacks.forget(pid, start_ns)
+
+    def process_exited(self, who: Identity) -> None:
+        self._stacks.forget(who.pid, who.start_ns)
+        self._collectives.process_exited(who.pid, who.start_ns)
 
 
 class Collector:
@@ -81,12 +106,16 @@ class Collector:
 
     def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
         self._discovery = Discovery(
-            self._node, readers, self._outbox, self._clock, python_version=self._stacks.python_version
+            readers,
+            self._outbox,
+            self._clock,
+            self._node,
+            python_version=self._stacks.python_version,
+            backends=lambda pid, start_ns: self._collectives.backends_of(pid, start_ns),
         )
         self._undo.callback(self._discovery.stop)
         self._collectives = CollectivesSource(self._session, self._discovery, self._node, symbols_by(parsers))
-        self._discovery.backends_of = self._collectives.backends_of
-        self._discovery.on_exit_of(self._collectives.process_exited)
+        self._discovery.listeners.append(_Followers(self._collectives, self._stacks))
         self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._interesting)
@@ -135,8 +164,8 @@ class Collector:
         self._undo.callback(thread.join)
         self._undo.callback(self._loop.stop)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
-        self._discovery.scan()
-        self._collectives.sweep(self._discovery.alive)
+        self._discovery.scanned(SCAN_TIMEOUT_S)
+        self._collectives.sweep(_is_alive)
         self._status.ready = True
 
     def stop(self) -> None:

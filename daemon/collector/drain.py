@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, StoreError
+from probing.daemon.bpf.ring import Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.outbox import Outbox
 
@@ -26,19 +26,8 @@ PERIOD = 0.05
 MAX_DRAIN_BYTES = 16 << 20
 # Cycles between two collections of garbage: the collector is frozen and switched off, so this is the only one.
 GC_CYCLES = 1200
-Assemble = Callable[[npt.NDArray[np.void], ClockPair], Mapping[str, pa.RecordBatch]]
+Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 Positions = dict[str, dict[str, Any]]
-
-
-class Ring(Protocol):
-    @property
-    def map_id(self) -> int: ...
-
-    def drain(self, max_bytes: int) -> tuple[npt.NDArray[np.void], int]: ...
-
-    def commit(self, position: int) -> None: ...
-
-    def reset(self, position: int) -> None: ...
 
 
 class Log(Protocol):

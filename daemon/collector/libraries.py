@@ -21,17 +21,19 @@ from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps, parse_stat
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("LibraryWatch", "ProbedLibrary")
+__all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "process_now")
 
 READ_TIMEOUT_S = 2.0
+# What is missing where a library could not be probed in time.
+TABLE = "comm.ops"
 _log = logging.getLogger(__name__)
 
 
 class ProbedLibrary(Protocol):
     """A source that puts probes on libraries."""
 
-    name: str
-    table: str
+    @property
+    def name(self) -> str: ...
 
     def interesting(self, path: bytes) -> bool: ...
 
@@ -43,7 +45,9 @@ class ProbedLibrary(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class ProcessNow:
+    """A process that lives."""
+
     pid: int
     start_ns: int
 
@@ -57,7 +61,7 @@ class LibraryWatch:
         self._sink = sink
         self._clock = clock
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # (device, inode) of files that were attached, or refused with a reason that will not change.
+        # (source, device, inode) of files that were attached or refused -> why rows of older processes are missing.
         self._known: dict[tuple[str, int, int], str] = {}
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
         self.reasons: dict[str, str] = {}
@@ -95,7 +99,7 @@ class LibraryWatch:
                 _log.exception("looking for libraries failed")
 
     def _look_at(self, pid: int, *, fresh: bool) -> None:
-        process = _process(pid)
+        process = process_now(pid)
         if process is None:
             return
         answer = self._readers.call("maps", pid=pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, files=True)
@@ -106,11 +110,16 @@ class LibraryWatch:
                 if source.interesting(mapping.path):
                     self._consider(process, mapping, source, fresh=fresh)
 
-    def _consider(self, process: _Process, mapping: Mapping, source: ProbedLibrary, *, fresh: bool) -> None:
+    def _consider(self, process: ProcessNow, mapping: Mapping, source: ProbedLibrary, *, fresh: bool) -> None:
         device = mapping.device[0] << 20 | mapping.device[1]
         known = (source.name, device, mapping.inode)
-        if known in self._known:
-            return
+        if known not in self._known:
+            self._known[known] = self._attach(process, mapping, source)
+        if (reason := self._known[known]) and not fresh:
+            self._gap(process, source, reason)
+
+    def _attach(self, process: ProcessNow, mapping: Mapping, source: ProbedLibrary) -> str:
+        """Gives why operations of processes that have the library already are missing; empty: none are."""
         path = clean_text(mapping.path)
         answer = self._readers.call(
             "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
@@ -119,27 +128,24 @@ class LibraryWatch:
         try:
             placed = source.attach(fd, mapping.path)
         except ProbingError as e:
-            self._known[known] = self.reasons[path] = e.message
-            _log.warning("%s cannot be probed: %s", path, e.message)
-            self._gap(process, source, e.message, until_now=False)
-            return
+            self.reasons[path] = f"{path} cannot be probed: {e.message}"
+            _log.warning("%s", self.reasons[path])
+            return e.message
         finally:
             os.close(fd)
-        self._known[known] = ""
         self.attached[path] = self.attached.get(path, 0) + 1
-        if placed and not fresh:
-            self._gap(process, source, "the process had the library before it was attached", until_now=True)
+        return "the process had the library before it was probed" if placed else ""
 
-    def _gap(self, process: _Process, source: ProbedLibrary, reason: str, *, until_now: bool) -> None:
+    def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
         pair = self._clock.pair()
         began = process.start_ns + pair.boot_to_utc_ns
-        end = pair.real_ns if until_now else began
-        self._sink.lost(Loss(source.name, source.table, "attach", reason, began, end, None, process.pid))
+        self._sink.lost(Loss(source.name, TABLE, "attach", reason, began, pair.real_ns, None, process.pid))
 
 
-def _process(pid: int) -> _Process | None:
+def process_now(pid: int) -> ProcessNow | None:
+    """Who has this pid; None: nobody, or a kernel thread."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
         return None
-    return None if stat.kernel_thread else _Process(pid, stat.start_ns)
+    return None if stat.kernel_thread else ProcessNow(pid, stat.start_ns)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -19,42 +18,42 @@ __all__ = ("Lifecycle",)
 FORK, EXEC, EXIT = 1, 2, 3
 
 
-class Listener(Protocol):
-    """``processes.discovery.Discovery``: none of these may block."""
+class Events(Protocol):
+    """``processes.discovery.Discovery``: none of these blocks. Times are CLOCK_MONOTONIC ns."""
 
-    def on_fork(self, pid: int, start_ns: int, ppid: int, ts_ns: int) -> None: ...
+    def on_fork(self, tgid: int, start_ns: int, ktime: int, ppid: int) -> None: ...
 
-    def on_exec(self, pid: int, start_ns: int, ppid: int, ts_ns: int) -> None: ...
+    def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None: ...
 
-    def on_exit(self, pid: int, start_ns: int, exit_code: int, ts_ns: int) -> None: ...
+    def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None: ...
 
     def on_mapping(self, pid: int) -> None: ...
 
 
 class Lifecycle:
-    def __init__(self, listener: Listener, mappings: MmapWatch, libraries: LibraryWatch) -> None:
-        self._listener = listener
+    def __init__(self, events: Events, mappings: MmapWatch, libraries: LibraryWatch) -> None:
+        self._events = events
         self._mappings = mappings
         self._libraries = libraries
         self._lost = 0
 
-    def assemble(self, records: npt.NDArray[np.void], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Records of the ring ``lifecycle``. The rows come from the listener, once it knows who it is."""
-        shift = pair.mono_to_utc_ns
-        tell: dict[int, Callable[..., None]] = {FORK: self._listener.on_fork, EXEC: self._listener.on_exec}
-        fields = ("type", "tgid", "start_ns", "ppid", "exit_code", "ktime")
-        for kind, pid, start_ns, ppid, code, ktime in zip(*(records[f].tolist() for f in fields), strict=True):
-            if kind == EXIT:
-                self._listener.on_exit(pid, start_ns, code, ktime + shift)
-            elif kind in tell:
-                tell[kind](pid, start_ns, ppid, ktime + shift)
+    def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        """Records of the ring ``lifecycle``. The rows come from Discovery, once they know who it is."""
+        fields = ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")
+        for kind, tgid, start_ns, ktime, ppid, status in zip(*(records[f].tolist() for f in fields), strict=True):
+            if kind == FORK:
+                self._events.on_fork(tgid, start_ns, ktime, ppid)
+            elif kind == EXEC:
+                self._events.on_exec(tgid, start_ns, ktime)
+            elif kind == EXIT:
+                self._events.on_exit(tgid, start_ns, ktime, status)
         return {}
 
     def read_mappings(self) -> None:
         """Called with each cycle."""
         for pid in {mapping.pid for mapping in self._mappings.read()}:
             self._libraries.seen(pid)
-            self._listener.on_mapping(pid)
+            self._events.on_mapping(pid)
         if self._mappings.lost != self._lost:
             self._lost = self._mappings.lost
             for path in Path("/proc").iterdir():

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound
 from probing.daemon.arrow import batch_of
+from probing.daemon.collector.libraries import process_now
 from probing.daemon.python_stack.source import Failure
 from probing.daemon.source import Identity
 
@@ -21,8 +22,6 @@ class Known(Protocol):
     """What is asked of ``processes.discovery.Discovery``."""
 
     def live(self) -> list[Identity]: ...
-
-    def find(self, pid: int) -> Identity | None: ...
 
 
 class Stacks(Protocol):
@@ -75,10 +74,14 @@ class StackAnswers:
         return chosen
 
     def _of_pid(self, pid: int) -> Identity:
-        found = self._known.find(pid)
+        known = next((i for i in self._known.live() if i.pid == pid), None)
+        if known is not None:
+            return known
+        # Any process may be asked for, also one that trains nothing.
+        found = process_now(pid)
         if found is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
-        return found
+        return Identity(pid, found.start_ns, "", "", "other")
 
 
 def _thread(identity: Identity, thread: dict[str, Any]) -> dict[str, Any]:
