@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")

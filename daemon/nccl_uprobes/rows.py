@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
@@ -33,11 +34,12 @@ class Rows:
         self._seen: set[tuple[int, int, str]] = set()
         self._just_seen: set[tuple[int, int, str]] = set()
         self._last: bytes = b""
+        self.backends: dict[tuple[int, int], frozenset[str]] = {}
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process has ended: its communicators are told again if rows of it still come."""
+        """The process has ended."""
         self._entities.forget(pid, start_ns)
-        self._seen = {key for key in self._seen if key[:2] != (pid, start_ns)}
+        self.backends.pop((pid, start_ns), None)
 
     def finished(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """``records`` of the ring ``collectives`` -> batches of ``comm.ops`` and ``comm.communicators``."""
@@ -46,6 +48,7 @@ class Rows:
         entities, first, inverse = self._entities.of(records)
         columns = self._shared(records, pair, entities, inverse)
         columns.update(self._ending(records))
+        self._note_backends(records, entities, first)
         batches = {"comm.ops": _batch("comm.ops", columns)}
         if rows := self._new_communicators(records, pair, entities, first):
             batches["comm.communicators"] = batch_of("comm.communicators", rows)
@@ -116,6 +119,14 @@ class Rows:
             "done_hi_ns": _after(records["t_done_hi"], call),
         }
 
+    def _note_backends(self, records: Array, entities: Sequence[Entity], first: npt.NDArray[np.intp]) -> None:
+        if len(self.backends) > _MAX_SEEN:
+            self.backends.clear()
+        for entity, index in zip(entities, first, strict=True):
+            key = int(records["tgid"][index]), int(records["start_ns"][index])
+            if name := _backend(entity):
+                self.backends[key] = self.backends.get(key, frozenset()) | {name}
+
     def _new_communicators(
         self, records: Array, pair: ClockPair, entities: Sequence[Entity], first: npt.NDArray[np.intp]
     ) -> list[dict[str, Any]]:
@@ -140,6 +151,10 @@ class Rows:
         return list({(row["pid"], row["start_ns"], row["comm"]): row for row in rows}.values())
 
 
+def _backend(entity: Entity) -> str | None:
+    return names.BACKENDS[entity.backend - 1] if 0 < entity.backend <= len(names.BACKENDS) else None
+
+
 def _communicator(node: str, key: tuple[int, int, str], entity: Entity, when: int) -> dict[str, Any]:
     who = entity.who
     spans = who is not None and who.world_size is not None and who.world_size == entity.comm_size
@@ -152,7 +167,7 @@ def _communicator(node: str, key: tuple[int, int, str], entity: Entity, when: in
         "start_ns": key[1],
         "comm": key[2],
         "name": entity.comm_name,
-        "backend": names.BACKENDS[entity.backend - 1] if 0 < entity.backend <= len(names.BACKENDS) else None,
+        "backend": _backend(entity),
         "size": entity.comm_size,
         "rank": entity.comm_rank,
         "job_rank": who.rank if who else None,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS, gloo_layout_index
@@ -72,7 +73,6 @@ class CollectivesSource:
         self._symbols = symbols
         self._rows = Rows(node, processes)
         self._live = Rows(node, processes)
-        self._backends: dict[tuple[int, int], frozenset[str]] = {}
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
         self._reading = threading.Lock()
@@ -138,9 +138,7 @@ class CollectivesSource:
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
         with self._reading:
-            batches = self._rows.finished(records, pair)
-            self._note_backends(records)
-        return batches
+            return self._rows.finished(records, pair)
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
         """``comm.inflight`` as it is now."""
@@ -152,23 +150,15 @@ class CollectivesSource:
         with self._reading:
             return self._live.inflight(np.ascontiguousarray(records), pair)
 
-    def _note_backends(self, records: npt.NDArray[Any]) -> None:
-        for process in np.unique(records[["tgid", "start_ns", "backend"]]):
-            key = int(process["tgid"]), int(process["start_ns"])
-            name = {1: "gloo", 2: "nccl"}.get(int(process["backend"]))
-            if name and name not in self._backends.get(key, ()):
-                self._backends[key] = self._backends.get(key, frozenset()) | {name}
-
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
         """The backends of which operations of this process were seen: "gloo", "nccl"."""
-        return self._backends.get((pid, start_ns), frozenset())
+        return self._rows.backends.get((pid, start_ns), frozenset())
 
     def process_exited(self, pid: int, start_ns: int) -> int:
         """Close the open operations of a process that has ended; returns how many there were."""
         with self._reading:
             self._rows.forget(pid, start_ns)
             self._live.forget(pid, start_ns)
-            self._backends.pop((pid, start_ns), None)
         return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
 
     def sweep(self, alive: Callable[[int, int], bool]) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
 from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from collectives_support import Job, Known, Watcher, torch_library, wait_for
+
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
 from probing.daemon.nccl_uprobes.source import OBJECTS

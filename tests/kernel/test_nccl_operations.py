@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from collectives_support import Watcher
+
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts import NCCL_LAYOUTS, NcclLayout
 from probing.daemon.nccl_uprobes.source import OBJECTS

@@ -1,0 +1,135 @@
+"""Which open operations are closed from outside, on a session without a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_collectives_symbols import Symbol
+
+from probing.api.errors import AttachError
+from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS
+from probing.daemon.nccl_uprobes.source import CollectivesSource, replaced
+from probing.daemon.nccl_uprobes.symbols import NCCL
+
+KEY = np.dtype([("object", "<u8"), ("start_ns", "<u8"), ("tgid", "<u8")])
+VALUE = np.dtype([("t_call", "<u8"), ("state", "u1")])
+
+
+class Map:
+    def __init__(self, keys: Any = (), values: Any = ()) -> None:
+        self.keys = np.array(list(keys), KEY)
+        self.values = np.array(list(values), VALUE)
+        self.written: dict[int, bytes] = {}
+
+    def update(self, key: int, value: bytes) -> None:
+        self.written[key] = value
+
+    def items(self) -> tuple[Any, Any]:
+        return self.keys, self.values
+
+
+class Link:
+    adopted = False
+
+
+class Session:
+    def __init__(self) -> None:
+        # object, start_ns, tgid of three operations of two processes
+        operations = Map([(1, 10, 100), (2, 10, 100), (3, 20, 100)], [(50, 1), (60, 2), (70, 1)])
+        self.maps = {"gloo_layouts": Map(), "nccl_layouts": Map(), "operations": operations}
+        self.blind: tuple[int, int] | None = None
+        self.ran: list[tuple[int, ...]] = []
+        self.links: list[Link] = []
+        self.refuse = ""
+
+    def attach_uprobe(self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "") -> Link:
+        if program == self.refuse:
+            raise AttachError("no")
+        self.links.append(Link())
+        return self.links[-1]
+
+    def detach(self, link: Link) -> None:
+        self.links.remove(link)
+
+    def run_program(self, name: str, context: bytes) -> int:
+        assert name == "collectives_abandon"
+        self.ran.append(tuple(np.frombuffer(context, "<u8").tolist()))
+        return 1
+
+
+class Nobody:
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> None:
+        return None
+
+
+def nccl_symbols(_fd: int, _patterns: Any) -> list[Symbol]:
+    return [Symbol(probe.pattern, 10 * n, 10 * n) for n, probe in enumerate(NCCL.probes, 1)]
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def source(session: Session) -> CollectivesSource:
+    return CollectivesSource(session, Nobody(), "n1", nccl_symbols)
+
+
+def test_start_tells_the_layouts_and_closes_what_was_missed(session: Session, source: CollectivesSource) -> None:
+    session.blind = (40, 65)
+    source.start()
+    assert len(session.maps["gloo_layouts"].written) == len(GLOO_LAYOUTS)
+    assert session.maps["nccl_layouts"].written[0] == NCCL_LAYOUTS[0].pack()
+    assert session.ran == [(1, 10, 100), (2, 10, 100)]
+
+
+def test_an_exit_closes_the_operations_of_that_process_only(session: Session, source: CollectivesSource) -> None:
+    assert source.process_exited(100, 20) == 1
+    assert session.ran == [(3, 20, 100)]
+
+
+def test_a_sweep_closes_those_of_the_dead(session: Session, source: CollectivesSource) -> None:
+    assert source.sweep(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
+    assert session.ran == [(1, 10, 100), (2, 10, 100)]
+    session.maps["operations"] = Map()
+    assert source.sweep(lambda *_: False) == 0
+
+
+def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tmp_path: Any) -> None:
+    path = tmp_path / "libnccl.so.2"
+    path.touch()
+    with open(path, "rb") as file:
+        assert source.attach(file.fileno(), bytes(path)) == len({probe.program for probe in NCCL.probes})
+        assert source.attach(file.fileno(), bytes(path)) == 0
+        assert source.attach(file.fileno(), b"/other.so") == 0
+
+
+def test_what_was_placed_goes_when_the_rest_cannot_be(
+    session: Session, source: CollectivesSource, tmp_path: Any
+) -> None:
+    path = tmp_path / "libnccl.so.2"
+    path.touch()
+    session.refuse = "nccl_send"
+    with open(path, "rb") as file, pytest.raises(AttachError):
+        source.attach(file.fileno(), bytes(path))
+    assert session.links == []
+
+
+def test_operations_of_a_replaced_layout_are_abandoned() -> None:
+    values = np.array([(50, 1), (60, 2)], VALUE)
+    assert replaced(values)["state"].tolist() == [5, 5]
+    assert values["state"].tolist() == [1, 2]
+
+
+def test_slots_are_distinct_and_in_range(source: CollectivesSource) -> None:
+    assert all(0 <= slot < 1024 for slot in source.slots)
+    assert len(set(source.slots.values())) == len(source.slots)
+
+
+def test_nothing_seen_means_no_backends(source: CollectivesSource) -> None:
+    assert source.backends_of(100, 10) == frozenset()
+    assert source.assemble(np.zeros(0, VALUE), ClockPair(0, 0, 0)) == {}

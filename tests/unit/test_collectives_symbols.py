@@ -1,0 +1,114 @@
+"""Probe points by the stable parts of names, and layouts from headers."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from probing.api.errors import NotFound, UnsupportedTarget
+from probing.daemon.nccl_uprobes.layouts import ABSENT, GLOO_LAYOUTS, UNKNOWN_BUILD, GlooLayout, gloo_layout_index
+from probing.daemon.nccl_uprobes.make_layouts import offsets_of, parse
+from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, library_of
+
+
+@dataclass(frozen=True)
+class Symbol:
+    name: str
+    address: int
+    file_offset: int | None
+    size: int = 64
+    head: bytes = b"\x55" * 32
+
+
+def gloo_symbols() -> list[Symbol]:
+    names = [probe.pattern.replace("*", "x") for probe in GLOO.probes]
+    return [Symbol(name, 4096 * number, 100 * number) for number, name in enumerate(names, 1)]
+
+
+def test_what_ends_an_operation_is_attached_before_what_begins_it() -> None:
+    placements = GLOO.placements(reversed(gloo_symbols()))
+    order = [placement.program for placement in placements]
+    assert order.index("gloo_finish") < order.index("gloo_execute") < order.index("gloo_work")
+    assert order.index("gloo_work") < min(order.index(call) for call in ("gloo_allreduce", "gloo_barrier"))
+    assert len({placement.slot for placement in placements}) == len(GLOO.probes)
+
+
+def test_aliases_of_one_address_get_one_probe() -> None:
+    symbols = [Symbol(probe.pattern, 10 * n, 10 * n) for n, probe in enumerate(NCCL.probes, 1)]
+    symbols.append(Symbol("ncclReduce", 10, 10))
+    offsets = [placement.offset for placement in NCCL.placements(symbols)]
+    assert len(offsets) == len(set(offsets)) == len(NCCL.probes)
+
+
+def test_a_library_without_a_needed_function_is_not_attached() -> None:
+    symbols = [symbol for symbol in gloo_symbols() if "finishWorkGlooEv" not in symbol.name]
+    with pytest.raises(UnsupportedTarget, match="finishWorkGloo"):
+        GLOO.placements(symbols)
+
+
+def test_a_function_that_is_not_in_the_file_gets_no_probe() -> None:
+    symbols = [*gloo_symbols(), Symbol(GLOO.probes[0].pattern + "", 1, None)]
+    assert all(placement.offset > 0 for placement in GLOO.placements(symbols))
+
+
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [
+        (b"/x/torch/lib/libtorch_cpu.so", GLOO),
+        (b"/x/nvidia/nccl/lib/libnccl.so.2", NCCL),
+        (b"/usr/lib/libnccl.so.2.28.9", NCCL),
+        (b"libnccl.so.2 (deleted)", NCCL),
+        (b"/x/libnccl.so.2/libother.so", None),
+        (b"/x/libtorch_python.so", None),
+        (b"", None),
+        (b"/x/\xff\xfe", None),
+    ],
+)
+def test_libraries_are_known_by_their_names(path: bytes, library: object) -> None:
+    assert library_of(path) is library
+
+
+def test_the_layout_of_an_unknown_build_is_empty() -> None:
+    marks = ["_ZN4c10d16ProcessGroupGloo5splitERKN3c10", "_ZN4c10d16ProcessGroupGloo5mergeERKN3c10"]
+    assert GLOO_LAYOUTS[gloo_layout_index(marks)] != UNKNOWN_BUILD
+    assert GLOO_LAYOUTS[gloo_layout_index(marks[:1])] == UNKNOWN_BUILD
+    assert UNKNOWN_BUILD.pack()[:4] == b"\x01\x00\xff\xff"
+
+
+DUMP = """
+*** Dumping AST Record Layout
+         0 | class c10d::Backend
+         0 |   class torch::CustomClassHolder (primary base)
+        16 |   const int rank_
+        20 |   const int size_
+        32 |   class std::basic_string<char> pg_uid_
+        40 |     std::basic_string<char>::size_type _M_string_length
+           | [sizeof=136, dsize=132, align=8,
+*** Dumping AST Record Layout
+         0 | struct c10::TensorImpl
+       152 |   int64_t numel_
+   165:0-0 |   _Bool is_contiguous_
+"""
+
+
+def test_a_dump_of_the_compiler_gives_offsets() -> None:
+    found = parse(DUMP)
+    assert (found.backend_rank, found.backend_size, found.backend_uid, found.tensor_numel) == (16, 20, 32, 152)
+    assert (found.backend_desc, found.barrier_async) == (ABSENT, ABSENT)
+    assert parse("") == GlooLayout()
+
+
+def test_the_table_says_what_the_headers_of_this_torch_say() -> None:
+    spec = importlib.util.find_spec("torch")
+    assert spec
+    assert spec.origin
+    assert offsets_of(Path(spec.origin).parent) in GLOO_LAYOUTS[1:]
+
+
+def test_headers_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        offsets_of(tmp_path)
+    assert "error" in caught.value.hint
