@@ -22,7 +22,11 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 show() {
-    printf '\n$ probingctl %s\n' "$*"
+    printf '\n$ probingctl'
+    for word in "$@"; do
+        case $word in *' '*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
+    printf '\n'
     "$bin/probingctl" -t "unix:$base/p.sock" "$@"
 }
 

@@ -200,8 +200,6 @@ class Supervisor:
             cleanup(self._config.instance, Path(self._config.probes.bpffs))
         except ProbingError as e:
             log.error("%s; run `probingd cleanup`", e.message)
-        with suppress(OSError):
-            Path(self._config.probes.bpffs).rmdir()
 
 
 def _noted(number: int, frame: object) -> None:
