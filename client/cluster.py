@@ -35,7 +35,7 @@ PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DE
 class Stacks:
     """``threads``: dicts node, job, rank, pid, tid, thread, state, gil, complete, frames (innermost first).
 
-    ``failures``: dicts node, pid, rank, job, kind, reason, of processes that could not be read.
+    ``failures``: dicts node, pid, rank, job, kind, reason, hint, of processes that could not be read.
     """
 
     threads: list[dict[str, Any]]
@@ -212,4 +212,5 @@ def _frame(f: pb.Frame) -> dict[str, Any]:
 
 def _failure(node: str, f: pb.TargetFailure) -> dict[str, Any]:
     rank = f.rank if f.HasField("rank") else None
-    return {"node": node, "pid": f.pid, "rank": rank, "job": f.job, "kind": f.error.kind, "reason": f.error.message}
+    error = {"kind": f.error.kind, "reason": f.error.message, "hint": f.error.hint}
+    return {"node": node, "pid": f.pid, "rank": rank, "job": f.job, **error}

@@ -7,7 +7,7 @@ from probing.client.nccl_text import people
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
-from probing.client.session import opened, sql_text
+from probing.client.session import opened, require_job, sql_text
 from probing.client.settings import Settings
 
 __all__ = ("RANKS_SQL", "Row", "collect", "run")
@@ -51,6 +51,8 @@ FROM comm.inflight WHERE {where}
 def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
     with opened(settings) as cluster:
         found = collect(cluster, job, comm, since)
+        if not found and job is not None:
+            require_job(cluster, job)
         width = terminal_width() if settings.output is None else None
         write_objects(settings, found, people(found, since, width), _flat(found))
 

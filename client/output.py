@@ -36,7 +36,9 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
         _write_json(settings, rows_of(table))
 
 
-def write_objects(settings: Settings, objects: list[dict[str, Any]], people: str, flat: list[dict[str, Any]]) -> None:
+def write_objects(
+    settings: Settings, objects: list[dict[str, Any]] | dict[str, Any], people: str, flat: list[dict[str, Any]]
+) -> None:
     """``objects`` as JSON, ``people`` as the table, and ``flat`` (one level, a row each) in the formats of rows."""
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)
@@ -96,8 +98,11 @@ def _csv_value(value: Any, on_terminal: bool) -> Any:
     return escape(value) if on_terminal and isinstance(value, str) else value
 
 
-def _write_json(settings: Settings, objects: list[dict[str, Any]]) -> None:
-    _write_text(settings, "".join(dump_line(objects)) if settings.format == "jsonl" else dump_json(objects))
+def _write_json(settings: Settings, objects: list[dict[str, Any]] | dict[str, Any]) -> None:
+    if settings.format == "json":
+        _write_text(settings, dump_json(objects))
+        return
+    _write_text(settings, "".join(dump_line([objects] if isinstance(objects, dict) else objects)))
 
 
 def _write_text(settings: Settings, text: str) -> None:

@@ -16,8 +16,8 @@ def _rank(value: object) -> str:
 
 _FIELDS = (
     Field("NODE", "node"),
-    Field("JOB", "job"),
-    Field("RUN", "run"),
+    Field("JOB", "job", flex=True),
+    Field("RUN", "run", flex=True),
     Field("ROLE", "role"),
     Field("RANK", "rank", _rank, right=True),
     Field("LOCAL", "local_rank", _rank, right=True),

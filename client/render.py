@@ -62,7 +62,7 @@ def _fit(fields: Sequence[Field], widths: list[int], width: int | None) -> None:
     if width is None:
         return
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    for i, f in enumerate(fields):
+    for i, f in reversed(list(enumerate(fields))):
         if f.flex and over > 0:
             cut = min(over, max(0, widths[i] - _LEAST_FLEX))
             widths[i] -= cut

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from probing.api.errors import NotFound
 from probing.client.cluster import Cluster
 from probing.client.settings import Settings
 from probing.client.text import escape
 from probing.federation.fanout import Gathered
 
-__all__ = ("one_node", "opened", "sql_text", "warn")
+__all__ = ("opened", "require_job", "sql_text", "warn")
 
 
 @contextmanager
@@ -57,10 +58,14 @@ def warn(message: str) -> None:
     sys.stderr.write(f"warning: {escape(message)}\n")
 
 
+def require_job(cluster: Cluster, job: str) -> None:
+    """Raises NotFound when no node has ever heard of ``job``: nothing to show is not the same as a wrong name."""
+    for table in ("process.processes", "comm.communicators", "process.events"):
+        if cluster.query(f"SELECT job FROM {table} WHERE job = {sql_text(job)} LIMIT 1").num_rows:
+            return
+    raise NotFound(f"there is no job {job}", hint="`probingctl ps` lists the jobs that run now")
+
+
 def sql_text(value: str) -> str:
     """``value`` as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"
-
-
-def one_node(settings: Settings) -> bool:
-    return not settings.nodes and not settings.all_nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from probing.api.errors import NotFound, TargetError
+from probing.api.errors import NotFound, error_from
 from probing.client.output import write_objects
 from probing.client.session import opened, warn
 from probing.client.settings import Settings
@@ -18,10 +18,11 @@ def run(settings: Settings, pids: Sequence[int], job: str) -> None:
     with opened(settings) as cluster:
         found = cluster.stacks(pids, job)
         threads = sorted(found.threads, key=_order)
+        if not threads and found.failures:
+            first = found.failures[0]
+            raise error_from(first["kind"], _failure(first), first["hint"])
         for failure in found.failures:
             warn(_failure(failure))
-        if not threads and found.failures:
-            raise TargetError("no stack could be read", hint="the warnings above say why")
         if not threads and (pids or job):
             wanted = f"job {job}" if job else f"pid {', '.join(map(str, pids))}"
             raise NotFound(f"no thread of {wanted} was found", hint="`probingctl ps` lists the processes that run now")

@@ -27,7 +27,8 @@ def run(settings: Settings) -> None:
     with opened(settings) as cluster:
         nodes = [_node(address, reply) for address, reply in cluster.status()]
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, nodes, "\n".join(_people(node, width) for node in nodes), list(_flat(nodes)))
+        people = "\n".join(_people(node, width) for node in nodes)
+        write_objects(settings, nodes if cluster.many else nodes[0], people, list(_flat(nodes)))
 
 
 def _node(address: str, reply: pb.StatusReply) -> dict[str, Any]:

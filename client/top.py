@@ -15,7 +15,7 @@ from probing.client.nccl import RANKS_SQL
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
-from probing.client.session import opened, sql_text
+from probing.client.session import opened, require_job, sql_text
 from probing.client.settings import Settings
 from probing.client.text import escape
 from probing.client.top_text import people
@@ -47,6 +47,8 @@ def run(settings: Settings, job: str | None, *, once: bool, interval: float, win
     if once:
         with opened(settings) as cluster:
             frame = collect(cluster, job, window)
+            if not frame.ranks and job is not None:
+                require_job(cluster, job)
             text = people(frame.ranks, frame.missing, terminal_width(), None)
             write_objects(settings, frame.ranks, text, frame.ranks)
         return

@@ -34,17 +34,52 @@ NODE = st.fixed_dictionaries(
 NODES = st.lists(NODE, min_size=1, max_size=4)
 
 AGGREGATES = (
-    "count(*)", "count(bytes)", "sum(bytes)", "sum(duration_ns)", "sum(bw)", "min(bytes)", "max(ts)", "min(op)", "avg(bytes)",
-    "avg(bw)", "bool_and(async_op)", "bool_or(async_op)", "count(DISTINCT rank)", "count(DISTINCT job)",
-    "count(DISTINCT bytes)", "stddev(duration_ns)", "stddev_pop(bw)", "var_samp(duration_ns)", "var_pop(bw)", "variance(bw)",
-    "count_if(bytes > 3)", "bit_and(seq)", "bit_or(seq)", "bit_xor(seq)", "min(DISTINCT seq)", "sum(DISTINCT seq)",
-    "median(duration_ns)", "quantile_cont(bw, 0.9)", "max(ts) - min(ts)", "sum(bytes) / nullif(count(bytes), 0)",
-    "count(*) FILTER (WHERE async_op)", "sum(duration_ns) FILTER (WHERE op = 'send')", "avg(bw) FILTER (WHERE rank > 0)",
-    "count(DISTINCT seq) FILTER (WHERE rank > 0)", "coalesce(sum(bytes), 0) + 1", "sum(bytes::DECIMAL(38,2) / 1000000)",
-    "max(bytes) - min(bytes)", "sum(async_op::INT)", "round(avg(bw), 1)", "max(seq, 2)",
-    "arg_max(seq, ts) IS NULL", "corr(seq, duration_ns) IS NULL", "mean(duration_ns)", "list_sort(list(seq))",
+    "count(*)",
+    "count(bytes)",
+    "sum(bytes)",
+    "sum(duration_ns)",
+    "sum(bw)",
+    "min(bytes)",
+    "max(ts)",
+    "min(op)",
+    "avg(bytes)",
+    "avg(bw)",
+    "bool_and(async_op)",
+    "bool_or(async_op)",
+    "count(DISTINCT rank)",
+    "count(DISTINCT job)",
+    "count(DISTINCT bytes)",
+    "stddev(duration_ns)",
+    "stddev_pop(bw)",
+    "var_samp(duration_ns)",
+    "var_pop(bw)",
+    "variance(bw)",
+    "count_if(bytes > 3)",
+    "bit_and(seq)",
+    "bit_or(seq)",
+    "bit_xor(seq)",
+    "min(DISTINCT seq)",
+    "sum(DISTINCT seq)",
+    "median(duration_ns)",
+    "quantile_cont(bw, 0.9)",
+    "max(ts) - min(ts)",
+    "sum(bytes) / nullif(count(bytes), 0)",
+    "count(*) FILTER (WHERE async_op)",
+    "sum(duration_ns) FILTER (WHERE op = 'send')",
+    "avg(bw) FILTER (WHERE rank > 0)",
+    "count(DISTINCT seq) FILTER (WHERE rank > 0)",
+    "coalesce(sum(bytes), 0) + 1",
+    "sum(bytes::DECIMAL(38,2) / 1000000)",
+    "max(bytes) - min(bytes)",
+    "sum(async_op::INT)",
+    "round(avg(bw), 1)",
+    "max(seq, 2)",
+    "arg_max(seq, ts) IS NULL",
+    "corr(seq, duration_ns) IS NULL",
+    "mean(duration_ns)",
+    "list_sort(list(seq))",
     "string_agg(op, ',' ORDER BY op)",
-)  # fmt: skip
+)
 KEYS = (
     "node",
     "op",
@@ -57,9 +92,15 @@ KEYS = (
     "coalesce(job, 'none')",
 )
 FILTERS = (
-    "", "WHERE bytes > 0", "WHERE ts > now() - INTERVAL 5 MINUTE", "WHERE op = 'send' AND rank IS NOT NULL",
-    "WHERE job = 'nobody'", "WHERE node <> 'n0'", "WHERE coalesce(rank, 0) = 0 OR async_op", "WHERE age(ts) > INTERVAL 1 SECOND",
-)  # fmt: skip
+    "",
+    "WHERE bytes > 0",
+    "WHERE ts > now() - INTERVAL 5 MINUTE",
+    "WHERE op = 'send' AND rank IS NOT NULL",
+    "WHERE job = 'nobody'",
+    "WHERE node <> 'n0'",
+    "WHERE coalesce(rank, 0) = 0 OR async_op",
+    "WHERE age(ts) > INTERVAL 1 SECOND",
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +114,18 @@ def fixed() -> Iterator[Nodes]:
 def _some(node: int) -> list[dict[str, Any]]:
     return [
         {
-            "ts": NOW_NS - i * 37 * SECOND - node, "job": "ab"[i % 2] if i % 5 else None, "rank": i % 4 if i % 7 else None,
-            "op": ("all_reduce", "barrier", "send")[i % 3], "seq": i // 4, "bytes": None if i % 6 == 5 else (i + node) << 40,
-            "duration_ns": i * 1000 + node * 7, "bw": i / 3 + node if i % 4 else None, "async_op": None if i % 9 == 8 else i % 2 == 0,
+            "ts": NOW_NS - i * 37 * SECOND - node,
+            "job": "ab"[i % 2] if i % 5 else None,
+            "rank": i % 4 if i % 7 else None,
+            "op": ("all_reduce", "barrier", "send")[i % 3],
+            "seq": i // 4,
+            "bytes": None if i % 6 == 5 else (i + node) << 40,
+            "duration_ns": i * 1000 + node * 7,
+            "bw": i / 3 + node if i % 4 else None,
+            "async_op": None if i % 9 == 8 else i % 2 == 0,
         }
         for i in range(24)
-    ]  # fmt: skip
+    ]
 
 
 def _processes(node: int) -> list[dict[str, Any]]:
@@ -134,7 +181,8 @@ def test_joins_are_those_of_the_union(rows: list[Any], join: str, data: st.DataO
         where = data.draw(st.sampled_from(sides))
         shown = "o.op, o.seq" if join in ("SEMI JOIN", "ANTI JOIN") else "o.op, o.seq, p.pid, p.node"
         nodes.check(
-            f"SELECT {shown} FROM comm.ops o {join} process.processes p ON o.job = p.job AND o.rank = p.rank WHERE {where}",
+            f"SELECT {shown} FROM comm.ops o {join} process.processes p"
+            f" ON o.job = p.job AND o.rank = p.rank WHERE {where}",
             kind="ship",
         )
     finally:
@@ -164,11 +212,11 @@ def test_joins_are_those_of_the_union(rows: list[Any], join: str, data: st.DataO
         ("SELECT op FROM comm.ops UNION SELECT job FROM process.processes", "ship"),
         ("SELECT count(*) FROM (SELECT DISTINCT op, rank FROM comm.ops)", "ship"),
         ("SELECT op FROM comm.ops WHERE bytes = (SELECT max(bytes) FROM comm.ops)", "ship"),
-        ("WITH o AS (SELECT * FROM comm.ops WHERE seq > 2) SELECT a.op, b.op FROM o a JOIN o b USING (seq, rank)", "ship"),
+        ("WITH o AS (FROM comm.ops WHERE seq > 2) SELECT a.op, b.op FROM o a JOIN o b USING (seq, rank)", "ship"),
         ("SELECT count(*) FROM comm.ops a, comm.ops b WHERE a.seq = 1 AND b.seq = 2", "ship"),
         ("SELECT geometric_mean(seq + 1) FROM comm.ops", "ship"),
         ("SELECT count(*), count(o) FROM comm.ops o", "ship"),
-        ("SELECT op, EXISTS (SELECT 1 FROM process.processes p WHERE p.rank = o.rank AND p.pid > 1) FROM comm.ops o", "ship"),
+        ("SELECT op, EXISTS (FROM process.processes p WHERE p.rank = o.rank AND p.pid > 1) FROM comm.ops o", "ship"),
         ("SELECT DISTINCT ON (op) op, seq FROM comm.ops ORDER BY op, seq", "ship"),
         ("SELECT op, sum(seq) OVER (), rank() OVER (ORDER BY seq) FROM comm.ops", "ship"),
         ("SELECT count(*), mode(op), sum(sum(seq)) OVER () FROM comm.ops WHERE op = 'send' GROUP BY op", "ship"),
@@ -177,7 +225,7 @@ def test_joins_are_those_of_the_union(rows: list[Any], join: str, data: st.DataO
         ("FROM process.processes", "rows"),
         ("SELECT t.a FROM comm.ops AS t(a)", "ship"),
     ],
-)  # fmt: skip
+)
 def test_shapes(fixed: Nodes, sql: str, kind: str) -> None:
     fixed.check(sql, kind=kind)
 
@@ -185,14 +233,28 @@ def test_shapes(fixed: Nodes, sql: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "condition",
     [
-        "ts > now() - INTERVAL 5 MINUTE", "ts > now() - INTERVAL '5 minutes'", "ts BETWEEN now() - INTERVAL 1 HOUR AND now()",
-        "ts > '2026-01-01'", "ts >= today()", "ts > current_date - 1", "ts < current_timestamp", "ts::DATE = current_date",
-        "age(ts) < INTERVAL 1 HOUR", "now() - ts < INTERVAL 3 MINUTE", "epoch_ns(ts) > 0", "hour(ts) >= 0",
-        "ts > to_timestamp(1600000000)", "ts > now()::TIMESTAMP - INTERVAL 2 MINUTE", "extract(minute FROM ts) < 30",
-        "strftime(ts, '%Y') = '2026'", "time_bucket(INTERVAL 5 MINUTE, ts) < now()", "date_trunc('hour', ts) <= now()",
-        "ts > localtimestamp - INTERVAL 100 SECOND", "ts > TIMESTAMP '2026-01-01 00:00:00'",
+        "ts > now() - INTERVAL 5 MINUTE",
+        "ts > now() - INTERVAL '5 minutes'",
+        "ts BETWEEN now() - INTERVAL 1 HOUR AND now()",
+        "ts > '2026-01-01'",
+        "ts >= today()",
+        "ts > current_date - 1",
+        "ts < current_timestamp",
+        "ts::DATE = current_date",
+        "age(ts) < INTERVAL 1 HOUR",
+        "now() - ts < INTERVAL 3 MINUTE",
+        "epoch_ns(ts) > 0",
+        "hour(ts) >= 0",
+        "ts > to_timestamp(1600000000)",
+        "ts > now()::TIMESTAMP - INTERVAL 2 MINUTE",
+        "extract(minute FROM ts) < 30",
+        "strftime(ts, '%Y') = '2026'",
+        "time_bucket(INTERVAL 5 MINUTE, ts) < now()",
+        "date_trunc('hour', ts) <= now()",
+        "ts > localtimestamp - INTERVAL 100 SECOND",
+        "ts > TIMESTAMP '2026-01-01 00:00:00'",
     ],
-)  # fmt: skip
+)
 def test_time_expressions_mean_one_instant(fixed: Nodes, condition: str) -> None:
     fixed.check(f"SELECT node, count(*), max(ts) FROM comm.ops WHERE {condition} GROUP BY node", kind="aggregate")
 
