@@ -10,6 +10,7 @@ from typing import Any
 
 from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
 from probing.daemon.processes.procfs import Mapping, clean_text
+from probing.daemon.python_stack.release import release_of
 
 __all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate")
 
@@ -102,7 +103,7 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
         raise NotPython(f"{_name(mapping)} holds no CPython runtime")
     if hexversion:
         version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
-        return RuntimeInfo(runtime, version_at, hexversion, version, _release(hexversion), _name(mapping))
+        return RuntimeInfo(runtime, version_at, hexversion, version, release_of(hexversion), _name(mapping))
     known = [v for name, v in _SINCE.items() if name in symbols.addresses]
     if version_at or not known:
         raise UnsupportedTarget(
@@ -111,13 +112,6 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
         )
     version = max(known)
     return RuntimeInfo(runtime, 0, 0, version, f"{version[0]}.{version[1]}", _name(mapping))
-
-
-def _release(hexversion: int) -> str:
-    # PY_VERSION_HEX, Include/patchlevel.h: major, minor, micro, then level (a to f) and serial.
-    text = f"{hexversion >> 24 & 0xFF}.{hexversion >> 16 & 0xFF}.{hexversion >> 8 & 0xFF}"
-    level = {0xA: "a", 0xB: "b", 0xC: "rc"}.get(hexversion >> 4 & 0xF)
-    return f"{text}{level}{hexversion & 0xF}" if level else text
 
 
 def _name(mapping: Mapping) -> str:

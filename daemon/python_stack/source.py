@@ -8,14 +8,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
-from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, parse_maps
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, layout_of
 from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
+from probing.daemon.python_stack.memory import Range
+from probing.daemon.python_stack.release import release_of, sys_hexversion
 from probing.daemon.python_stack.wire import unpack
 
 __all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
@@ -158,20 +161,32 @@ class PythonStacks:
         finally:
             opened.close_fds()
         symbols = RuntimeSymbols.from_parser(answer)
+        read = partial(self._memory, pid, start_ns, deadline)
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
-            return locate(mapping, symbols)
-        head = self._memory(pid, start_ns, [(at, 4)], deadline)
+            found = locate(mapping, symbols)
+            hexversion = sys_hexversion(read, found.runtime, found.version)
+            return replace(found, python=release_of(hexversion)) if hexversion else found
+        head = read([(at, 4)])[0]
+        if head is None:
+            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
         found = locate(mapping, symbols, int.from_bytes(head, "little"))
         if found.version >= (3, 13):
             # Fail here, and not at each request, when the offsets that it declares are not ours to read.
-            layout_of(found.version, self._memory(pid, start_ns, [(found.runtime, DEBUG_OFFSETS_SIZE)], deadline))
+            layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
         return found
 
-    def _memory(self, pid: int, start_ns: int, ranges: list[tuple[int, int]], deadline: float) -> bytes:
+    def _memory(self, pid: int, start_ns: int, deadline: float, ranges: Sequence[Range]) -> list[bytes | None]:
+        if not ranges:
+            return []
         answer = self._call("memory", pid, start_ns, deadline, ranges=ranges)
-        if -1 in answer.header["lengths"]:
-            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
-        return answer.payload
+        found: list[bytes | None] = []
+        at = 0
+        for length in answer.header["lengths"]:
+            found.append(None if length < 0 else answer.payload[at : at + length])
+            at += max(0, length)
+        if len(found) != len(ranges):
+            raise InternalError("a reader's answer holds other memory than was asked for")
+        return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
         return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=_left(deadline), **args)

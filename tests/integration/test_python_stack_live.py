@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, dump, frames_of, program, runtime_of
+
 from probing.api.errors import CorruptTarget, NotPython, PrivilegeError, ProcessGone, TargetTimeout
 from probing.daemon.python_stack.dump import dump_stacks
 from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.threads import read_start_ns
-from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, dump, frames_of, program, runtime_of
 
 # Who may be called by whom in busy.py, innermost first.
 CHAINS = {

@@ -17,7 +17,8 @@ from probing.daemon.ipc import MAX_HEADER
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.python_stack.dump import handlers
 from probing.daemon.python_stack.locate import RuntimeInfo, RuntimeSymbols, candidates, locate
-from probing.daemon.python_stack.memory import PAGE, ProcessMemory
+from probing.daemon.python_stack.memory import PAGE, FakeMemory, ProcessMemory
+from probing.daemon.python_stack.release import sys_hexversion
 from probing.daemon.python_stack.threads import KernelThread, match_threads, read_start_ns, read_threads
 from probing.daemon.python_stack.walker import RawThread
 from probing.daemon.python_stack.wire import pack, unpack
@@ -188,3 +189,11 @@ def test_candidates_of_any_maps(text: bytes) -> None:
     except CorruptTarget:
         return
     assert len(candidates(mappings)) <= 3
+
+
+@pytest.mark.parametrize("version", [(3, 8), (3, 9), (3, 10), (3, 11)])
+@given(noise=st.binary(min_size=1, max_size=4096))
+def test_the_release_in_any_memory(version: tuple[int, int], noise: bytes) -> None:
+    memory = FakeMemory({1 << 30: (noise * (8192 // len(noise) + 1))[:8192]})
+    found = sys_hexversion(memory.read_many, 1 << 30, version)
+    assert found is None or (found >> 24, found >> 16 & 0xFF) == version
