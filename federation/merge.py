@@ -18,6 +18,8 @@ from probing.federation.split import Part, Plan
 __all__ = ("Ask", "run")
 
 
+_SAME_VERSION = "run the same version of probingd on all nodes"
+
 Ask = Callable[[str, str, float], Reply]
 
 
@@ -78,33 +80,45 @@ class _Budget:
 
 def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Reply, ...]]) -> None:
     """Puts the answers into one table a part; a node whose answer does not fit is counted as failed."""
-    for part in plan.parts:
-        create_table(db, part.table, part.columns)
+    schemas = [_create(db, part) for part in plan.parts]
+    loads: list[list[pa.Table]] = [[] for _ in plan.parts]
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
-        db.execute("BEGIN")
-        try:
-            for part, reply in zip(plan.parts, answered.value, strict=True):
-                _insert(db, part, reply.table)
-        except (duckdb.Error, pa.ArrowException, PeerError) as e:
-            db.execute("ROLLBACK")
-            why = e.message if isinstance(e, PeerError) else "its rows do not have the types of this version"
-            error = PeerError(why, hint="run the same version of probingd on all nodes")
-            gathered.failed.append(Failed(answered.address, answered.node, error))
+        fitted = _fitted(answered, schemas)
+        if isinstance(fitted, PeerError):
+            gathered.failed.append(Failed(answered.address, answered.node, fitted))
             continue
-        db.execute("COMMIT")
         kept.append(answered)
+        for load, table in zip(loads, fitted, strict=True):
+            load.append(table)
     gathered.answered = kept
+    for part, load in zip(plan.parts, loads, strict=True):
+        if load:
+            # One insert for all nodes: a statement costs more than the few rows of an answer.
+            db.register("arrow_answers", pa.concat_tables(load))
+            db.execute(f"INSERT INTO {quoted(part.table)} SELECT * FROM arrow_answers")
+            db.unregister("arrow_answers")
 
 
-def _insert(db: duckdb.DuckDBPyConnection, part: Part, table: pa.Table) -> None:
-    if table.num_columns != len(part.columns):
-        raise PeerError(f"it answered {table.num_columns} columns for {len(part.columns)}")
-    db.register("arrow_answer", table.rename_columns([f"c{i}" for i in range(table.num_columns)]))
-    try:
-        db.execute(f"INSERT INTO {quoted(part.table)} SELECT * FROM arrow_answer")
-    finally:
-        db.unregister("arrow_answer")
+def _create(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
+    """Makes the part's table; its Arrow schema, with columns named by number."""
+    create_table(db, part.table, part.columns)
+    schema: pa.Schema = db.sql(f"SELECT * FROM {quoted(part.table)}").to_arrow_table().schema
+    return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
+
+
+def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
+    """The node's tables in the types that they must have, or why they cannot be that."""
+    fitted = []
+    for reply, schema in zip(answered.value, schemas, strict=True):
+        table = reply.table
+        if table.num_columns != len(schema):
+            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=_SAME_VERSION)
+        try:
+            fitted.append(table.rename_columns(schema.names).cast(schema))
+        except pa.ArrowException:
+            return PeerError("its rows do not have the types of this version", hint=_SAME_VERSION)
+    return fitted
 
 
 def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Table:
