@@ -26,6 +26,8 @@ __all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
 _MAX_PREPARED = 4096
 # What a reader's answer may take on its way, beyond the time it spends on a process.
 _MARGIN_S = 0.05
+# A reader minds the deadline itself. Only one that is stuck is given up, and its target left alone: so much later.
+_GRACE_S = 1.0
 
 
 class Readers(Protocol):
@@ -64,7 +66,9 @@ class PythonStacks:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
-        """Find the CPython of a process; at once when it was found before. ``timeout`` in seconds.
+        """Find the CPython of a process; at once when it was found before.
+
+        ``timeout`` in seconds; a process that cannot be read at all takes one second more.
 
         Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
         """
@@ -189,7 +193,7 @@ class PythonStacks:
         return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
-        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=_left(deadline), **args)
+        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=_left(deadline) + _GRACE_S, **args)
 
 
 def _left(deadline: float) -> float:
