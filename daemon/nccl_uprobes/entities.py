@@ -34,6 +34,8 @@ _KEY_FIELDS = (
     "desc",
 )
 _FIRST_WAIT = 0.5
+_PART = 4096
+_Word = tuple[type[np.unsignedinteger[Any]], int, np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Entities:
         self._waited: set[tuple[int, int]] = set()
         # Secret: a process must not be able to make its records fall on another's key.
         self._random = np.random.default_rng(secrets.randbits(128))
-        self._multipliers: dict[np.dtype[Any], tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]] = {}
+        self._words: dict[np.dtype[Any], list[_Word]] = {}
 
     def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """(the distinct entities, for each the index of its first record, for each record the index of its entity)."""
@@ -71,20 +73,22 @@ class Entities:
 
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
         """A multilinear hash of the fields that name an entity."""
-        columns, multipliers = self._hashing(records.dtype)
-        words = records.view(np.uint32).reshape(len(records), records.dtype.itemsize // 4)
+        words = self._words_of(records.dtype)
         keys = np.zeros(len(records), np.uint64)
-        for column, multiplier in zip(columns, multipliers, strict=True):
-            keys += words[:, column] * multiplier
+        # By parts that stay in the cache while they are walked once for each word.
+        for start in range(0, len(records), _PART):
+            part, sums = records[start : start + _PART], keys[start : start + _PART]
+            for kind, column, multiplier in words:
+                sums += part.view(kind).reshape(len(part), -1)[:, column] * multiplier
         return keys
 
-    def _hashing(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
-        if dtype not in self._multipliers:
-            self._multipliers[dtype] = (
-                _words(dtype),
-                self._random.integers(0, 1 << 64, len(_words(dtype)), np.uint64) | np.uint64(1),
-            )
-        return self._multipliers[dtype]
+    def _words_of(self, dtype: np.dtype[Any]) -> list[_Word]:
+        if dtype not in self._words:
+            self._words[dtype] = [
+                (kind, column, np.uint64(self._random.integers(0, 1 << 64, dtype=np.uint64) | np.uint64(1)))
+                for kind, column in _words(dtype)
+            ]
+        return self._words[dtype]
 
     def _entity(self, key: int, record: np.void) -> Entity:
         entity = self._known.get(key)
@@ -136,11 +140,14 @@ def _printable(text: bytes) -> str:
     return "".join(c if c.isprintable() else "?" for c in text.decode(errors="replace"))
 
 
-def _words(dtype: np.dtype[Any]) -> npt.NDArray[np.intp]:
-    """The 32-bit words of a record that hold the fields of the key."""
+def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:
+    """The words of a record that hold the fields of the key, of 64 bits where they hold nothing else."""
     assert dtype.fields is not None
-    found: set[int] = set()
+    covered = np.zeros(dtype.itemsize, bool)
     for name in _KEY_FIELDS:
         kind, offset = dtype.fields[name][:2]
-        found.update(range(offset // 4, (offset + kind.itemsize + 3) // 4))
-    return np.array(sorted(found), np.intp)
+        covered[offset : offset + kind.itemsize] = True
+    halves = [bool(covered[at : at + 4].all()) for at in range(0, dtype.itemsize, 4)]
+    whole = [n for n in range(len(halves) // 2) if halves[2 * n] and halves[2 * n + 1]]
+    rest = [n for n in range(len(halves)) if halves[n] and n // 2 not in whole]
+    return [*((np.uint64, n) for n in whole), *((np.uint32, n) for n in rest)]

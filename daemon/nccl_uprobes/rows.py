@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ class Rows:
         count, size = _contribution(records, numbers["op"], numbers["dtype"])
         when = records["t_call"].astype(np.int64) + pair.mono_to_utc_ns
         return {
-            "node": pa.DictionaryArray.from_arrays(np.zeros(len(records), np.int32), [self._node]),
-            "ts": pa.array(when, pa.timestamp("ns")),
+            "node": _named(np.zeros(len(records), np.int32), (self._node,)),
+            "ts": _numbers(when).view(pa.timestamp("ns")),
             "job": _text_of(each(lambda e: e.who and e.who.job), inverse),
             "run": _text_of(each(lambda e: e.who and e.who.run), inverse),
             "pid": _numbers(records["tgid"].astype(np.int32)),
@@ -91,11 +92,11 @@ class Rows:
             "count": _numbers(count, count < 0),
             "bytes": _numbers(size, size < 0),
             "redop": _named(numbers["redop"], names.REDOPS),
-            "root": _numbers(np.ascontiguousarray(records["root"]), records["root"] < 0),
-            "peer": _numbers(np.ascontiguousarray(records["peer"]), records["peer"] < 0),
-            "stream": _numbers(np.ascontiguousarray(records["stream"]), records["backend"] == names.GLOO),
+            "root": _numbers(records["root"], records["root"] < 0),
+            "peer": _numbers(records["peer"], records["peer"] < 0),
+            "stream": _numbers(records["stream"], records["backend"] == names.GLOO),
             "group_id": _numbers(records["group_id"].astype(np.int64), records["group_id"] == 0),
-            "async_op": pa.array(records["async_op"] == 1, mask=records["async_op"] > 1),
+            "async_op": _numbers(records["async_op"], records["async_op"] > 1).cast(pa.bool_()),
         }
 
     def _numbers_of(self, records: Array, field: str) -> npt.NDArray[np.int32]:
@@ -215,7 +216,14 @@ def _batch(table: str, columns: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
 
 
 def _numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
-    return pa.array(values, mask=unknown if unknown is not None and unknown.any() else None)
+    """From buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch."""
+    values = np.ascontiguousarray(values)
+    valid = None
+    if unknown is not None and unknown.any():
+        valid = pa.py_buffer(np.packbits(~unknown, bitorder="little").data)
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(values.view(np.uint8).data)]
+    )
 
 
 def _after(when: Array, call: Array) -> pa.Array[Any]:
@@ -225,7 +233,14 @@ def _after(when: Array, call: Array) -> pa.Array[Any]:
 def _named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
     """Indices into ``known`` as a dictionary array; NULL for one that is not in it."""
     outside = (index < 0) | (index >= len(known))
-    return pa.DictionaryArray.from_arrays(_numbers(index.astype(np.int32, copy=False), outside), list(known))
+    return pa.DictionaryArray.from_arrays(
+        _numbers(index.astype(np.int32, copy=False), outside), _dictionary(tuple(known))
+    )
+
+
+@lru_cache(maxsize=256)
+def _dictionary(known: tuple[str, ...]) -> pa.Array[Any]:
+    return pa.array(known, pa.string())
 
 
 def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.Array[Any]:
@@ -234,7 +249,7 @@ def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.
     place = {value: index for index, value in enumerate(distinct)}
     index = np.array([-1 if value is None else place[value] for value in values], np.int32)
     if not distinct:
-        return pa.DictionaryArray.from_arrays(pa.nulls(len(inverse), pa.int32()), pa.array([], pa.string()))
+        return pa.DictionaryArray.from_arrays(pa.nulls(len(inverse), pa.int32()), _dictionary(()))
     return _named(index[inverse], distinct)
 
 
