@@ -22,6 +22,7 @@ _RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 _READ_COOKIE = struct.pack("<BBhi", 0x85, 0, 0, _HELPER_ATTACH_COOKIE) + _RETURN_0
 _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
+_FIND_VMA = "bpf_find_vma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Features:
     test_run: bool
     tp_btf: bool
     preempt: bool
+    real_inode: bool
 
     def without_multi(self) -> Features:
         """The road of kernels before 6.6."""
@@ -99,7 +101,7 @@ def _test_run() -> int:
 
 def _try_all() -> dict[str, int]:
     """The error's number for each field of Features, 0 where it works."""
-    types = kernel_types(*_PREEMPT, _EXEC_TYPE)
+    types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA)
     found = {
         "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
         "ringbuf": _errno(lambda: syscalls.create_map(_MAP_RINGBUF, 0, 0, os.sysconf("SC_PAGESIZE"))),
@@ -108,6 +110,7 @@ def _try_all() -> dict[str, int]:
         "perf_link": _perf_link(),
         "test_run": _test_run(),
         "tp_btf": errno.ENOENT,
+        "real_inode": 0 if _FIND_VMA in types else errno.ENOENT,
         "preempt": 0 if all(name in types for name in _PREEMPT) else errno.ENOENT,
     }
     if _EXEC_TYPE in types:
@@ -130,6 +133,7 @@ _COSTS = {
     "test_run": "an operation that never ends is closed only when its process exits (Linux before 5.10)",
     "tp_btf": "tracepoints are read through relocated structures instead of typed arguments",
     "preempt": "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
+    "real_inode": "a library that several containers share is counted once for each of them (Linux before 5.17)",
 }
 
 

@@ -11,7 +11,7 @@
 
 #define HEARTBEAT_LIMIT_NS 60000000000ULL
 #define SECOND_NS 1000000000ULL
-#define PROBE_SLOTS 1024
+#define PROBE_SLOTS 256
 
 /* Written by the loader (session.py). */
 struct control {

@@ -14,12 +14,15 @@ from probing.daemon.bpf.loader import Loader
 
 __all__ = ("Link", "Links", "checked_points")
 
+# As in guard.bpf.h.
+PROBE_SLOTS = 256
+
 
 @dataclass(slots=True)
 class Link:
     """A program placed somewhere. ``adopted``: the daemon before this one placed it.
 
-    ``file`` is (st_dev, st_ino) of the probed file, None for a tracepoint; ``pins`` is empty where it ends with us.
+    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pins`` is empty where it ends with us.
     """
 
     name: str
@@ -72,12 +75,19 @@ class Links(dict[str, Link]):
         self._try(link, lambda: self._pin(link, syscalls.open_raw_tracepoint(handle, tracepoint)))
 
     def uprobe(
-        self, program: str, handle: int, fd: int, points: Sequence[tuple[int, int]], key: str, on_return: bool
+        self,
+        program: str,
+        handle: int,
+        fd: int,
+        file: tuple[int, int],
+        points: Sequence[tuple[int, int]],
+        key: str,
+        on_return: bool,
     ) -> Link:
-        """Attach at ``points`` (file offset, cookie), or give the link that is there. Raises the same."""
-        status = os.fstat(fd)
-        # The kernel holds the inode while a probe is on it, so its number is not given to another file.
-        file = (status.st_dev, status.st_ino)
+        """Attach at ``points`` (file offset, cookie) of ``file``, open at ``fd``, or give the link that is there.
+
+        Raises the same. The kernel holds the inode while a probe is on it, so its number is not given to another file.
+        """
         what = hashlib.sha256(repr((list(points), key, on_return)).encode()).hexdigest()[:16]
         name = f"{program}-{file[0]:x}-{file[1]:x}-{what}"
         link = self.get(name)
@@ -131,8 +141,10 @@ class Links(dict[str, Link]):
 
 
 def checked_points(program: str, offsets: Sequence[int], cookie: int | Sequence[int]) -> list[tuple[int, int]]:
-    """(offset, cookie) pairs. Raises AttachError where the two do not fit."""
+    """(offset, cookie) pairs. Raises AttachError where the two do not fit, or a slot does not exist."""
     cookies = [cookie] * len(offsets) if isinstance(cookie, int) else list(cookie)
     if len(cookies) != len(offsets) or not offsets:
         raise AttachError(f"{program}: {len(offsets)} offsets, {len(cookies)} cookies")
+    if any(value & 0xFFFF >= PROBE_SLOTS for value in cookies):
+        raise AttachError(f"{program}: a probe's slot is not below {PROBE_SLOTS}")
     return list(zip(offsets, cookies, strict=True))

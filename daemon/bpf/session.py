@@ -6,11 +6,14 @@ another version is stopped at once, and handed out as ``foreign`` to be drained 
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from probing.api.errors import NotFound, PrivilegeError
 from probing.daemon.bpf import attach, pins, syscalls
@@ -67,7 +70,8 @@ class Session:
             raise PrivilegeError("no BPF ring buffer can be made: rights or kernel (5.8) are missing")
         if not found.btf:
             raise PrivilegeError("the kernel has no BTF", hint="use a kernel built with CONFIG_DEBUG_INFO_BTF")
-        sources = dict(read_object(name, found) for name in objects)
+        own = ["identity"] if found.real_inode and found.test_run else []
+        sources = dict(read_object(name, found) for name in (*objects, *own))
         folder = pins.prepare(instance, pin_root)
         session = cls(folder, Loader(folder, sources, found, constants or {}))
         try:
@@ -184,12 +188,33 @@ class Session:
     ) -> Link:
         """Place ``program`` at file ``offsets`` of the file open at ``fd``, in every process that maps it.
 
-        ``cookie`` is one number for all offsets or one each; its low 16 bits are the probe's slot (below 1024).
+        ``cookie`` is one number for all offsets or one each; its low 16 bits are the probe's slot (below 256).
         The same file, offsets, cookies and ``key`` give the same link, whichever daemon placed it.
         Raises AttachError, PrivilegeError, NotFound.
         """
         points = checked_points(program, offsets, cookie)
-        return self.links.uprobe(program, self._program(program), fd, points, key, on_return)
+        return self.links.uprobe(program, self._program(program), fd, self.identity(fd), points, key, on_return)
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        """(st_dev, st_ino) of the file that a probe belongs to: for a file of an overlay, the one below (from 5.17).
+
+        So a file has one identity, however many mounts show it. Raises AttachError where it cannot be mapped.
+        """
+        status = os.fstat(fd)
+        if "real_inode" in self.programs and status.st_size:
+            try:
+                mapping = mmap.mmap(fd, 1, mmap.MAP_PRIVATE, mmap.PROT_READ)
+            except OSError as e:
+                raise attach.refused(e, "the file cannot be mapped") from e
+            with mapping:
+                # Never read: behind it may be storage that does not answer.
+                address = np.frombuffer(mapping, "u1").ctypes.data
+                if self.run_program("real_inode", struct.pack("<Q", address)) == 0:
+                    found = self.maps["identity"].lookup(0)
+                    # The kernel's own dev_t: 12 bits of major number, 20 of minor.
+                    device = int(found["device"])
+                    return os.makedev(device >> 20, device & 0xFFFFF), int(found["inode"])
+        return status.st_dev, status.st_ino
 
     def detach(self, link: Link) -> None:
         """End a link, pinned or not."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from probing.api.errors import PrivilegeError, StateLocked, UsageError
-from probing.daemon.bpf import pins
+from probing.api.errors import StateLocked, UsageError
+from probing.daemon.bpf import pins, syscalls
 from probing.daemon.bpf.capabilities import Features, capabilities, detect
 from probing.daemon.bpf.elf import Elf
+from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
 from probing.daemon.bpf.probe_points import probe_point
 
@@ -72,7 +75,8 @@ def test_descriptors_wake_the_waiting_and_a_burst_is_counted_not_hidden(target_p
 def test_watching_mappings_without_the_right_is_a_privilege_error() -> None:
     script = (
         "from probing.api.errors import PrivilegeError\n"
-        "from probing.daemon.bpf.mmap_events import MmapWatch\n"
+        "from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.mmap_events import MmapWatch\n"
         "try: MmapWatch(lambda path: True)\n"
         "except PrivilegeError as e: print(e.hint)\n"
     )
@@ -168,5 +172,55 @@ def test_ring_through_many_wraps_loses_nothing(
     assert session.counters()["calls"]["lost"] == 0
 
 
-def test_right_that_is_missing_has_a_hint() -> None:
-    assert PrivilegeError("x").hint
+HASH, ARRAY, PERCPU_ARRAY = 1, 2, 6
+ENTRY = np.dtype([("a", "<u8"), ("b", "<u4"), ("c", "<u4")])
+
+
+@pytest.fixture
+def make_map() -> Iterator[Callable[..., Map]]:
+    made: list[Map] = []
+
+    def make(kind: int, key: str, value: np.dtype[Any], entries: int) -> Map:
+        key_type = np.dtype(key)
+        fd = syscalls.create_map(kind, key_type.itemsize, value.itemsize, entries)
+        made.append(Map("test", fd, key_type, value))
+        return made[-1]
+
+    yield make
+    for found in made:
+        found.close()
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_hash_map_gives_what_was_put(
+    make_map: Callable[..., Map], batches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not batches:
+        monkeypatch.setattr(Map, "_batches", _refuse)
+    found = make_map(HASH, "<u8", ENTRY, 8192)
+    keys, values = found.items()
+    assert (len(keys), len(values)) == (0, 0)
+    for n in range(5003):
+        found.update(n, (n, 7, 5))
+    keys, values = found.items()
+    assert sorted(keys.tolist()) == list(range(5003))
+    assert (values["a"] == keys).all()
+    assert set(values["b"].tolist()) == {7}
+    assert found.lookup(23).item() == (23, 7, 5)
+    assert found.lookup(23, delete=True).item() == (23, 7, 5)
+    assert found.lookup(23) is None
+    assert found.delete(7)
+    assert not found.delete(7)
+    assert len(found.items()[0]) == 5001
+
+
+def _refuse(self: Map) -> list[tuple[bytes, bytes]]:
+    raise OSError(errno.EINVAL, "no batches")
+
+
+def test_per_cpu_map_gives_a_value_for_each_cpu(make_map: Callable[..., Map]) -> None:
+    found = make_map(PERCPU_ARRAY, "<u4", np.dtype("<u4"), 3)
+    keys, values = found.items()
+    assert keys.tolist() == [0, 1, 2]
+    assert values.shape == (3, syscalls.possible_cpus())
+    assert found.lookup(1).shape == (syscalls.possible_cpus(),)
