@@ -29,6 +29,8 @@ deps: ## system packages and users
 install: | deps ## .venv with the package, and the BPF programs
 	@$(MAKE) --no-print-directory .build/install.stamp
 	@$(PYTHON) -m probing.daemon.bpf.build >/dev/null
+# The daemon's users may not write here: without this each of their processes compiles all it imports.
+	@$(PYTHON) -m compileall -q sdk $(PACKAGES) api
 
 # One folder that looks as the installed package does, for the tools that read source.
 tree:
