@@ -124,11 +124,11 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
     return header, end
 
 
-class NewerFormat(FormatError):  # noqa: N818
+class NewerFormat(FormatError):
     """Written by a newer probingd: nothing of it may be touched."""
 
 
-class ShortHeader(FormatError):  # noqa: N818
+class ShortHeader(FormatError):
     """Its writer died before it had written the header, so no record is missing."""
 
 

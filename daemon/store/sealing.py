@@ -20,7 +20,7 @@ from probing.daemon.store.wal import Part
 
 __all__ = ("Sealed", "group_parts", "seal_parts")
 
-_MAX_GROUP_BYTES = 32 << 20
+_MAX_GROUP_BYTES = 16 << 20
 
 
 @dataclass(slots=True)

@@ -65,9 +65,9 @@ class Leases:
         self._doomed.update(paths)
         return self._free()
 
-    def keep_doomed(self, path: Path) -> None:
-        """``path`` could not be removed now."""
-        self._doomed.add(path)
+    def keep_doomed(self, paths: Iterable[Path]) -> None:
+        """``paths`` could not be removed now."""
+        self._doomed.update(paths)
 
     def release(self, generation: int) -> list[Path]:
         """Returns what may go now."""

@@ -7,16 +7,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import store_support as support
 
 from probing.api.errors import InternalError, StateLocked, StoreError, StoreFull
+from probing.api.tables.schema import I64, Column, Table
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.retention import to_drop
 
 ROOT = Path("/state")
 HOUR_NS = 3_600_000_000_000
+GONE = Column("gone", I64, "A column that a later version does not have.")
+GONE_FIELD = pa.field("gone", I64)
 WIDE = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
 
 
@@ -314,3 +318,45 @@ def test_modes_let_the_group_read(tmp_path: Path) -> None:
         mode = path.stat().st_mode & 0o7777
         if path.name != "lock":
             assert mode == (0o2750 if path.is_dir() else 0o640), path
+
+
+def test_a_table_that_gains_and_loses_columns_keeps_its_rows() -> None:
+    # GIVEN rows sealed and in the log, written when the table had other columns
+    old = Table("t.small", "As it was.", (*support.SMALL.columns[:4], GONE), (*support.SMALL.storage[:4], GONE_FIELD))
+    files = support.MemoryFiles()
+    store = Store.open(
+        ROOT, node="n1", clock=support.clock(), limits=WIDE, files=files, tables={"t.small": old}, background=False
+    )
+    for number, then in ((1, True), (2, False)):
+        row = {"id": number, "name": "a", "gone": 7}
+        store.append({"t.small": [pa.RecordBatch.from_pylist([row], schema=old.physical)]}, {})
+        if then:
+            store.seal(now=True)
+    store.close()
+    # WHEN a later version opens it
+    store = open_store(files.after_kill())
+    for _ in range(2):
+        found = store.rows("t.small")
+        assert found.schema.equals(support.SMALL.physical)
+        assert found.column("id").to_pylist() == [1, 2]
+        assert found.column("note").to_pylist() == [None, None]
+        store.seal(now=True)
+
+
+def test_rows_of_a_table_that_is_no_more_are_sealed_as_they_were() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    store.append({"t.other": [support.rows([1, 2], table=support.OTHER)]}, {})
+    store.close()
+    store = Store.open(
+        ROOT,
+        node="n1",
+        clock=support.clock(),
+        limits=WIDE,
+        files=files.after_kill(),
+        tables={"t.small": support.SMALL},
+        background=False,
+    )
+    store.seal(now=True)
+    assert store.status()["tables"]["t.other"]["rows"] == 2
+    assert store.take_losses() == []

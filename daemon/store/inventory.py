@@ -1,0 +1,167 @@
+"""What the store has at this moment: parts, segments, who reads them, and how it is doing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from probing.daemon.source import Loss
+from probing.daemon.store.files import Files
+from probing.daemon.store.manifest import Segment
+from probing.daemon.store.recovery import Recovered
+from probing.daemon.store.snapshot import Leases
+from probing.daemon.store.wal import Part
+
+__all__ = ("Inventory",)
+
+_MAX_LOSSES = 1000
+
+
+class Inventory:
+    """Safe to call from any thread. ``problems``: {what: why}, empty while all is well; ``set_aside_bytes`` and
+    ``full`` (appending is refused) are written by the keeper alone."""
+
+    def __init__(self, files: Files, root: Path, found: Recovered, set_aside_bytes: int) -> None:
+        self._files = files
+        self._root = root
+        self._lock = threading.Lock()
+        self._live: Part | None = None
+        self._closed = tuple(found.parts)
+        self._segments = dict(found.manifest.state.segments)
+        self._leases = Leases()
+        self._losses: list[Loss] = []
+        self._counts = {"records": 0, "rows": 0, "sealed_parts": 0, "dropped_segments": 0, "dropped_rows": 0}
+        self.problems: dict[str, str] = {"manifest": found.degraded} if found.degraded else {}
+        self.set_aside_bytes = set_aside_bytes
+        self.full = False
+
+    @property
+    def closed_parts(self) -> tuple[Part, ...]:
+        """Parts that nothing is appended to and that are not sealed, oldest first."""
+        return self._closed
+
+    @property
+    def segments(self) -> list[Segment]:
+        with self._lock:
+            return list(self._segments.values())
+
+    @property
+    def log_bytes(self) -> int:
+        with self._lock:
+            return sum(p.length for p in self._closed) + (self._live.length if self._live else 0)
+
+    @property
+    def other_bytes(self) -> int:
+        """What is used besides segments."""
+        return self.log_bytes + self.set_aside_bytes
+
+    def segment(self, path: str) -> Segment | None:
+        """By its path relative to the state directory."""
+        return self._segments.get(path)
+
+    def appended(self, before: Part, after: Part) -> None:
+        with self._lock:
+            self._live = after
+            self._counts["records"] += 1
+            self._counts["rows"] += sum(after.rows.values()) - sum(before.rows.values())
+
+    def part_closed(self, part: Part | None) -> None:
+        """The live part takes no more records; None: it has none, and is no part."""
+        with self._lock:
+            self._live = None
+            if part is not None:
+                self._closed = (*self._closed, part)
+
+    def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
+        """All closed parts up to the last of ``parts`` are ``segments`` now."""
+        with self._lock:
+            self._segments.update({s.path: s for s in segments})
+            self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
+            self._counts["sealed_parts"] += len(parts)
+        self.add_losses(losses)
+
+    def dropped(self, segments: Sequence[Segment], count: bool = True) -> None:
+        """``segments`` are no more; ``count`` them as taken by retention."""
+        with self._lock:
+            for segment in segments:
+                self._segments.pop(segment.path, None)
+            if count:
+                self._counts["dropped_segments"] += len(segments)
+                self._counts["dropped_rows"] += sum(s.rows for s in segments)
+
+    def add_losses(self, losses: Iterable[Loss]) -> None:
+        with self._lock:
+            self._losses.extend(losses)
+            del self._losses[:-_MAX_LOSSES]
+
+    def take_losses(self) -> list[Loss]:
+        with self._lock:
+            losses, self._losses = self._losses, []
+        return losses
+
+    def lease(self, until_ns: int) -> tuple[int, list[Segment], list[Part]]:
+        """A generation, and what its reader may read until it is released or ``until_ns`` (monotonic) is past."""
+        with self._lock:
+            parts = [p for p in (*self._closed, *([self._live] if self._live else [])) if p.rows]
+            segments = list(self._segments.values())
+            names = {self._root / s.path for s in segments} | {p.path for p in parts}
+            return self._leases.take(names, until_ns), segments, parts
+
+    def release(self, generation: int) -> None:
+        with self._lock:
+            free = self._leases.release(generation)
+        self._unlink(free)
+
+    def expire(self, now_ns: int) -> None:
+        with self._lock:
+            free = self._leases.expire(now_ns)
+        self._unlink(free)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Unlink files, those that a snapshot names once it is released."""
+        with self._lock:
+            free = self._leases.doom(paths)
+        self._unlink(free)
+
+    def describe(self) -> dict[str, Any]:
+        """The status of the store, JSON-able."""
+        with self._lock:
+            segments = list(self._segments.values())
+            parts = [*self._closed, *([self._live] if self._live else [])]
+            counts, leases = dict(self._counts), self._leases.count
+        tables: dict[str, dict[str, int]] = {}
+        for s in segments:
+            own = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
+            own["segments"] += 1
+            own["bytes"] += s.size
+            own["rows"] += s.rows
+            own["ts_min"] = min(own["ts_min"], s.ts_min)
+        problems = sorted(self.problems.values())
+        segment_bytes, log_bytes = sum(s.size for s in segments), sum(p.length for p in parts)
+        return {
+            "state": "degraded" if problems else "running",
+            "reason": "; ".join(problems),
+            "bytes": segment_bytes + log_bytes + self.set_aside_bytes,
+            "segment_bytes": segment_bytes,
+            "log_bytes": log_bytes,
+            "segments": len(segments),
+            "parts": len(parts),
+            "tables": tables,
+            "leases": leases,
+            **counts,
+        }
+
+    def _unlink(self, paths: Sequence[Path]) -> None:
+        stuck = [path for path in paths if not self._unlinked(path)]
+        if stuck:
+            with self._lock:
+                self._leases.keep_doomed(stuck)
+
+    def _unlinked(self, path: Path) -> bool:
+        try:
+            self._files.unlink(path)
+        except OSError:
+            return False
+        return True

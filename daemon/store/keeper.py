@@ -1,0 +1,228 @@
+"""All that edits the manifest: sealing, retention, setting aside."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError, StoreError, StoreFull
+from probing.api.tables import Table
+from probing.daemon.clock import Clock
+from probing.daemon.source import Loss
+from probing.daemon.store.files import Files
+from probing.daemon.store.inventory import Inventory
+from probing.daemon.store.manifest import Edit, Manifest, Segment
+from probing.daemon.store.recovery import SetAside
+from probing.daemon.store.retention import StoreLimits, to_drop
+from probing.daemon.store.sealing import group_parts, seal_parts
+from probing.daemon.store.segments import check_segment
+from probing.daemon.store.wal import Part
+
+__all__ = ("NO_SPACE", "Keeper", "store_error")
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MAX_CLOSED_PARTS = 16
+_SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
+
+
+class Keeper:
+    """Safe to call from any thread. What fails is in ``inventory.problems`` until it works again."""
+
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        clock: Clock,
+        limits: StoreLimits,
+        tables: Mapping[str, Table],
+        inventory: Inventory,
+        manifest: Manifest,
+        aside: SetAside,
+    ) -> None:
+        self._files = files
+        self._root = root
+        self._clock = clock
+        self._limits = limits
+        self._tables = tables
+        self._inventory = inventory
+        self._manifest = manifest
+        self._aside = aside
+        self._lock = threading.RLock()
+        # Files that may be there and that the manifest does not name, and names in it whose files are gone.
+        self._leftovers: set[Path] = set()
+        self._gone: set[str] = set()
+        self._unverified = deque(s.path for s in inventory.segments)
+        self._scrubbed_ns = clock.pair().mono_ns
+
+    def seal(self, now: bool) -> int:
+        """See ``Store.seal``; of closed parts."""
+        with self._lock:
+            parts = self._inventory.closed_parts
+            enough = sum(p.raw_bytes for p in parts) >= self._limits.part_bytes or len(parts) >= _MAX_CLOSED_PARTS
+            if not parts or not (now or enough):
+                return 0
+            try:
+                for group in group_parts(parts):
+                    self._seal_group(group)
+            except OSError as e:
+                self._inventory.problems["seal"] = f"log parts cannot be sealed: {e.strerror or e}"
+                if e.errno in NO_SPACE:
+                    self.drop_cold(self._limits.part_bytes)
+                raise store_error(e, self._root) from e
+            finally:
+                # Sealing needs several times a part's size for a moment.
+                pa.default_memory_pool().release_unused()
+            self._inventory.problems.pop("seal", None)
+            return len(parts)
+
+    def retain(self) -> None:
+        """Drop what is too old or too much, and find out whether there is space to append. Raises StoreError."""
+        inventory = self._inventory
+        with self._lock:
+            try:
+                free, now = self._files.free_bytes(self._root), self._clock.pair().real_ns
+                self._drop(to_drop(inventory.segments, self._limits, now, inventory.other_bytes, free))
+                if "manifest" in inventory.problems:
+                    self._commit(Edit())
+                full = self.over_limits()
+            except OSError as e:
+                inventory.problems["retention"] = f"old segments cannot be dropped: {e.strerror or e}"
+                raise store_error(e, self._root) from e
+            inventory.problems.pop("retention", None)
+            inventory.problems.pop("full", None)
+            inventory.full = bool(full)
+            if full:
+                inventory.problems["full"] = f"nothing is stored: {full}"
+
+    def over_limits(self) -> str:
+        """Why nothing may be appended now; empty when it may. Raises OSError."""
+        used = sum(s.size for s in self._inventory.segments) + self._inventory.other_bytes
+        free = self._files.free_bytes(self._root)
+        if used > self._limits.max_bytes:
+            return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
+        if free < self._limits.keep_free_bytes:
+            return f"{free} bytes are free, keep_free_bytes is {self._limits.keep_free_bytes}"
+        return ""
+
+    def drop_cold(self, need: int) -> bool:
+        """The file system said that it is full, whatever it says of free space (a quota, reserved blocks): drop the
+        oldest ``need`` bytes. False when there is nothing to drop."""
+        inventory = self._inventory
+        with self._lock:
+            limits = replace(self._limits, keep_free_bytes=0)
+            doomed = to_drop(inventory.segments, limits, self._clock.pair().real_ns, 0, 0, need)
+            # The manifest needs space too: files go first, and their names with the next edit that can be written.
+            self._gone.update(s.path for s in doomed)
+            self._forget(doomed)
+            self._try_commit()
+            return bool(doomed)
+
+    def verify(self, count: int | None) -> list[str]:
+        """See ``Store.verify``."""
+        bad = []
+        with self._lock:
+            now = self._clock.pair().mono_ns
+            if count is None or (not self._unverified and now - self._scrubbed_ns > _SCRUB_INTERVAL_NS):
+                self._unverified, self._scrubbed_ns = deque(s.path for s in self._inventory.segments), now
+            for _ in range(len(self._unverified) if count is None else min(count, len(self._unverified))):
+                path = self._unverified.popleft()
+                if problem := self.quarantine(path, ""):
+                    bad.append(f"{path}: {problem}")
+        return bad
+
+    def quarantine(self, path: str, reason: str) -> str:
+        """Set the segment ``path`` aside if it is bad, with the ``reason`` it was suspected for; says why it is bad."""
+        with self._lock:
+            segment = self._inventory.segment(path)
+            problem = check_segment(self._files, self._root, segment) if segment else ""
+            if segment and problem:
+                self._set_aside(segment, f"{problem} ({reason})" if reason else problem)
+            return problem
+
+    def close(self) -> None:
+        with self._lock:
+            self._manifest.close()
+
+    def _seal_group(self, group: list[Part]) -> None:
+        now = self._clock.pair().real_ns
+        try:
+            sealed = seal_parts(self._files, self._root, group, now, self._leftovers, self._tables)
+        except (pa.ArrowException, FormatError) as e:
+            # One part that cannot be sealed must not keep all later ones in the log.
+            if len(group) == 1:
+                self._give_up(group[0], str(e))
+                return
+            for part in group:
+                self._seal_group([part])
+            return
+        self._commit(_sealed_edit(group[-1], sealed.segments))
+        self._inventory.sealed(group, sealed.segments, sealed.losses)
+        self._inventory.remove(p.path for p in group)
+
+    def _give_up(self, part: Part, problem: str) -> None:
+        self._commit(_sealed_edit(part, ()))
+        now = self._clock.pair().real_ns
+        reason = f"log part {part.number} cannot be sealed: {problem}"
+        losses = [Loss("store", name, "log", reason, now, now, count) for name, count in part.rows.items()]
+        self._inventory.sealed([part], (), losses)
+        self._move_aside(part.path)
+
+    def _set_aside(self, segment: Segment, problem: str) -> None:
+        self._gone.add(segment.path)
+        self._inventory.dropped([segment], count=False)
+        self._try_commit()
+        self._move_aside(self._root / segment.path)
+        reason = f"the segment {segment.path} is set aside: {problem}"
+        loss = Loss("store", segment.table, "store", reason, segment.ts_min, segment.ts_max, segment.rows)
+        self._inventory.add_losses([loss])
+
+    def _move_aside(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            self._aside.move(path)
+            self._inventory.set_aside_bytes = self._aside.bytes
+
+    def _commit(self, edit: Edit) -> None:
+        self._manifest.commit(replace(edit, drop=(*edit.drop, *self._gone)))
+        self._gone.clear()
+        self._inventory.problems.pop("manifest", None)
+        kept = {self._root / path for path in self._manifest.state.segments}
+        leftovers, self._leftovers = self._leftovers - kept, set()
+        self._inventory.remove(leftovers)
+
+    def _try_commit(self) -> None:
+        # What is in _gone goes with the next edit that succeeds; retain() sees to it that there is one.
+        try:
+            self._commit(Edit())
+        except OSError as e:
+            self._inventory.problems["manifest"] = f"the manifest cannot be written: {e.strerror or e}"
+
+    def _drop(self, doomed: Sequence[Segment]) -> None:
+        if doomed:
+            self._commit(Edit(drop=tuple(s.path for s in doomed)))
+            self._forget(doomed)
+
+    def _forget(self, doomed: Sequence[Segment]) -> None:
+        self._inventory.dropped(doomed)
+        self._inventory.remove(self._root / s.path for s in doomed)
+
+
+def _sealed_edit(last: Part, segments: Sequence[Segment]) -> Edit:
+    return Edit(tuple(segments), sealed_to=last.number, next_sequence=last.next_sequence, positions=last.positions)
+
+
+def store_error(e: OSError, root: Path) -> StoreError:
+    """What an error of the file system means for who runs the daemon."""
+    what = e.strerror or str(e)
+    if e.errno in NO_SPACE:
+        return StoreFull(f"the state directory {root} is full: {what}")
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "give it to the user that the collector runs as, or choose another --state-dir"
+        return StoreError(f"the state directory {root} is not writable: {what}", hint=hint)
+    return StoreError(f"the state directory {root} cannot be used: {what}", hint="look at the disk in the kernel log")
