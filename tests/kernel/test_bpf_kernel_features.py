@@ -75,8 +75,7 @@ def test_descriptors_wake_the_waiting_and_a_burst_is_counted_not_hidden(target_p
 def test_watching_mappings_without_the_right_is_a_privilege_error() -> None:
     script = (
         "from probing.api.errors import PrivilegeError\n"
-        "from probing.daemon.bpf.maps import Map
-from probing.daemon.bpf.mmap_events import MmapWatch\n"
+        "from probing.daemon.bpf.mmap_events import MmapWatch\n"
         "try: MmapWatch(lambda path: True)\n"
         "except PrivilegeError as e: print(e.hint)\n"
     )

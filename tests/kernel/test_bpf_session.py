@@ -159,7 +159,8 @@ offsets = [int(first), int(second)]
 fd = os.open(target, os.O_RDONLY)
 real, count, limit = syscalls._bpf, 0, -1
 # Only these leave something behind.
-changing = (syscalls.MAP_CREATE, syscalls.MAP_UPDATE, syscalls.OBJ_PIN, syscalls.RAW_TRACEPOINT_OPEN, syscalls.LINK_CREATE)
+names = ("MAP_CREATE", "MAP_UPDATE", "OBJ_PIN", "RAW_TRACEPOINT_OPEN", "LINK_CREATE")
+changing = {getattr(syscalls, name) for name in names}
 
 def dying(command, *arguments):
     global count
