@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,13 +40,30 @@ def open_tmp_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+# What needs the kernel, root or several processes; tests/unit may skip.
+NOT_TO_SKIP = ("e2e", "integration", "kernel")
+
+
+def _no_skip(report: pytest.TestReport | pytest.CollectReport, item: pytest.Item | pytest.Collector) -> None:
+    if report.outcome != "skipped" or os.environ.get("CI") != "true" or hasattr(report, "wasxfail"):
+        return
+    if not set(NOT_TO_SKIP).isdisjoint(item.path.relative_to(item.config.rootpath).parts):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a test that needs the kernel or root may not be left out."""
     report = yield
-    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
-        folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
-        if folder in ("kernel", "e2e", "integration"):
-            report.outcome = "failed"
-            report.longrepr = f"skipped in CI: {report.longrepr}"
+    _no_skip(report, item)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _no_skip(report, collector)
     return report

@@ -31,7 +31,7 @@ __all__ = ("Supervisor",)
 
 log = logging.getLogger("probingd.supervisor")
 
-READY_S = 60.0
+READY_S = 120.0
 STOP_S = 10.0
 FAILED_STARTS = 3
 # A collector whose supervisor was killed takes this long at most to let go of what it held.
