@@ -201,3 +201,17 @@ def test_the_start_of_an_interpreter_is_never_an_error() -> None:
                 answers += [type(f.error) for f in failures]
     stacks.close()
     assert {a for a in answers if isinstance(a, type)} <= {NotPython, ProcessGone, CorruptTarget, PrivilegeError}
+
+
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_a_thread_in_another_interpreter(python: str, until: Until) -> None:
+    with program(python, "subinterpreter.py") as process:
+        line(process, "ready")
+        runtime = runtime_of(process.pid)
+
+        def slept() -> bool:
+            (main,) = dump(process.pid, runtime)["threads"]
+            assert [f["func"] for f in main["frames"]] == ["inner", "<module>", "enter", "<module>"]
+            return bool(main["complete"] and main["frames"][0]["lineno"] == 4)
+
+        until(slept)
