@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,8 @@ def run(settings: Settings, job: str | None, *, once: bool, interval: float, win
         return
     if not sys.stdout.isatty() or settings.format != "table":
         raise UsageError("top without --once needs a terminal", hint="use `probingctl top --once`")
-    with opened(settings) as cluster:
+    # Ctrl-C is how it is left.
+    with opened(settings) as cluster, suppress(KeyboardInterrupt):
         _live(cluster, job, interval, window)
 
 

@@ -28,7 +28,10 @@ _BEGIN = time.time_ns() - 20 * SECOND
 
 
 class FakeNode(NodeServicer):
-    """Listens on ``unix:DIRECTORY/NAME.sock``. ``error`` is raised by every query; ``hold`` makes queries wait."""
+    """Listens on ``unix:DIRECTORY/NAME.sock``.
+
+    ``error`` is raised by every query, ``hold`` makes queries wait, ``garbage`` is answered as it is.
+    """
 
     def __init__(self, directory: Path, name: str, tables: Mapping[str, list[dict[str, Any]]] | None = None) -> None:
         self.name = name
@@ -39,13 +42,15 @@ class FakeNode(NodeServicer):
         self.warnings: list[str] = []
         self.error: ProbingError | None = None
         self.hold: threading.Event | None = None
+        self.garbage: list[pb.QueryReply] | None = None
         self.asked: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.paused = False
         self._db = duckdb.connect()
         for table_name, table in TABLES.items():
             self._put(table_name, pa.Table.from_pylist((tables or {}).get(table_name, []), schema=table.logical))
-        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._pool = ThreadPoolExecutor(4)
+        self._server = grpc.server(self._pool)
         add_NodeServicer_to_server(self, self._server)
         assert self._server.add_insecure_port(self.address)
         self._server.start()
@@ -62,6 +67,7 @@ class FakeNode(NodeServicer):
         if self.hold is not None:
             self.hold.set()
         self._server.stop(0).wait(10)
+        self._pool.shutdown()
         self._db.close()
 
     def _put(self, name: str, table: pa.Table) -> None:
@@ -75,6 +81,9 @@ class FakeNode(NodeServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         if self.hold is not None:
             self.hold.wait(30)
+        if self.garbage is not None:
+            yield from self.garbage
+            return
         try:
             if self.error is not None:
                 raise self.error

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +22,14 @@ import pyarrow.parquet as pq
 import pytest
 from client_fake_node import FakeNode, hung_job, process, thread
 
-from probing.api.errors import PeerError, QueryRejected
+from probing.api.errors import PeerError, QueryMemory, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.cluster import Cluster
 from probing.client.main import main
 
 Run = Callable[..., tuple[int, str, str]]
+# An Arrow message whose metadata of 16 bytes make no sense.
+_BROKEN = b"\xff\xff\xff\xff\x10\0\0\0" + b"\x7f" * 64
 
 
 @pytest.fixture
@@ -253,6 +261,52 @@ def test_a_node_that_hangs_is_named(pair: tuple[FakeNode, FakeNode], ctl: Run) -
     code, out, err = ctl("cluster", "query", "SELECT count(*) AS n FROM comm.ops", "--timeout", "1s", "-f", "json")
     assert (code, json.loads(out)) == (0, [{"n": 100}])
     assert err.startswith(f"warning: node {pair[1].address} is missing: no answer")
+
+
+@pytest.mark.parametrize(
+    ("garbage", "says"),
+    [
+        ([], "the answer broke off"),
+        ([pb.QueryReply(arrow=b"\xff" * 100)], "the answer broke off"),
+        ([pb.QueryReply(end=pb.QueryEnd(node="x"))], "no Arrow stream"),
+        ([pb.QueryReply(arrow=_BROKEN), pb.QueryReply(end=pb.QueryEnd())], "no Arrow stream"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, garbage: list[pb.QueryReply], says: str
+) -> None:
+    pair[0].garbage = garbage
+    code, out, err = ctl("query", "SELECT 1")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert says in err
+
+
+def test_an_answer_has_a_limit(pair: tuple[FakeNode, FakeNode]) -> None:
+    with Cluster(pair[0].address, max_bytes=10_000) as cluster, pytest.raises(QueryMemory, match="larger than"):
+        cluster.query("SELECT * FROM comm.ops")
+
+
+def test_top_lives_on_a_terminal_until_it_is_interrupted(pair: tuple[FakeNode, FakeNode]) -> None:
+    ours, theirs = pty.openpty()
+    program = "import sys; from probing.client.main import main; sys.exit(main(['top', '--all-nodes']))"
+    top = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    deadline = time.monotonic() + 60
+    try:
+        while b"WAITING 35.0 s" not in seen:
+            assert select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0], seen
+            seen += os.read(ours, 65536)
+        top.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):
+            while os.read(ours, 65536):
+                pass
+        assert top.wait(60) == 0
+    finally:
+        top.kill()
+        top.wait()
+        os.close(ours)
 
 
 def test_warnings_of_nodes_reach_stderr(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
