@@ -36,7 +36,7 @@ MAX_QUEUE = 100_000
 # After exec or fork a process gets its program and first libraries: looking at once would see nothing.
 SETTLE_S = 0.03
 # How long results of one batch are waited for, so that older processes are placed before younger ones.
-BATCH_S = 0.25
+BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
 STATE_TIMEOUT_S = 0.5
 # When a Python that may still become a trainer is looked at again, s after the look before.
@@ -255,7 +255,7 @@ class Discovery:
             self._overflow = False
             now = self._clock.pair().real_ns
             self._sink.lost(Loss(self.name, "process.events", "ring", "too many processes started", now, now))
-        alive = {(pid, start): letter for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        alive = {(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
         with self._known:
             gone = [key for key in self._registry.alive() if key not in alive]
             lost = self._registry.unaccounted(alive) if not self._scanned.is_set() else []
@@ -263,8 +263,12 @@ class Discovery:
             self._ended(key, None, None)
         for process in lost:
             self._tell_exit(process, None, None)
-        self._ignored &= alive.keys()
-        self._read([key for key in alive if key not in self._ignored and key not in self._looks], settle=BATCH_S * 8)
+        self._ignored &= alive
+        exes = {(pid, start): exe for pid, start, _, _, _, exe in found}
+        fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
+        # Whoever may train comes first: it must not wait for the many that do not.
+        self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
+        self._read([key for key, exe in fresh.items() if not _may_train(exe)], settle=SCAN_BATCH_S)
         self._scanned.set()
         return True
 
@@ -487,7 +491,7 @@ class Discovery:
         except ProbingError as e:
             _log.warning("the states of processes are not known: %s", e.message)
             return {}
-        found = {}
+        found: dict[Key, tuple[str | None, list[str]]] = {}
         for process, seen in zip(processes, json.loads(payload), strict=True):
             found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
         return found

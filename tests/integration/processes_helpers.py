@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ("Listener", "deadline_for", "listening", "start_ns_of", "started", "wait_for")
+__all__ = ("Listener", "deadline_for", "descendants", "listening", "start_ns_of", "started", "wait_for")
 
 
 class Listener:
@@ -57,27 +59,41 @@ def listening(path: Path, module: str) -> Iterator[Listener]:
 
 
 @contextmanager
-def started(arguments: list[str], *, until: str = "", **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A child that has printed a line with ``until``; killed with its group at the end."""
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options
-    )
-    try:
-        assert process.stdout is not None
-        seen = []
-        while until:
-            line = process.stdout.readline()
-            seen.append(line)
-            assert line, f"the process ended first: {''.join(seen)}"
-            if until in line:
-                break
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
+def started(arguments: list[str], *, until: str = "", **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A child whose output holds a line with ``until``; at the end it and all below it are killed."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, **options)
+
+        def said() -> str:
+            text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
+            if process.poll() is not None and until not in text:
+                raise AssertionError(f"the process ended first: {text}")
+            return next((line for line in text.splitlines(keepends=True) if until in line and line.endswith("\n")), "")
+
+        try:
+            if until:
+                process.line = wait_for(said)  # type: ignore[attr-defined]
+            yield process
+        finally:
+            # torchrun gives its ranks sessions of their own: they are found by descent.
+            family = [process.pid, *descendants(process.pid)]
+            for pid in family:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def descendants(root: int) -> set[int]:
+    """All processes below ``root``."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
 
 
 def start_ns_of(pid: int) -> int:
@@ -88,7 +104,7 @@ def deadline_for(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first true value of ``condition``; fails when there is none in time."""
     end = deadline_for(seconds)
     while True:

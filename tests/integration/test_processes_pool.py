@@ -47,12 +47,12 @@ def pool(listener: Listener) -> Iterator[ReaderPool]:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[str]]:
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with started([sys.executable, "-c", SLEEPER], until="ready", env={"RANK": "3", "SECRET": "x"}) as process:
         yield process
 
 
-def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     start_ns = start_ns_of(sleeper.pid)
     seen = pool.call("identity", pid=sleeper.pid, start_ns=start_ns, timeout=PATIENCE).header
     assert (seen["pid"], seen["start_ns"], seen["ppid"], seen["uid"]) == (
@@ -66,7 +66,7 @@ def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
     assert Path(seen["exe"]) == Path(sys.executable).resolve()
 
 
-def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ProcessGone):
         pool.call("identity", pid=sleeper.pid, start_ns=start_ns_of(sleeper.pid) + 10_000_000, timeout=PATIENCE)
     sleeper.kill()
@@ -75,7 +75,7 @@ def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.
         pool.call("maps", pid=sleeper.pid, timeout=PATIENCE)
 
 
-def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     wait_for(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
     with pytest.raises(ProcessGone):
@@ -104,7 +104,7 @@ def test_hostile_command_line_and_environment(pool: ReaderPool) -> None:
     assert sum(map(len, seen["cmdline"])) <= 5000
 
 
-def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     text = pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload
     mapping = next(m for m in parse_maps(text) if m.path == os.fsencode(Path(sys.executable).resolve()))
     answer = pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=mapping.start)
@@ -118,7 +118,7 @@ def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None
         pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=4096)
 
 
-def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[str]) -> None:
+def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     mapping = parse_maps(pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload)[0]
     answer = pool.call(
         "memory", pid=sleeper.pid, timeout=PATIENCE, ranges=[[mapping.start, 4], [8, 8], [mapping.start + 1, 3]]
@@ -155,10 +155,8 @@ def stuck() -> Iterator[list[Stuck]]:
 
 
 def _stuck(stack: ExitStack) -> Stuck:
-    process = stack.enter_context(started([sys.executable, str(PROGRAMS / "stuck.py")]))
-    assert process.stdout is not None
-    word, address = process.stdout.readline().split()
-    assert word == "ready"
+    process = stack.enter_context(started([sys.executable, str(PROGRAMS / "stuck.py")], until="ready"))
+    _, address = process.line.split()  # type: ignore[attr-defined]
     return Stuck(process.pid, start_ns_of(process.pid), int(address))
 
 
@@ -167,7 +165,7 @@ def read_stuck(pool: ReaderPool, stuck: Stuck, timeout: float) -> None:
 
 
 def test_a_target_that_blocks_its_reader(
-    listener: Listener, pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[str]
+    listener: Listener, pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
 ) -> None:
     target = stuck[0]
     wait_for(lambda: len(listener.processes) == 2)
@@ -189,7 +187,7 @@ def test_a_target_that_blocks_its_reader(
     assert pool.quarantined() == []
 
 
-def test_stuck_targets_hold_nobody_up(pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[str]) -> None:
+def test_stuck_targets_hold_nobody_up(pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]) -> None:
     failures: list[str] = []
 
     def read(target: Stuck) -> None:

@@ -1,0 +1,403 @@
+"""Discovery against readers that are made up: order, loss, late imports, restarts, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from probing.api.errors import NotPython, ProcessGone, TargetTimeout
+from probing.daemon.clock import FakeClock
+from probing.daemon.ipc import Message
+from probing.daemon.processes.discovery import Discovery
+from probing.daemon.source import Identity, Loss
+
+TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
+RANK = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
+SECOND = 1_000_000_000
+
+
+class FakeReaders:
+    """Answers for processes that a test puts in; ``stuck`` ones never answer, ``late`` ones when their event is set."""
+
+    size = 3
+
+    def __init__(self) -> None:
+        self.processes: dict[int, dict[str, Any]] = {}
+        self.stuck: set[int] = set()
+        self.late: dict[int, threading.Event] = {}
+        self.asked: list[int] = []
+
+    def add(self, pid: int, start_s: int, *above: int, **more: Any) -> tuple[int, int]:
+        ancestors = [[a, self.processes[a]["start_ns"], "python3"] for a in above]
+        self.processes[pid] = {
+            "pid": pid, "start_ns": start_s * SECOND, "ppid": above[0] if above else 1, "state": "S", "uid": 0,
+            "comm": "python3", "exe": "/usr/bin/python3.11", "cmdline": ["python3", "train.py"], "environ": {},
+            "cgroup": ["/"], "libraries": [], "threads": ["python3"], "ancestors": ancestors,
+            **more,
+        }
+        return pid, start_s * SECOND
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
+        if op == "list":
+            pids = args["pids"] if args["pids"] is not None else list(self.processes)
+            return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
+        if op == "state":
+            return Message({}, json.dumps([self._state(*target) for target in args["targets"]]).encode())
+        self.asked.append(pid)
+        if pid in self.late:
+            self.late[pid].wait(20)
+        if pid in self.stuck:
+            raise TargetTimeout("stuck")
+        seen = self.processes.get(pid)
+        if seen is None or seen["start_ns"] != start_ns:
+            raise ProcessGone("gone")
+        return Message(dict(seen))
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        pass
+
+    def _listed(self, pid: int) -> list[Any]:
+        return [self.processes[pid][name] for name in ("pid", "start_ns", "ppid", "state", "comm", "exe")]
+
+    def _state(self, pid: int, start_ns: int) -> dict[str, Any] | None:
+        seen = self.processes.get(pid)
+        return {name: seen[name] for name in ("state", "ppid", "threads")} if seen else None
+
+
+class MemorySink:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.batches: list[pa.RecordBatch] = []
+        self.losses: list[Loss] = []
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        assert table == "process.events"
+        self.batches.append(batch)
+        plain = batch.set_column(1, "ts", batch.column("ts").cast(pa.int64()))
+        self.rows += plain.to_pylist()
+
+    def lost(self, loss: Loss) -> None:
+        self.losses.append(loss)
+
+    def events(self, *names: str) -> list[tuple[str, int]]:
+        return [(row["event"], row["pid"]) for row in list(self.rows) if not names or row["event"] in names]
+
+
+class Following:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def process_identified(self, who: Identity) -> None:
+        self.seen.append((who.role, who.pid))
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self.seen.append(("replaced", pid))
+
+    def process_exited(self, who: Identity) -> None:
+        self.seen.append(("exited", who.pid))
+
+
+Make = Callable[..., Discovery]
+
+
+@pytest.fixture
+def readers() -> FakeReaders:
+    return FakeReaders()
+
+
+@pytest.fixture
+def sink() -> MemorySink:
+    return MemorySink()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(mono_ns=100 * SECOND, real_ns=1_000_000 * SECOND)
+
+
+@pytest.fixture
+def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[Make]:
+    made: list[Discovery] = []
+
+    def start(*, restored: pa.Table | None = None, listener: Following | None = None, **options: Any) -> Discovery:
+        discovery = Discovery(readers, sink, clock, "n1", rescan_s=options.pop("rescan_s", 3600.0), **options)
+        if restored is not None:
+            discovery.restore(restored)
+        if listener is not None:
+            discovery.listeners.append(listener)
+        made.append(discovery)
+        discovery.start()
+        assert discovery.scanned(20)
+        return discovery
+
+    yield start
+    for event in readers.late.values():
+        event.set()
+    for discovery in made:
+        discovery.stop()
+
+
+def torchrun(readers: FakeReaders, base: int = 10, start_s: int = 50) -> list[tuple[int, int]]:
+    keys = [readers.add(base, start_s, cmdline=TORCHRUN, libraries=["torch"])]
+    for rank in range(2):
+        environ = {**RANK, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        keys.append(readers.add(base + 1 + rank, start_s + 1, base, environ=environ))
+    return keys
+
+
+def table(sink: MemorySink) -> pa.Table:
+    return pa.Table.from_batches(sink.batches)
+
+
+def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+    launcher, *ranks = torchrun(readers)
+    discovery = make()
+    who = [discovery.identity(*key, timeout=20) for key in ranks]
+    assert [(w.job, w.role, w.rank, w.local_rank, w.world_size) for w in who if w] == [
+        ("n1/127.0.0.1:29500", "trainer", 0, 0, 2),
+        ("n1/127.0.0.1:29500", "trainer", 1, 1, 2),
+    ]
+    above = discovery.identity(*launcher)
+    assert above is not None
+    assert (above.role, above.job, above.run, above.rank) == ("launcher", who[0].job, who[0].run, None)  # type: ignore[union-attr]
+    # Its start is told at its time: 51 s after boot, with the boot at 999,900 s.
+    starts = [row for row in sink.rows if row["event"] == "start"]
+    assert [row["ts"] for row in starts] == [999_950 * SECOND, 999_951 * SECOND, 999_951 * SECOND]
+
+
+def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: MemorySink) -> None:
+    discovery = make()
+    for pid, start_ns in torchrun(readers):
+        discovery.on_exec(pid, start_ns, start_ns)
+    assert discovery.identity(11, 51 * SECOND, timeout=20)
+    assert len({w.run for w in discovery.live()}) == 1
+
+
+def test_exits_are_told_once_with_their_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+    _, first, second = torchrun(readers)
+    following = Following()
+    discovery = make(listener=following)
+    assert discovery.identity(*second, timeout=20)
+    discovery.on_exit(*first, 101 * SECOND, 9)
+    discovery.on_exit(*first, 101 * SECOND, 9)
+    discovery.on_exit(*second, 102 * SECOND, 3 << 8)
+    until(lambda: len(sink.events("exit")) == 2)
+    exits = [row for row in sink.rows if row["event"] == "exit"]
+    assert [(r["pid"], r["signal"], r["exit_code"], r["ts"]) for r in exits] == [
+        (first[0], 9, None, 1_000_001 * SECOND),
+        (second[0], None, 3, 1_000_002 * SECOND),
+    ]
+    assert following.seen[-2:] == [("exited", first[0]), ("exited", second[0])]
+    # A dead process keeps its identity.
+    assert discovery.identity(*first)
+
+
+def test_a_rank_that_is_lost_stays_visible_while_its_run_lives(
+    make: Make, readers: FakeReaders, clock: FakeClock, until: Any
+) -> None:
+    _, first, second = torchrun(readers)
+    discovery = make()
+    assert discovery.identity(*second, timeout=20)
+
+    def states() -> dict[int, str]:
+        batch = discovery.rows(clock.pair())
+        return dict(zip(batch.column("pid").to_pylist(), batch.column("state").to_pylist(), strict=True))
+
+    assert states() == {10: "running", 11: "running", 12: "running"}
+    readers.processes[12]["state"] = "T"
+    del readers.processes[11]
+    discovery.on_exit(*first, 101 * SECOND, 9)
+    until(lambda: states() == {10: "running", 11: "exited", 12: "stopped"})
+    discovery.on_exit(*second, 101 * SECOND, 9)
+    until(lambda: states() == {10: "running"})
+
+
+def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemorySink) -> None:
+    key = readers.add(20, 60)
+    discovery = make()
+    assert discovery.identity(*key) is None
+    readers.processes[20]["libraries"] = ["python", "torch"]
+    discovery.on_mapping(20)
+    who = discovery.identity(*key, timeout=20)
+    assert who is not None
+    assert (who.role, who.job, who.rank) == ("trainer", "pid:20", None)
+    # The communicator tells the rank that the environment does not.
+    discovery.on_communicator(*key, 1, 4)
+    deadline = time.monotonic() + 20
+    while (who := discovery.identity(*key)) and who.rank is None:
+        assert time.monotonic() < deadline
+    assert who is not None
+    assert (who.rank, who.world_size) == (1, 4)
+
+
+def test_a_process_is_found_without_any_event(make: Make, readers: FakeReaders) -> None:
+    discovery = make(rescan_s=0.05)
+    keys = torchrun(readers)
+    assert all(discovery.identity(*key, timeout=20) for key in keys[1:])
+
+
+def test_a_process_that_vanished_without_an_event(
+    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
+) -> None:
+    torchrun(readers)
+    make(rescan_s=0.05)
+    until(lambda: len(sink.events("start")) == 3)
+    del readers.processes[12]
+    until(lambda: sink.events("exit") == [("exit", 12)])
+    assert [(r["exit_code"], r["signal"]) for r in sink.rows if r["event"] == "exit"] == [(None, None)]
+
+
+def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+    discovery = make()
+    _, first, _ = torchrun(readers)
+    readers.late[11] = threading.Event()
+    for key in ((10, 50 * SECOND), first):
+        discovery.on_exec(*key, key[1])
+    until(lambda: 11 in readers.asked)
+    discovery.on_exit(*first, 101 * SECOND, 6)
+    # A marker behind the exit in the queue tells that it was dealt with.
+    marker = readers.add(30, 70, environ={**RANK, "RANK": "0"})
+    assert discovery.identity(*marker, timeout=20)
+    readers.late[11].set()
+    until(lambda: sink.events("exit") == [("exit", 11)])
+    assert [event for event, pid in sink.events() if pid == 11] == ["start", "identified", "exit"]
+
+
+def test_what_cannot_be_read_holds_nobody_up(make: Make, readers: FakeReaders) -> None:
+    readers.add(5, 40)
+    readers.stuck.add(5)
+    readers.add(6, 40)
+    readers.late[6] = threading.Event()
+    keys = torchrun(readers)
+    discovery = make()
+    assert all(discovery.identity(*key, timeout=20) for key in keys)
+
+
+def test_a_restarted_daemon_names_the_run_as_before(
+    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
+) -> None:
+    # GIVEN ranks without a launcher, named after the oldest
+    keys = [readers.add(11 + rank, 51 + rank, environ={**RANK, "RANK": str(rank)}) for rank in range(2)]
+    first = make()
+    run = {who.run for key in keys if (who := first.identity(*key, timeout=20))}
+    assert len(run) == 1
+    first.stop()
+    # WHEN the oldest ends while no daemon is there
+    del readers.processes[11]
+    before = len(sink.rows)
+    second = make(restored=table(sink))
+    # THEN the other keeps its run, the end is told, and nothing is told twice
+    who = second.identity(*keys[1], timeout=20)
+    assert who is not None
+    assert {who.run} == run
+    until(lambda: sink.events()[before:] == [("exit", 11)])
+    assert second.identity(*keys[0]) is not None
+    # AND a third rank joins it
+    third = readers.add(13, 70, environ={**RANK, "WORLD_SIZE": "3", "RANK": "2"})
+    second.on_exec(*third, third[1])
+    joined = second.identity(*third, timeout=20)
+    assert joined is not None
+    assert {joined.run} == run
+
+
+def test_another_boot_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
+    keys = torchrun(readers)
+    first = make()
+    assert first.identity(*keys[2], timeout=20)
+    first.stop()
+    other = Discovery(readers, sink, FakeClock(boot_id="another"), "n1")
+    assert other.restore(table(sink)) == 0
+    assert other.identity(*keys[2]) is None
+
+
+def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
+    texts = [
+        "",
+        "{",
+        "[]",
+        '{"boot_id":"00000000-test"}',
+        '{"boot_id":"00000000-test","job":1,"run":2,"role":[]}',
+        "9" * 99,
+    ]
+    rows = pa.table({"pid": [1] * 6, "start_ns": [1] * 6, "event": ["identified"] * 6, "detail": texts})
+    assert Discovery(readers, sink, clock, "n1").restore(rows) == 0
+
+
+def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any) -> None:
+    key = readers.add(20, 60, exe="/bin/bash", cmdline=["bash"], environ={**RANK, "RANK": "0"})
+    following = Following()
+    discovery = make(listener=following)
+    assert discovery.identity(*key) is None
+    readers.processes[20] |= {"exe": "/usr/bin/python3.11", "cmdline": ["python3", "train.py"]}
+    discovery.on_exec(*key, key[1])
+    assert discovery.identity(*key, timeout=20)
+    discovery.on_exec(*key, key[1])
+    until(lambda: ("replaced", 20) in following.seen)
+
+
+def test_forked_loaders(make: Make, readers: FakeReaders) -> None:
+    _, rank, _ = torchrun(readers)
+    readers.processes[11]["libraries"] = ["torch"]
+    discovery = make()
+    trainer = discovery.identity(*rank, timeout=20)
+    assert trainer is not None
+    loader = readers.add(40, 70, 11, 10, environ={**RANK, "RANK": "0"}, libraries=["torch"])
+    discovery.on_fork(*loader, loader[1], 11)
+    who = discovery.identity(*loader, timeout=20)
+    assert who is not None
+    assert (who.role, who.job, who.run, who.rank) == ("data_loader", trainer.job, trainer.run, None)
+    # It stays one when its trainer dies first.
+    discovery.on_exit(*rank, 101 * SECOND, 9)
+    discovery.on_mapping(40)
+    readers.asked.clear()
+    while 40 not in readers.asked:
+        discovery.on_mapping(40)
+        time.sleep(0.01)
+    assert discovery.identity(*loader) == who
+
+
+def test_python_versions_and_backends(make: Make, readers: FakeReaders, clock: FakeClock, until: Any) -> None:
+    torchrun(readers)
+    readers.processes[11]["threads"] = ["python3", "pt_gloo_runloop"]
+
+    def version(pid: int, start_ns: int) -> str:
+        if pid == 10:
+            raise NotPython("no")
+        return "3.11.7"
+
+    discovery = make(python_version=version, backends=lambda pid, start_ns: {"nccl"} if pid == 12 else ())
+
+    def seen() -> dict[int, tuple[str, str]]:
+        rows = discovery.rows(clock.pair())
+        values = zip(*(rows.column(name).to_pylist() for name in ("pid", "python", "backends")), strict=True)
+        return {pid: (python, backends) for pid, python, backends in values}
+
+    until(lambda: seen() == {10: ("3.11", ""), 11: ("3.11.7", "gloo"), 12: ("3.11.7", "nccl")})
+
+
+def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> None:
+    keys = torchrun(readers)
+    discovery = make()
+    assert discovery.identity(*keys[2], timeout=20)
+    rows = discovery.envs(clock.pair())
+    values = zip(*(rows.column(name).to_pylist() for name in ("pid", "name", "value")), strict=True)
+    assert (11, "RANK", "0") in list(values)
+
+
+def test_a_flood_of_events_is_a_loss(
+    make: Make, readers: FakeReaders, sink: MemorySink, until: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("probing.daemon.processes.discovery.MAX_QUEUE", 0)
+    discovery = make()
+    keys = torchrun(readers)
+    discovery.on_exec(*keys[0], 0)
+    monkeypatch.undo()
+    until(lambda: [loss.table for loss in sink.losses] == ["process.events"])
+    # The scan that follows finds what the lost events would have told.
+    assert all(discovery.identity(*key, timeout=20) for key in keys)
