@@ -39,7 +39,7 @@ class Btf:
     def __init__(self, data: bytes) -> None:
         try:
             self._types = _parse(data)
-        except (struct.error, IndexError, UnicodeDecodeError) as e:
+        except (struct.error, IndexError, ValueError) as e:
             raise FormatError("the object's type information is damaged", hint="build the package again") from e
 
     def type(self, index: int) -> BtfType:

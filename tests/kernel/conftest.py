@@ -172,8 +172,9 @@ def pin_root() -> Iterator[Path]:
 
 
 @pytest.fixture(params=["uprobe_multi", "fallback"])
-def fallback(request: pytest.FixtureRequest) -> bool:
-    """Both roads to a uprobe."""
+def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both roads to a uprobe, whatever the environment asks for."""
+    monkeypatch.delenv("PROBINGD_FORCE_FALLBACK", raising=False)
     return bool(request.param == "fallback")
 
 

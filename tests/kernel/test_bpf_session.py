@@ -122,6 +122,28 @@ def test_identity_of_an_ordinary_file_is_what_stat_says(open_session: Open, prob
     assert open_session(probe_object).identity(target_fd) == (status.st_dev, status.st_ino)
 
 
+def test_environment_can_force_the_fallback(
+    pin_root: Path, monkeypatch: pytest.MonkeyPatch, probe_object: Path
+) -> None:
+    monkeypatch.setenv("PROBINGD_FORCE_FALLBACK", "1")
+    session = Session.open("test", [probe_object], pin_root)
+    assert not session.features.uprobe_multi
+    session.close(keep=False)
+
+
+@pytest.mark.parametrize("cookie", [[1], [1, 2, 3], 256])
+def test_cookies_that_do_not_fit_are_an_attach_error(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int, cookie: Any
+) -> None:
+    with pytest.raises(AttachError):
+        open_session(probe_object).attach_uprobe("on_call", target_fd, target.offsets, cookie)
+
+
+def test_program_that_is_not_loaded_is_not_found(open_session: Open, probe_object: Path, target_fd: int) -> None:
+    with pytest.raises(NotFound):
+        open_session(probe_object).attach_uprobe("no_such", target_fd, [1], 1)
+
+
 def test_killed_loader_loses_nothing_and_its_links_are_adopted(
     open_session: Open,
     probe_object: Path,

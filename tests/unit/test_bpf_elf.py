@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.elf import AARCH64, X86_64, Elf, find_symbols, read_symbol
 from probing.daemon.bpf.probe_points import probe_point

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from probing.api.errors import FormatError
 from probing.daemon.bpf.btf import dtype_from_json, dtype_to_json
 from probing.daemon.bpf.recording import Recorder, replay
