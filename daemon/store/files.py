@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
 from pathlib import Path
 from typing import Protocol
 
-from probing.api.errors import FormatError, StateLocked, StoreError
+from probing.api.errors import FormatError, StateLocked, StoreError, StoreFull
 
 __all__ = ("DIR_MODE", "FILE_MODE", "Files", "SystemFiles", "lock_directory", "read_file", "write_all")
 
@@ -169,6 +170,8 @@ def lock_directory(path: Path) -> int:
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     except OSError as e:
+        if e.errno == errno.ENOSPC:
+            raise StoreFull(f"the state directory {path} is full") from e
         raise StoreError(
             f"the state directory {path} is not writable: {e.strerror}",
             hint="give it to the user that the collector runs as, or choose another --state-dir",
@@ -179,6 +182,8 @@ def lock_directory(path: Path) -> int:
         owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise StateLocked(f"the state directory {path} is in use by another daemon (pid {owner})") from e
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    # The pid only serves a message; on a full disk there may be none.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

@@ -20,6 +20,8 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
+# Edits may grow to the size of what they edit, and this: then the file is written anew.
+_SLACK_BYTES = 1 << 14
 _MAGIC = "probingd-manifest"
 
 
@@ -136,20 +138,22 @@ class Manifest:
         self._first = {"magic": _MAGIC, "format_version": FORMAT_VERSION, "node": node, "boot_id": boot_id}
         self.state = state
         self._fd: int | None = None
-        self._edits = 0
+        self._base_bytes = 0
+        self._edit_bytes = 0
 
     def commit(self, edit: Edit) -> None:
         """When this returns, ``edit`` is on disk and in ``state``."""
-        if self._fd is not None and self._edits < 256 + 4 * len(self.state.segments):
+        if self._fd is not None and self._edit_bytes <= self._base_bytes + _SLACK_BYTES:
             fd, self._fd = self._fd, None
+            line = _pack(_edit_fields(edit))
             try:
-                write_all(self._files, fd, _pack(_edit_fields(edit)))
+                write_all(self._files, fd, line)
                 self._files.fsync(fd)
             except OSError:
                 self._files.close(fd)
                 raise
             self._fd = fd
-            self._edits += 1
+            self._edit_bytes += len(line)
             self.state.apply(edit)
             return
         after = LoadedManifest(
@@ -170,14 +174,15 @@ class Manifest:
         self._files.unlink(aside)
         fd = self._files.create(aside)
         try:
-            write_all(self._files, fd, b"".join(self._lines(state)))
+            data = b"".join(self._lines(state))
+            write_all(self._files, fd, data)
             self._files.fsync(fd)
             self._files.rename(aside, self._root / MANIFEST)
             self._files.fsync_dir(self._root)
         except OSError:
             self._files.close(fd)
             raise
-        self._fd, self._edits = fd, 0
+        self._fd, self._base_bytes, self._edit_bytes = fd, len(data), 0
 
     def _lines(self, state: LoadedManifest) -> Iterable[bytes]:
         yield _pack(self._first)

@@ -360,3 +360,23 @@ def test_rows_of_a_table_that_is_no_more_are_sealed_as_they_were() -> None:
     store.seal(now=True)
     assert store.status()["tables"]["t.other"]["rows"] == 2
     assert store.take_losses() == []
+
+
+def test_a_start_on_a_full_disk_serves_what_is_there_and_recovers() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files)
+    append(store, 1)
+    store.seal(now=True)
+    append(store, 11)
+    store.close()
+    files = files.after_kill()
+    files.free = 0
+    store = open_store(files)
+    assert "manifest" in store.status()["reason"]
+    assert ids(store) == list(range(1, 21))
+    files.free = 1 << 30
+    store.maintain()
+    assert store.status()["state"] == "running"
+    append(store, 21)
+    store.close()
+    assert ids(open_store(files.after_kill())) == list(range(1, 31))
