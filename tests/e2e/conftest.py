@@ -116,11 +116,8 @@ class Daemon:
         """Pids of the daemon's own processes by module name."""
         assert self.process is not None
         found: dict[str, list[int]] = {}
-        pending = [self.process.pid]
-        while pending:
-            pid = pending.pop()
+        for pid in family(self.process.pid):
             with contextlib.suppress(OSError):
-                pending += [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
                 argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"-m" in argv:
                     module = argv[argv.index(b"-m") + 1].decode()
@@ -132,7 +129,9 @@ class Daemon:
             [str(BIN / "probingctl"), "-t", self.target, *args], capture_output=True, text=True, timeout=PATIENCE
         )
         if check is not None:
-            assert done.returncode == check, f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.tail()}"
+            assert done.returncode == check, (
+                f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.tail()}"
+            )
         return done
 
     def json(self, *args: str) -> Any:
@@ -192,15 +191,26 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     return make_daemon().start()
 
 
+def family(pid: int) -> list[int]:
+    """A process and its descendants: torchrun puts its ranks into sessions of their own."""
+    found, pending = [], [pid]
+    while pending:
+        current = pending.pop()
+        with contextlib.suppress(OSError):
+            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
+            found.append(current)
+    return found
+
+
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[Any]]]:
-    """What is put in here is killed, with its process group, when the test ends."""
+    """What is put in here is killed, with all that it started, when the test ends."""
     started: list[subprocess.Popen[Any]] = []
     yield started
     for process in started:
-        for number in (signal.SIGCONT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+        for pid in family(process.pid) if process.poll() is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
@@ -214,7 +224,10 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
     def run(*argv: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
         process = subprocess.Popen(
-            [str(a) for a in argv], env={**clean, "OMP_NUM_THREADS": "1", **(env or {})}, start_new_session=True, **options
+            [str(a) for a in argv],
+            env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
+            start_new_session=True,
+            **options,
         )
         processes.append(process)
         return process

@@ -103,7 +103,9 @@ def test_capability_missing(base: Path, lacking: str) -> None:
 def test_no_btf(base: Path) -> None:
     daemon = Daemon(base, "n1")
     # A mount namespace of its own in which the kernel shows no BTF.
-    done = run_daemon(daemon, "unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/kernel/btf && exec "$@"', "sh")
+    done = run_daemon(
+        daemon, "unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/kernel/btf && exec "$@"', "sh"
+    )
     assert_error(done, 1, "BTF")
 
 

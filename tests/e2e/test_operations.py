@@ -24,7 +24,9 @@ Key = tuple[Any, ...]
 class DirectJob:
     """Two ranks of tests/jobs/direct_calls.py, told what to do over their standard input."""
 
-    def __init__(self, run_job: Callable[..., subprocess.Popen[bytes]], folder: Path, python_path: Path | None = None) -> None:
+    def __init__(
+        self, run_job: Callable[..., subprocess.Popen[bytes]], folder: Path, python_path: Path | None = None
+    ) -> None:
         port = str(free_port())
         self.job = f"n1/127.0.0.1:{port}"
         self.lists = [folder / f"{port}-{rank}.jsonl" for rank in range(2)]
@@ -35,7 +37,14 @@ class DirectJob:
             if python_path is not None:
                 env["PYTHONPATH"] = str(python_path)
             self.ranks.append(
-                run_job(sys.executable, JOBS / "direct_calls.py", path, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                run_job(
+                    sys.executable,
+                    JOBS / "direct_calls.py",
+                    path,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
             )
 
     def expect(self, word: bytes) -> None:
@@ -68,7 +77,9 @@ def keys(rows: list[dict[str, Any]]) -> Counter[Key]:
 
 
 def seen(daemon: Daemon, job: DirectJob, condition: str = "true") -> list[dict[str, Any]]:
-    return daemon.query(f"SELECT {', '.join(FIELDS)} FROM comm.ops WHERE job = '{job.job}' AND state = 'done' AND {condition}")
+    return daemon.query(
+        f"SELECT {', '.join(FIELDS)} FROM comm.ops WHERE job = '{job.job}' AND state = 'done' AND {condition}"
+    )
 
 
 def assert_equal(daemon: Daemon, job: DirectJob, calls: list[dict[str, Any]]) -> None:
@@ -173,7 +184,8 @@ def test_twenty_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: P
         assert all(count == 1 for count in found.values())
         missing = calls - found
         wait_for("what was in flight", lambda missing=missing: not missing - keys(seen(daemon, job)))
-    job.tell("stop")
+    # Any line ends the stream, and is then a command of its own that does nothing.
+    job.do("stop")
     job.expect(b"done")
     assert_equal(daemon, job, job.calls())
 

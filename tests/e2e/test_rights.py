@@ -60,7 +60,9 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
             assert caps == 0
             assert status_of(pid)["NoNewPrivs"] == "1"
             assert status_of(pid)["CapBnd"] == "0000000000000000"
-    service, worker = (rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.query.worker"))
+    service, worker = (
+        rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.query.worker")
+    )
     assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
 
 
@@ -78,7 +80,9 @@ def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], torchrun: Calla
     assert not daemon.socket.exists()
 
 
-def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+def test_restart_keeps_the_pins_and_every_operation(
+    make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]
+) -> None:
     daemon = make_daemon().start()
     torchrun("--steps", "1000000", "--delay-ms", "2")
     wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))

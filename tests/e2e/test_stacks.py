@@ -80,7 +80,13 @@ def start_gil_holder(run_job: Launch, tmp_path: Path) -> tuple[Any, Path, int]:
     script.write_text(textwrap.dedent(HOLDS_GIL).lstrip("\n"))
     line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "libc.pause()" in text)
     flag = tmp_path / "held"
-    env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     job = run_job(sys.executable, script, flag, env=env)
     wait_for("the lock to be held in C", flag.exists)
     wait_for("the process to sleep in C", lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "S")

@@ -48,12 +48,16 @@ def test_everyday_time_expressions(daemon: Daemon, torchrun: Callable[..., Any],
     total = wait_for("operations", lambda: daemon.query("SELECT count(*) AS n FROM comm.ops")[0]["n"])
     for expression in expressions:
         assert daemon.query(f"SELECT count(*) AS n FROM comm.ops WHERE {expression}") == [{"n": total}], expression
-    (span,) = daemon.query("SELECT max(ts) - min(ts) AS span, now() - max(ts) AS ago, age(max(ts)) AS age FROM comm.ops")
+    (span,) = daemon.query(
+        "SELECT max(ts) - min(ts) AS span, now() - max(ts) AS ago, age(max(ts)) AS age FROM comm.ops"
+    )
     assert None not in span.values()
 
 
 def test_every_column_has_a_doc(daemon: Daemon) -> None:
-    rows = daemon.query("SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs")
+    rows = daemon.query(
+        "SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs"
+    )
     assert {(r["t"], r["c"]) for r in rows} == {(t.name, c.name) for t in TABLES.values() for c in t.columns}
     assert all(len(r["d"]) > 10 for r in rows)
     documented = daemon.query("SELECT table_schema || '.' || table_name AS t, description AS d FROM probing.table_docs")

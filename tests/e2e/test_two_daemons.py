@@ -6,36 +6,36 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Daemon, wait_for
-
-SQL = "SELECT node, count(*) AS n FROM comm.ops GROUP BY node ORDER BY node"
+from conftest import Daemon, free_port, wait_for
 
 
 def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
     # GIVEN two daemons that share nothing but the machine, and a job that both see from its start to its end
     one, two = make_daemon("n1").start(), make_daemon("n2").start()
-    job = torchrun("--steps", "23")
-    assert job.wait(60) == 0
-    counts = wait_for("operations on both nodes", lambda: [d.query(SQL) for d in (one, two)])
+    port = free_port()
+    assert torchrun("--steps", "23", port=port).wait(60) == 0
+    # Each node has its own name for a job that is local to it.
+    sql = f"SELECT node, count(*) AS n FROM comm.ops WHERE job LIKE '%:{port}' GROUP BY node ORDER BY node"
+    counts = wait_for("operations on both nodes", lambda: [r for d in (one, two) if (r := d.query(sql))])
     assert [c[0]["node"] for c in counts] == ["n1", "n2"]
     assert counts[0][0]["n"] == counts[1][0]["n"] >= 2 * 23
 
     # WHEN both are asked at once
     nodes = f"{one.target},{two.target}"
-    rows = one.json("--nodes", nodes, "query", "--all-nodes", SQL)
+    rows = one.json("--nodes", nodes, "query", "--all-nodes", sql)
     # THEN the answer is the union
     assert rows == [*counts[0], *counts[1]]
 
     # AND with one of them gone, the rest answers and the missing one is named
     two.stop()
-    done = one.ctl("--nodes", nodes, "-f", "json", "--report", str(one.base / "report.json"), "query", SQL)
+    done = one.ctl("--nodes", nodes, "-f", "json", "--report", str(one.base / "report.json"), "query", sql)
     assert json.loads(done.stdout) == counts[0]
     assert "n2.sock" in done.stderr
     report = json.loads((one.base / "report.json").read_text())
     assert [f["address"] for f in report["failed"]] == [two.target]
     assert report["failed"][0]["reason"]
 
-    strict = one.ctl("--nodes", nodes, "--strict", "-f", "json", "query", SQL, check=4)
+    strict = one.ctl("--nodes", nodes, "--strict", "-f", "json", "query", sql, check=4)
     assert strict.stderr.startswith("error: ")
     assert "n2.sock" in strict.stderr
     assert "\nhint: " in strict.stderr
