@@ -27,7 +27,7 @@ def codes(code: CodeType) -> list[CodeType]:
 @pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="this interpreter is older than 3.11")
 def test_locations_as_this_interpreter_has_them() -> None:
     modules = [compile(SOURCE, "x", "exec")]
-    for other in (lines, pytest, sys.modules["typing"]):
+    for other in (lines, pytest, sys.modules["_pytest.outcomes"]):
         modules.append(compile(Path(other.__file__ or "").read_text(), "x", "exec"))  # noqa: PERF401
     compared = 0
     for module in modules:
@@ -36,7 +36,7 @@ def test_locations_as_this_interpreter_has_them() -> None:
                 found = line_of("locations", code.co_linetable, code.co_firstlineno, unit * 2)
                 assert found == position[0]
                 compared += 1
-    assert compared > 10_000
+    assert compared > 3_000
 
 
 def test_a_frame_that_has_not_begun_is_at_the_first_line() -> None:

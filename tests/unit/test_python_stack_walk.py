@@ -180,7 +180,7 @@ def test_a_deadline_that_has_passed() -> None:
         capture(image.memory(), image.runtime, image.layout, time.monotonic() - 1, Known())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_spoilt_memory(data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(LAYOUTS))

@@ -13,7 +13,6 @@ def waits():
 def hold():
     seconds = 10_000
     threading.Thread(target=waits, daemon=True).start()
-    # Written by C, so that the thread does not give the lock away in between.
     ctypes.PyDLL(None).write(1, b"ready\n", 6)
     ctypes.PyDLL(None).sleep(seconds)
 
