@@ -1,0 +1,1 @@
+"""Which processes train: discovery, identity, lifecycle, and the readers that look at them."""

@@ -15,22 +15,23 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.ipc import Message
 from probing.daemon.processes.agenda import Agenda
+from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.live import Readers, backends_of, read_states
 from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
-from probing.daemon.processes.rows import detail_of, env_rows, event_row, process_from_detail, process_row, state_name
+from probing.daemon.processes.rows import env_rows, process_from_detail, process_row
 from probing.daemon.source import Identity, Loss, Sink
 
-__all__ = ("Discovery", "Listener")
+__all__ = ("Discovery",)
 
 MAX_QUEUE = 100_000
 # After exec or fork a process gets its program and first libraries: looking at once would see nothing.
@@ -38,38 +39,13 @@ SETTLE_S = 0.03
 # How long results of one batch are waited for, so that older processes are placed before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-STATE_TIMEOUT_S = 0.5
 # When a Python that may still become a trainer is looked at again, s after the look before.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S = 30.0
 # When one that could not be read is tried again; a quarantined one is refused at once until its time is over.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
-# Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
-_THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    size: int
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
-
-    def forget(self, pid: int, start_ns: int) -> None: ...
-
-
-class Listener(Protocol):
-    """Another source that follows processes. Called from the thread of discovery; must not block."""
-
-    def process_identified(self, who: Identity) -> None:
-        """New, or somebody else than before."""
-
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """It called exec and runs another program now."""
-
-    def process_exited(self, who: Identity) -> None: ...
 
 
 def _no_version(_pid: int, _start_ns: int) -> str | None:
@@ -84,7 +60,8 @@ class Discovery:
     """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
 
     ``python_version(pid, start_ns)`` and ``backends(pid, start_ns)`` ask other sources; they may raise ProbingError.
-    ``rescan_s``: how often all processes are listed, s.
+    ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long one that is not among them may be without
+    an exit event, s.
     """
 
     name = "processes"
@@ -99,6 +76,7 @@ class Discovery:
         python_version: Callable[[int, int], str | None] = _no_version,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         rescan_s: float = 10.0,
+        grace_s: float = 1.0,
     ) -> None:
         self._readers = readers
         self._sink = sink
@@ -107,7 +85,9 @@ class Discovery:
         self._python_version = python_version
         self._backends = backends
         self._rescan_s = rescan_s
-        self.listeners: list[Listener] = []
+        self._grace_s = grace_s
+        self._announcer = Announcer(sink, clock, node)
+        self.listeners: list[Listener] = self._announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         # Guards the registry and wakes who waits for an identity.
         self._known = threading.Condition()
@@ -126,6 +106,7 @@ class Discovery:
         self._ignored: set[Key] = set()
         self._versioned: set[Key] = set()
         self._early_exits: dict[Key, tuple[int | None, int | None]] = {}
+        self._missing: dict[Key, float] = {}
 
     def start(self) -> None:
         """Begin with a scan of all processes; ``scanned`` tells when it is done."""
@@ -188,11 +169,14 @@ class Discovery:
         """process.processes as it is now; the states are read for it."""
         with self._known:
             shown = self._registry.shown()
-        states = self._states([process for process in shown if not process.ended])
+        states = read_states(self._readers, [process for process in shown if not process.ended])
         rows = []
         for process in shown:
             state, threads = states.get(process.key, ("exited" if process.ended else None, []))
-            self._add_backends(process, threads)
+            used = backends_of(threads) | (set() if process.ended else set(self._backends(*process.key)))
+            if used - process.backends:
+                process.backends = process.backends | used
+                self._post("backends", process.key, used)
             rows.append(process_row(self._node, pair.real_ns, process, state))
         return batch_of("process.processes", rows)
 
@@ -232,7 +216,8 @@ class Discovery:
             now = time.monotonic()
             try:
                 if now >= next_scan or self._overflow:
-                    next_scan = now + (self._rescan_s if self._scan() else 1.0)
+                    soon = not self._scan() or self._missing
+                    next_scan = now + (min(self._rescan_s, self._grace_s) if soon else self._rescan_s)
                 while self._queue:
                     self._event(*self._queue.popleft())
                 self._look_at_due()
@@ -256,13 +241,7 @@ class Discovery:
             now = self._clock.pair().real_ns
             self._sink.lost(Loss(self.name, "process.events", "ring", "too many processes started", now, now))
         alive = {(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
-        with self._known:
-            gone = [key for key in self._registry.alive() if key not in alive]
-            lost = self._registry.unaccounted(alive) if not self._scanned.is_set() else []
-        for key in gone:
-            self._ended(key, None, None)
-        for process in lost:
-            self._tell_exit(process, None, None)
+        self._end_missing(alive)
         self._ignored &= alive
         exes = {(pid, start): exe for pid, start, _, _, _, exe in found}
         fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
@@ -272,11 +251,21 @@ class Discovery:
         self._scanned.set()
         return True
 
+    def _end_missing(self, alive: set[Key]) -> None:
+        """Whoever is not there and was not there a while ago has ended; until then its exit may be on its way to us."""
+        now = time.monotonic()
+        with self._known:
+            missing = [key for key in self._registry.alive() if key not in alive]
+        self._missing = {key: self._missing.get(key, now) for key in missing}
+        for key, since in list(self._missing.items()):
+            if now - since >= self._grace_s:
+                del self._missing[key]
+                self._ended(key, None, None)
+
     def _event(self, kind: str, *values: Any) -> None:
         if kind == "exit":
             pid, start_ns, ktime, status = values
-            pair = self._clock.pair()
-            self._ended((pid, start_ns), status, ktime + pair.mono_to_utc_ns)
+            self._ended((pid, start_ns), status, ktime)
         elif kind == "exec":
             self._replaced(values[0], values[1])
         elif kind == "fork":
@@ -315,8 +304,7 @@ class Discovery:
             watched = self._registry.get(key) is not None
             self._registry.replaced(key)
         if watched:
-            for listener in self.listeners:
-                listener.process_replaced(pid, start_ns)
+            self._announcer.replaced(pid, start_ns)
             self._wanted.add(pid)
         self._agenda.add(pid, SETTLE_S)
 
@@ -435,7 +423,7 @@ class Discovery:
             version = None
         self._post("python", key, version)
 
-    def _ended(self, key: Key, status: int | None, ts_ns: int | None) -> None:
+    def _ended(self, key: Key, status: int | None, mono_ns: int | None) -> None:
         self._ignored.discard(key)
         self._versioned.discard(key)
         self._looks.pop(key, None)
@@ -443,65 +431,14 @@ class Discovery:
         with self._known:
             process = self._registry.end(key)
         if process is not None:
-            self._tell_exit(process, status, ts_ns)
+            self._announcer.exited(process, status, mono_ns)
         elif key in self._reading:
-            self._early_exits[key] = status, ts_ns
+            self._early_exits[key] = status, mono_ns
 
-    def _tell(self, changed: Iterable[Process]) -> None:
-        pair = self._clock.pair()
-        rows = []
-        told = list(changed)
-        for process in told:
-            started_ns = process.facts.start_ns + pair.boot_to_utc_ns
-            if not process.started:
-                rows.append(event_row(self._node, started_ns, "start", process))
-            if not process.told:
-                detail = detail_of(process, self._clock.boot_id)
-                rows.append(event_row(self._node, pair.real_ns, "identified", process, detail=detail))
-            process.started = process.told = True
-        if rows:
-            self._sink.put("process.events", batch_of("process.events", rows))
+    def _tell(self, changed: list[Process]) -> None:
+        self._announcer.identified(changed)
         with self._known:
             self._known.notify_all()
-        for process in told:
-            for listener in self.listeners:
-                listener.process_identified(process.identity)
-
-    def _tell_exit(self, process: Process, status: int | None, ts_ns: int | None) -> None:
-        signal = status & 0x7F if status is not None else None
-        row = event_row(
-            self._node,
-            self._clock.pair().real_ns if ts_ns is None else ts_ns,
-            "exit",
-            process,
-            exit_code=(status >> 8) & 0xFF if status is not None and not signal else None,
-            signal=signal or None,
-        )
-        self._sink.put("process.events", batch_of("process.events", [row]))
-        for listener in self.listeners:
-            listener.process_exited(process.identity)
-
-    def _states(self, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:
-        """State as this project names it, and thread names; what could not be read in time is left out."""
-        targets = [list(process.key) for process in processes]
-        if not targets:
-            return {}
-        try:
-            payload = self._readers.call("state", timeout=STATE_TIMEOUT_S, targets=targets, threads=True).payload
-        except ProbingError as e:
-            _log.warning("the states of processes are not known: %s", e.message)
-            return {}
-        found: dict[Key, tuple[str | None, list[str]]] = {}
-        for process, seen in zip(processes, json.loads(payload), strict=True):
-            found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
-        return found
-
-    def _add_backends(self, process: Process, threads: list[str]) -> None:
-        used = set(self._backends(*process.key)) if not process.ended else set()
-        used |= {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}
-        if used - process.backends:
-            process.backends = process.backends | used
-            self._post("backends", process.key, used)
 
 
 def _may_train(program: str) -> bool:

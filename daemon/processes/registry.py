@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,8 +82,8 @@ class Registry:
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[Key]:
-        """All that live, watched or not."""
-        return [key for key in self._facts if not self._gone(key)]
+        """All that live, watched or not, and the restored that were not found again yet."""
+        return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
         """Take in new or newer facts. The processes that are new or are somebody else now, oldest first."""
@@ -133,7 +133,9 @@ class Registry:
         process = self._watched.get(key)
         if process is None:
             self._facts.pop(key, None)
-            return None
+            # One that an earlier daemon knew, and that ended before this one looked.
+            return self._dead.get(key) if self._restored.pop(key, None) else None
+        self._restored.pop(key, None)
         if process.ended:
             return None
         process.ended = True
@@ -149,13 +151,6 @@ class Registry:
     def restored_exit(self, key: Key) -> None:
         """The earlier daemon knew that the process ended."""
         self._restored.pop(key, None)
-
-    def unaccounted(self, alive: Collection[Key]) -> list[Process]:
-        """Restored processes that are not in ``alive``. Each is told once."""
-        missing = [key for key in self._restored if key not in alive]
-        for key in missing:
-            del self._restored[key]
-        return [self._dead[key] for key in missing if key in self._dead]
 
     def replaced(self, key: Key) -> None:
         """The process called exec: what was found out about its program is void."""

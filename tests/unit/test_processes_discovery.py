@@ -126,7 +126,7 @@ def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[M
     made: list[Discovery] = []
 
     def start(*, restored: pa.Table | None = None, listener: Following | None = None, **options: Any) -> Discovery:
-        discovery = Discovery(readers, sink, clock, "n1", rescan_s=options.pop("rescan_s", 3600.0), **options)
+        discovery = Discovery(readers, sink, clock, "n1", rescan_s=options.pop("rescan_s", 3600.0), grace_s=0.1, **options)
         if restored is not None:
             discovery.restore(restored)
         if listener is not None:

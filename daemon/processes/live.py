@@ -1,0 +1,52 @@
+"""How watched processes are right now: their states and the collectives they use, read for the query that asks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Message
+from probing.daemon.processes.facts import Key
+from probing.daemon.processes.registry import Process
+from probing.daemon.processes.rows import state_name
+
+__all__ = ("Readers", "backends_of", "read_states")
+
+TIMEOUT_S = 0.5
+# Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
+_THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
+_log = logging.getLogger(__name__)
+
+
+class Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    size: int
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
+
+    def forget(self, pid: int, start_ns: int) -> None: ...
+
+
+def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:
+    """State as this project names it, and thread names; what could not be read in time is left out."""
+    if not processes:
+        return {}
+    targets = [list(process.key) for process in processes]
+    try:
+        payload = readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True).payload
+    except ProbingError as e:
+        _log.warning("the states of processes are not known: %s", e.message)
+        return {}
+    found: dict[Key, tuple[str | None, list[str]]] = {}
+    for process, seen in zip(processes, json.loads(payload), strict=True):
+        found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
+    return found
+
+
+def backends_of(threads: Iterable[str]) -> set[str]:
+    """The collective backends that threads of these names belong to."""
+    return {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}
