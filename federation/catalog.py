@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterable, Mapping
-from types import TracebackType
+from functools import lru_cache
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,7 @@ from probing.api.errors import NotFound
 from probing.api.tables import TABLES
 from probing.federation.errors import from_duckdb
 
-__all__ = ("Catalog", "Columns", "api_schemas", "create_table", "open_database", "quoted", "same_types")
+__all__ = ("Catalog", "Columns", "api_catalog", "create_table", "open_database", "quoted", "same_types")
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -24,11 +25,6 @@ _LOCKED = {
     "python_enable_replacements": "false",
     "TimeZone": "UTC",
 }
-
-
-def api_schemas() -> dict[str, pa.Schema]:
-    """The logical Arrow schema of every table, by ``schema.table``."""
-    return {name: table.logical for name, table in TABLES.items()}
 
 
 def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.DuckDBPyConnection:
@@ -64,26 +60,22 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of the tables that a query names. Binds queries; reads no rows."""
+    """Empty copies of tables. Binds queries; reads no rows. One thread at a time: hold ``lock`` over several calls."""
 
-    def __init__(self, schemas: Mapping[str, pa.Schema], names: Iterable[str]) -> None:
-        """Raises NotFound for a name that ``schemas`` lacks."""
+    def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
+        """``schemas`` are the tables as nodes show them, by ``schema.table``."""
+        self._schemas = schemas
         self._db = open_database(memory_limit="256MiB", threads=1)
+        self.lock = threading.RLock()
         self.columns: dict[str, Columns] = {}
-        try:
-            for name in sorted(set(names)):
-                self._add(schemas, name)
-        except BaseException:
-            self._db.close()
-            raise
 
-    def __enter__(self) -> Catalog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._db.close()
+
+    def require(self, names: Iterable[str]) -> None:
+        """Makes the tables ``names`` known to ``describe`` and ``columns``. Raises NotFound for one that is missing."""
+        for name in sorted(set(names) - set(self.columns)):
+            self._add(self._schemas, name)
 
     def _add(self, schemas: Mapping[str, pa.Schema], name: str) -> None:
         if name not in schemas:
@@ -111,3 +103,9 @@ class Catalog:
             return self.describe(sql)
         finally:
             self._db.execute(f"DROP TABLE {quoted(name)}")
+
+
+@lru_cache(maxsize=1)
+def api_catalog() -> Catalog:
+    """The tables of probing.api, one catalog for the process: opening a database costs more than planning."""
+    return Catalog({name: table.logical for name, table in TABLES.items()})

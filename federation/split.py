@@ -10,15 +10,14 @@ open (ties under LIMIT, the order of additions of floats). There are three ways,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import pyarrow as pa
 from sqlglot import exp
 
 from probing.api.errors import QueryError, QueryRejected
 from probing.federation.aggregate import aggregate_plan
-from probing.federation.catalog import Catalog, Columns, api_schemas, quoted_column, same_types
+from probing.federation.catalog import Catalog, Columns, api_catalog, quoted_column, same_types
 from probing.federation.dialect import parse, table_name, tables_in, to_sql
 from probing.federation.functions import require_row_functions
 from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
@@ -43,30 +42,31 @@ class Plan:
     columns: Columns
 
 
-def plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema] | None = None) -> Plan:
+def plan(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
     """How to answer ``sql`` from many nodes. ``now_ns`` (UTC ns) is what it means by now.
 
-    ``schemas`` are the tables as nodes show them, by ``schema.table``; the tables of probing.api when left out.
+    ``catalog`` has the tables as nodes show them; those of probing.api when left out.
     Raises QueryRejected for what is no SELECT, NotFound for an unknown table, QueryError when it does not bind.
     """
+    chosen = catalog if catalog is not None else api_catalog()
     try:
-        return _plan(sql, now_ns, schemas if schemas is not None else api_schemas())
+        with chosen.lock:
+            return _plan(fix_times(parse(sql), now_ns), chosen)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply") from None
 
 
-def _plan(sql: str, now_ns: int, schemas: Mapping[str, pa.Schema]) -> Plan:
-    root = fix_times(parse(sql), now_ns)
+def _plan(root: exp.Query, catalog: Catalog) -> Plan:
     names = [table_name(table) for table in tables_in(root)]
-    with Catalog(schemas, names) as catalog:
-        columns = catalog.describe(to_sql(root))
-        if not names:
-            return Plan("local", (), to_sql(root), columns)
-        for kind, way in (("rows", _rows), ("aggregate", aggregate_plan)):
-            found = _attempt(kind, way, root, columns, catalog)
-            if found is not None:
-                return found
-        return Plan("ship", ship_parts(root, catalog), to_sql(root), columns)
+    catalog.require(names)
+    columns = catalog.describe(to_sql(root))
+    if not names:
+        return Plan("local", (), to_sql(root), columns)
+    for kind, way in (("rows", _rows), ("aggregate", aggregate_plan)):
+        found = _attempt(kind, way, root, columns, catalog)
+        if found is not None:
+            return found
+    return Plan("ship", ship_parts(root, catalog), to_sql(root), columns)
 
 
 def _attempt(kind: str, way: _Way, root: exp.Query, columns: Columns, catalog: Catalog) -> Plan | None:

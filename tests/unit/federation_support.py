@@ -11,6 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from probing.federation.answer import Answer, Reply
+from probing.federation.catalog import Catalog
 from probing.federation.dialect import parse, to_sql
 from probing.federation.merge import run
 from probing.federation.split import Plan, plan
@@ -36,6 +37,7 @@ SCHEMAS = {
         [("node", pa.string()), ("job", pa.string()), ("rank", pa.int32()), ("pid", pa.int32())]
     ),
 }
+CATALOG = Catalog(SCHEMAS)
 
 
 class Nodes:
@@ -62,7 +64,7 @@ class Nodes:
             return Reply(address, cursor.sql(sql).to_arrow_table())
 
     def plan(self, sql: str) -> Plan:
-        return plan(sql, NOW_NS, SCHEMAS)
+        return plan(sql, NOW_NS, CATALOG)
 
     def together(self, sql: str) -> Answer:
         return run(self.plan(sql), self.names, self.ask)

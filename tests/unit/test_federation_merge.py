@@ -6,7 +6,7 @@ import threading
 
 import pyarrow as pa
 import pytest
-from federation_support import NOW_NS, SCHEMAS, Nodes
+from federation_support import CATALOG, NOW_NS, Nodes
 
 from probing.api.errors import (
     NotFound,
@@ -157,7 +157,7 @@ def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
 )
 def test_what_is_no_query_is_refused_before_any_node_is_asked(sql: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says) as caught:
-        plan(sql, NOW_NS, SCHEMAS)
+        plan(sql, NOW_NS, CATALOG)
     assert "\n" not in str(caught.value)
 
 
