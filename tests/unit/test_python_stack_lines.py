@@ -36,7 +36,7 @@ def test_locations_as_this_interpreter_has_them() -> None:
                 found = line_of("locations", code.co_linetable, code.co_firstlineno, unit * 2)
                 assert found == position[0]
                 compared += 1
-    assert compared > 3_000
+    assert compared > 1_000
 
 
 def test_a_frame_that_has_not_begun_is_at_the_first_line() -> None:
