@@ -1,9 +1,9 @@
 """A gloo job that makes collective calls itself and writes down each of them, before it makes it, as a line of JSON.
 
 ``direct_calls.py LIST`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. It says ``ready`` on stdout and then
-takes commands from stdin: ``rounds N``; ``stream``, rounds until the next line comes; ``stall``, one all_reduce that
-only rank 0 makes; ``quit``. Every rank gets the same commands. A round is 23 all_reduce, 7 broadcast and 5 barrier on
-each of two groups, each group in a thread of its own, every other call with async_op.
+takes commands from stdin, the same on every rank: ``rounds N``; ``stream``, rounds until the next line comes;
+``stall``, one all_reduce that only rank 0 makes; ``answer``, the same by rank 1; ``quit``. A round is 23 all_reduce,
+7 broadcast and 5 barrier on each of two groups, each group in a thread of its own, every other call with async_op.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
+STALLS = ("stall", "answer")
 CALLS = [op for i in range(23) for op in (["all_reduce"] + ["broadcast"] * (i < 7) + ["barrier"] * (i < 5))]
 
 
@@ -102,7 +103,7 @@ def obey(groups: list[Group], words: list[str]) -> None:
             on_both(groups, Group.round)
     elif words[0] == "stream":
         on_both(groups, lambda group: group.stream(input_waits))
-    elif words[0] == "stall" and dist.get_rank() == 0:
+    elif words[0] == STALLS[dist.get_rank()]:
         groups[0].call(1, "all_reduce")
 
 

@@ -153,6 +153,27 @@ def test_a_stalled_operation_is_in_flight_and_its_end_is_told_once(watch: Callab
     assert last["start_ns_after"] >= 0
 
 
+def test_what_ends_while_paused_is_closed_as_unseen(watch: Callable[[], Watcher], job: Job) -> None:
+    job.hear("ready")
+    watcher = watch()
+    watcher.attach(torch_library())
+    job.do("stall")
+    watcher.wait_for_open(1)
+    watcher.session.pause(True)
+    job.do("answer")
+    job.do("rounds 1")
+    watcher.session.pause(False)
+    # Other jobs of this machine may be open, too.
+    assert watcher.source.abandon_before(SystemClock().pair().mono_ns) >= 1
+    (row,) = watcher.rows()
+    assert (row["rank"], row["seq"], row["state"], row["done_hi_ns"]) == (0, 1, "abandoned", None)
+    job.do("rounds 1")
+    rows = watcher.rows()[1:]
+    assert Counter(row["op"] for row in rows) == {op: 4 * count for op, count in ROUND.items()}
+    assert {row["seq"] for row in rows if row["comm"] == "0"} == set(range(37, 72))
+    check_times(rows)
+
+
 def test_a_peer_that_dies_fails_the_operation(watch: Callable[[], Watcher], job: Job) -> None:
     job.hear("ready")
     watcher = watch()
