@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 
-from probing.api.errors import QueryRejected
 from sqlglot import exp
+
+from probing.api.errors import QueryRejected
 
 __all__ = ("check_sizes",)
 

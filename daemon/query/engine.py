@@ -15,7 +15,7 @@ from probing.api.tables import TABLES
 from probing.daemon.query.gate import Checked, check
 from probing.daemon.query.pool import WorkerPool
 
-__all__ = ("End", "Engine", "Snapshot", "Store")
+__all__ = ("End", "Engine", "Segment", "Snapshot", "Store")
 
 # How long a segment that could not be read is left out before it is tried again, s.
 SET_ASIDE_S = 600.0
@@ -23,10 +23,20 @@ MAX_LIVE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What a query reads: ``segments`` (path, rows) by table, and the log's ``parts`` (path, length)."""
+class Segment:
+    """A Parquet file; ``first`` and ``last`` are its earliest and latest ``ts``, UTC ns."""
 
-    segments: dict[str, list[tuple[str, int]]]
+    path: str
+    rows: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a query reads: segments by table, and the log's ``parts`` (path, length)."""
+
+    segments: dict[str, list[Segment]]
     parts: list[tuple[str, int]]
 
 
@@ -42,7 +52,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class End:
-    """What follows the rows. ``rows_scanned``: rows in the files that were read, filters aside."""
+    """What follows the rows. ``rows_scanned``: rows in the files that were opened."""
 
     rows: int
     rows_scanned: int
@@ -112,10 +122,10 @@ class Engine:
         max_bytes: int,
         cancelled: Callable[[], bool],
     ) -> Iterator[bytes | End]:
-        segments, warnings = self._without_damaged(snapshot)
+        segments, warnings = self._needed(checked, snapshot)
         spec = {
             "sql": checked.sql,
-            "segments": {name: [path for path, _ in found] for name, found in segments.items()},
+            "segments": {name: [segment.path for segment in found] for name, found in segments.items()},
             "parts": snapshot.parts,
             "max_bytes": max_bytes,
         }
@@ -123,7 +133,7 @@ class Engine:
         header: dict[str, object] = {
             "op": "query", "spec_bytes": len(text), "live": [(name, len(rows)) for name, rows in live.items()]
         }
-        scanned = sum(rows for found in segments.values() for _, rows in found)
+        scanned = sum(segment.rows for found in segments.values() for segment in found)
         payload = b"".join((text, *live.values()))
         for message in self._pool.run(header, payload, deadline=deadline, cancelled=cancelled):
             if "part" in message.header:
@@ -134,13 +144,15 @@ class Engine:
                 raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
             yield _end(message.header, scanned, warnings)
 
-    def _without_damaged(self, snapshot: Snapshot) -> tuple[dict[str, list[tuple[str, int]]], list[str]]:
+    def _needed(self, checked: Checked, snapshot: Snapshot) -> tuple[dict[str, list[Segment]], list[str]]:
+        """The segments that the query can need rows of, and a warning for those among them known to be damaged."""
         now = time.monotonic()
         self._damaged = {path: until for path, until in self._damaged.items() if until > now}
-        kept: dict[str, list[tuple[str, int]]] = {}
+        kept: dict[str, list[Segment]] = {}
         warnings = []
-        for name, found in snapshot.segments.items():
-            kept[name] = [(path, rows) for path, rows in found if path not in self._damaged]
+        for name, all_of_it in snapshot.segments.items():
+            found = [s for s in all_of_it if checked.ranges[name].holds(s.first, s.last)]
+            kept[name] = [segment for segment in found if segment.path not in self._damaged]
             if left_out := len(found) - len(kept[name]):
                 warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
         return kept, warnings

@@ -10,15 +10,17 @@ import difflib
 import logging
 from dataclasses import dataclass
 
-from probing.api.errors import QueryRejected
-from probing.api.tables import TABLES
-from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
-from probing.daemon.query.bounds import check_sizes
-from probing.daemon.query.times import rewrite_times
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
+
+from probing.api.errors import QueryRejected
+from probing.api.tables import TABLES
+from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
+from probing.daemon.query.bounds import check_sizes
+from probing.daemon.query.ranges import Range, time_ranges
+from probing.daemon.query.times import rewrite_times
 
 __all__ = ("Checked", "check")
 
@@ -39,10 +41,12 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True)
 class Checked:
-    """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted."""
+    """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted, and ``ranges`` says
+    which times it can need of each."""
 
     sql: str
     tables: tuple[str, ...]
+    ranges: dict[str, Range]
 
 
 def check(sql: str, now_ns: int) -> Checked:
@@ -57,15 +61,17 @@ def check(sql: str, now_ns: int) -> Checked:
             raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")
         for node in nodes:
             _check_node(node)
-        tables = {name for table in root.find_all(exp.Table) if (name := _resolve(table))}
+        # Pairs, not a dict: sqlglot holds nodes of equal text for equal.
+        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table))]
         check_sizes(root)
         root = rewrite_times(root, now_ns)
+        ranges = time_ranges(tables)
         printed = root.sql(dialect=DuckDB, comments=False, unsupported_level=ErrorLevel.RAISE)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
-    return Checked(printed, tuple(sorted(tables)))
+    return Checked(printed, tuple(sorted(ranges)), ranges)
 
 
 def _parse(sql: str) -> exp.Expr:
@@ -123,7 +129,8 @@ def _check_type(node: exp.DataType) -> None:
 
 def _function_refused(name: str) -> QueryRejected:
     near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
-    hint = f"near it: {', '.join(sorted(near))}" if near else "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
+    usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
+    hint = f"near it: {', '.join(sorted(near))}" if near else usual
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 

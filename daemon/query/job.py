@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+
 from probing.api.errors import InternalError, QueryError, QueryMemory, StoreError
 from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted, quoted_list
@@ -84,6 +85,7 @@ def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection
         ":memory:",
         config={
             "threads": str(threads),
+            "async_threads": str(threads),
             "memory_limit": f"{memory_bytes // 1_000_000}MB",
             "temp_directory": "",
             "autoinstall_known_extensions": "false",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import duckdb
 import pyarrow as pa
+
 from probing.api.errors import InternalError
 from probing.api.tables import Table, table_named
 

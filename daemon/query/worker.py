@@ -48,6 +48,7 @@ def serve(channel: Channel, memory_bytes: int) -> None:
     """Answer queries until the connection ends. A database is made ahead of each query, for it alone."""
     # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
     import pyarrow.dataset  # noqa: F401
+
     from probing.daemon.query import job
 
     ready = [job.new_connection(memory_bytes, THREADS)]

@@ -6,6 +6,7 @@ import ipaddress
 from enum import Enum
 
 import grpc
+
 from probing.api.errors import ConfigError, PrivilegeError
 
 __all__ = ("Scope", "check_listen", "require")

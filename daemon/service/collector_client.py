@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from probing.api.errors import InternalError, PeerError, error_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
-from probing.daemon.query.engine import Snapshot
+from probing.daemon.query.engine import Segment, Snapshot
 
 __all__ = ("CollectorClient",)
 
@@ -139,9 +139,11 @@ def _body(message: Message) -> dict[str, Any]:
 
 def _snapshot(found: Any, tables: tuple[str, ...]) -> Snapshot:
     try:
-        segments = {
-            name: [(str(s["path"]), int(s["rows"])) for s in found["tables"].get(name, ())] for name in tables
-        }
+        segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in tables}
         return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in found["parts"]])
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the collector's snapshot makes no sense") from e
+
+
+def _segment(entry: Mapping[str, Any]) -> Segment:
+    return Segment(str(entry["path"]), int(entry["rows"]), int(entry["ts_min"]), int(entry["ts_max"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import grpc
+
 from probing.api import errors
 from probing.api.proto.probing.v1 import node_pb2 as pb
 

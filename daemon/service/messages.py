@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
+
 from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.service.errors import to_proto

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import grpc
+
 from probing.api.errors import InternalError, PeerError, ProbingError, QueryRejected, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, Snapshot
+from probing.daemon.query.engine import End, Engine, Segment, Snapshot
 
 T0 = 1_795_000_000_000_000_000
 
@@ -62,7 +63,7 @@ class Files:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.segments: dict[str, list[tuple[str, int]]] = {}
+        self.segments: dict[str, list[Segment]] = {}
         self.parts: list[tuple[str, int]] = []
         self.live_rows: dict[str, bytes] = {}
         self.held = 0
@@ -72,7 +73,9 @@ class Files:
         path = self.root / table / f"{len(self.segments.get(table, []))}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(data, path, compression="zstd")
-        self.segments.setdefault(table, []).append((str(path), data.num_rows))
+        times = [ts for ts in data.column("ts").cast(pa.int64()).to_pylist() if ts is not None]
+        entry = Segment(str(path), data.num_rows, min(times, default=0), max(times, default=0))
+        self.segments.setdefault(table, []).append(entry)
         return path
 
     @contextmanager

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from query_helpers import T0, Files, Inetd, answer, ask_worker, logical, operations, until
+
 from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES, table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine
+from probing.daemon.query.engine import End, Engine, Segment
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.sandbox import landlock_abi
 from probing.daemon.store import Store
-from query_helpers import T0, Files, Inetd, answer, ask_worker, logical, operations, until
 
 NOW_NS = T0 + 60_000_000_000
 SLOW = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
@@ -49,7 +50,7 @@ def machine(open_tmp_path: Path) -> Iterator[Machine]:
     state = open_tmp_path / "state"
     state.mkdir()
     files = Files(state)
-    inetd = Inetd(open_tmp_path / "sql.sock", [f"--state_dir={state}"])
+    inetd = Inetd(open_tmp_path / "sql.sock", [f"--state_dir={state}", f"--query.memory_bytes={256 << 20}"])
     pool = WorkerPool(str(open_tmp_path / "sql.sock"))
     pool.fill()
     engine = Engine(files, pool, now_ns=lambda: NOW_NS)
@@ -102,7 +103,8 @@ def test_rows_of_the_log_and_of_segments_are_one_table(machine: Machine) -> None
         with_store.append({"comm.ops": [batch_of("comm.ops", operations(7, start=107, rank=3))]}, {})
         snapshot = with_store.snapshot()
         for segment in snapshot["tables"]["comm.ops"]:
-            machine.files.segments.setdefault("comm.ops", []).append((segment["path"], segment["rows"]))
+            found = Segment(segment["path"], segment["rows"], segment["ts_min"], segment["ts_max"])
+            machine.files.segments.setdefault("comm.ops", []).append(found)
         machine.files.parts = [(part["path"], part["length"]) for part in snapshot["parts"]]
         sql = "SELECT rank, count(*) n, sum(seq)::BIGINT s FROM comm.ops GROUP BY 1 ORDER BY 1"
         table, end = answer(machine.engine, sql)
@@ -114,6 +116,16 @@ def test_rows_of_the_log_and_of_segments_are_one_table(machine: Machine) -> None
         assert end == End(rows=3, rows_scanned=114, warnings=[])
     finally:
         with_store.close()
+
+
+def test_segments_outside_the_times_of_a_query_are_not_opened(machine: Machine) -> None:
+    machine.files.segment("comm.ops", operations(1000))
+    machine.files.segment("comm.ops", operations(1000, start=60_000))
+    sql = "SELECT count(*) AS n FROM comm.ops WHERE ts > now() - INTERVAL 5 SECOND"
+    table, end = answer(machine.engine, sql)
+    assert (table.to_pylist(), end.rows_scanned) == ([{"n": 1000}], 1000)
+    table, end = answer(machine.engine, "SELECT count(*) AS n FROM comm.ops WHERE ts > now()")
+    assert (table.to_pylist(), end.rows_scanned) == ([{"n": 999}], 1000)
 
 
 def test_live_tables_are_filled_for_the_query_that_names_them(machine: Machine) -> None:
@@ -178,8 +190,8 @@ def test_every_table_can_be_asked(machine: Machine) -> None:
         ("min(ts + INTERVAL 1 DAY)::DATE::VARCHAR", "2026-11-19"),
     ],
 )
-def test_everyday_times(times: Machine, expression: str, expected: object) -> None:
-    ((value,),) = times.rows(f"SELECT {expression} AS v FROM comm.ops")
+def test_everyday_times(shared: Machine, expression: str, expected: object) -> None:
+    ((value,),) = shared.rows(f"SELECT {expression} AS v FROM comm.ops")
     if expected is None:
         assert isinstance(value, int)
     else:
@@ -187,8 +199,8 @@ def test_everyday_times(times: Machine, expression: str, expected: object) -> No
 
 
 @pytest.fixture(scope="module")
-def times(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    root = tmp_path_factory.mktemp("times")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    root = tmp_path_factory.mktemp("shared")
     files = Files(root / "state")
     files.segment("comm.ops", operations(100))
     inetd = Inetd(root / "sql.sock", [f"--state_dir={root}/state"])
@@ -207,13 +219,13 @@ def times(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         ("SELECT rank FROM comm.ops GROUP BY op", "must appear in the GROUP BY", "column_docs"),
     ],
 )
-def test_what_duckdb_refuses_is_one_line_and_a_hint(machine: Machine, sql: str, message: str, hint: str) -> None:
+def test_what_duckdb_refuses_is_one_line_and_a_hint(shared: Machine, sql: str, message: str, hint: str) -> None:
     with pytest.raises(QueryError) as caught:
-        machine.rows(sql)
+        shared.rows(sql)
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
-    assert str(machine.root) not in caught.value.message
+    assert str(shared.root) not in caught.value.message
 
 
 def test_a_query_past_its_deadline_ends_its_worker_and_no_other(machine: Machine) -> None:
@@ -381,13 +393,13 @@ def test_a_damaged_part_of_the_log_is_named(machine: Machine) -> None:
         "INSTALL httpfs",
     ],
 )
-def test_behind_the_gate_there_is_nothing_to_take(machine: Machine, sql: str) -> None:
-    for place in (machine.root, machine.root / "state"):
+def test_behind_the_gate_there_is_nothing_to_take(shared: Machine, sql: str) -> None:
+    for place in (shared.root, shared.root / "state"):
         (place / "secret").write_text("42")
-    before = sorted(machine.files.root.iterdir())
-    reply = ask_worker(machine.root / "sql.sock", sql.format(root=machine.root))
+    before = sorted(shared.files.root.iterdir())
+    reply = ask_worker(shared.root / "sql.sock", sql.format(root=shared.root))
     assert "error" in reply
-    assert sorted(machine.files.root.iterdir()) == before
+    assert sorted(shared.files.root.iterdir()) == before
 
 
 def test_a_worker_has_given_up_what_it_had(machine: Machine) -> None:

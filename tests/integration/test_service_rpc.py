@@ -17,12 +17,13 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
+from query_helpers import Files, Inetd, operations, until
+
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
 from probing.daemon.collector.control import ControlServer
-from query_helpers import Files, Inetd, logical, operations, until
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
 
@@ -62,7 +63,8 @@ class Collector:
 
     def snapshot(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         tables = {
-            name: [{"path": path, "rows": rows} for path, rows in found] for name, found in self.files.segments.items()
+            name: [{"path": s.path, "rows": s.rows, "ts_min": s.first, "ts_max": s.last} for s in found]
+            for name, found in self.files.segments.items()
         }
         return {"snapshot": {"tables": tables, "parts": []}, "generation": len(self.requests)}, b""
 

@@ -7,11 +7,12 @@ import pytest
 import sqlglot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
+
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.daemon.query import allowed
 from probing.daemon.query.gate import MAX_TEXT, check
-from sqlglot import exp
 
 NOW_NS = 1_795_000_000_123_456_789
 

@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from probing.api.errors import QueryError
 from probing.api.tables import table_named
 from probing.daemon.query.failures import explain

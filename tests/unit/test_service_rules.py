@@ -1,0 +1,57 @@
+"""Who may listen where, and what an error is on the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from probing.api import errors
+from probing.daemon.service.auth import check_listen
+from probing.daemon.service.errors import status_of, to_proto
+from probing.daemon.service.messages import stacks_reply, status_fields
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_loopback_may_be_in_the_clear(address: str) -> None:
+    check_listen(address, insecure=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "localhost.evil:1", ":1"])
+def test_other_addresses_may_not_unless_told(address: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        check_listen(address, insecure=False)
+    assert "insecure = true" in caught.value.hint
+    check_listen(address, insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.QueryTimeout("x"), grpc.StatusCode.DEADLINE_EXCEEDED),
+        (errors.QueryMemory("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.QueryRejected("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (errors.ProcessGone("x"), grpc.StatusCode.NOT_FOUND),
+        (errors.NotPython("x"), grpc.StatusCode.FAILED_PRECONDITION),
+        (errors.PeerError("x"), grpc.StatusCode.UNAVAILABLE),
+        (errors.InternalError("x"), grpc.StatusCode.INTERNAL),
+        (errors.ProbingError("x"), grpc.StatusCode.INTERNAL),
+    ],
+)
+def test_each_error_has_a_status(error: errors.ProbingError, code: grpc.StatusCode) -> None:
+    assert status_of(error) is code
+
+
+def test_an_error_on_the_wire_is_bounded_lines() -> None:
+    sent = to_proto("QueryError", "a\nb " * 10_000, "c\r\nd")
+    assert len(sent.message) <= 2000
+    assert "\n" not in sent.message
+    assert sent.hint == "c d"
+
+
+def test_answers_that_make_no_sense_are_internal_errors() -> None:
+    for found in ({}, {"threads": 1, "failures": []}, {"threads": [{"pid": "x"}], "failures": []}):
+        with pytest.raises(errors.InternalError):
+            stacks_reply("n0", found)
+    with pytest.raises(errors.InternalError):
+        status_fields({"store_bytes": -1})
+    assert status_fields({"state": "running", "unknown": 1}).state == "running"
