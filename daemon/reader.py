@@ -31,6 +31,7 @@ from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageEr
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
+from probing.daemon.python_stack.dump import handlers as stack_handlers
 from probing.daemon.python_stack.memory import ProcessMemory
 
 __all__ = ("end_on_hangup", "main", "serve")
@@ -86,7 +87,9 @@ def _answer(request: dict[str, Any]) -> Message:
     whole = _WHOLE.get(str(op))
     if whole is not None:
         return whole(request)
-    handler = _OF_A_TARGET.get(str(op)) or _stack_handler(str(op))
+    handler = _OF_A_TARGET.get(str(op))
+    if handler is None:
+        raise UsageError(f"a reader knows no request {op!r}")
     pid, start_ns = request.get("pid"), request.get("start_ns", 0)
     if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
         raise UsageError(f"request {op} names no process")
@@ -146,12 +149,7 @@ def _memory(target: Target, request: dict[str, Any]) -> Message:
     )
 
 
-def _stack_handler(op: str) -> Callable[[Target, dict[str, Any]], Message]:
-    from probing.daemon.python_stack.dump import handlers
-
-    handler = handlers().get(op)
-    if handler is None:
-        raise UsageError(f"a reader knows no request {op!r}")
+def _handled(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Target, dict[str, Any]], Message]:
     return lambda _, request: Message(handler(request))
 
 
@@ -161,6 +159,7 @@ _OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
     "maps": _maps,
     "memory": _memory,
     "open": _open,
+    **{op: _handled(handler) for op, handler in stack_handlers().items()},
 }
 
 

@@ -19,12 +19,12 @@ __all__ = ("Listener", "deadline_for", "descendants", "listening", "start_ns_of"
 
 
 class Listener:
-    """Starts ``python -m module`` for each connection to ``path``, with the connection as descriptor 0."""
+    """Starts ``python -m module`` behind ``prefix`` for each connection to ``path``, which is its descriptor 0."""
 
-    def __init__(self, path: Path, module: str) -> None:
+    def __init__(self, path: Path, module: str, prefix: tuple[str, ...] = ()) -> None:
         self.path = str(path)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._module = module
+        self._command = [*prefix, sys.executable, "-m", module]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
         self._socket.listen(16)
@@ -38,7 +38,7 @@ class Listener:
             except OSError:
                 return
             with client:
-                self.processes.append(subprocess.Popen([sys.executable, "-m", self._module], stdin=client))
+                self.processes.append(subprocess.Popen(self._command, stdin=client))
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -50,8 +50,8 @@ class Listener:
 
 
 @contextmanager
-def listening(path: Path, module: str) -> Iterator[Listener]:
-    listener = Listener(path, module)
+def listening(path: Path, module: str, prefix: tuple[str, ...] = ()) -> Iterator[Listener]:
+    listener = Listener(path, module, prefix)
     try:
         yield listener
     finally:

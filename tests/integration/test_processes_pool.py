@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,65 @@ def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> No
         os.close(fd)
     with pytest.raises(UnsupportedTarget):
         pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=4096)
+
+
+MAPPER = (
+    "import mmap, sys, time; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ);"
+    "print('ready', flush=True); time.sleep(600)"
+)
+# Root without what /proc/PID/map_files takes, as the readers of a daemon are.
+LESS = ("setpriv", "--bounding-set", "-sys_admin,-checkpoint_restore") if os.geteuid() == 0 else ()
+
+
+def replace_by_other(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"other" * 4000)
+
+
+def replace_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_link_out(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/proc/self/environ")
+
+
+@pytest.mark.parametrize("change", [Path.unlink, replace_by_other, replace_by_fifo, replace_by_link_out])
+def test_a_file_that_is_not_what_is_mapped(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    mapped = tmp_path / "mapped"
+    mapped.write_bytes(b"mapped" * 4000)
+    with (
+        listening(tmp_path / "reader.sock", "probing.daemon.reader", LESS) as listener,
+        started([sys.executable, "-c", MAPPER, str(mapped)], until="ready") as process,
+    ):
+        pool = ReaderPool(listener.path, size=1)
+        text = pool.call("maps", pid=process.pid, timeout=PATIENCE, files=True).payload
+        (mapping,) = [m for m in parse_maps(text) if m.path == os.fsencode(mapped)]
+        answer = pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        assert answer.header["identity"] == "exact"
+        assert os.pread(answer.fds[0], 6, 0) == b"mapped"
+        answer.close_fds()
+        change(mapped)
+        with pytest.raises(UnsupportedTarget):
+            pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        pool.close()
+
+
+def test_a_deleted_file_with_the_right_for_it(pool: ReaderPool, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs CAP_CHECKPOINT_RESTORE")
+    mapped = tmp_path / "mapped"
+    mapped.write_bytes(b"mapped" * 4000)
+    with started([sys.executable, "-c", MAPPER, str(mapped)], until="ready") as process:
+        mapped.unlink()
+        text = pool.call("maps", pid=process.pid, timeout=PATIENCE, files=True).payload
+        (mapping,) = [m for m in parse_maps(text) if m.path == os.fsencode(mapped)]
+        assert mapping.deleted
+        answer = pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        assert os.pread(answer.fds[0], 6, 0) == b"mapped"
+        answer.close_fds()
 
 
 def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:

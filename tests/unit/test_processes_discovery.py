@@ -32,19 +32,31 @@ class FakeReaders:
         self.stuck: set[int] = set()
         self.late: dict[int, threading.Event] = {}
         self.asked: list[int] = []
+        self.listed: list[Any] = []
 
     def add(self, pid: int, start_s: int, *above: int, **more: Any) -> tuple[int, int]:
         ancestors = [[a, self.processes[a]["start_ns"], "python3"] for a in above]
         self.processes[pid] = {
-            "pid": pid, "start_ns": start_s * SECOND, "ppid": above[0] if above else 1, "state": "S", "uid": 0,
-            "comm": "python3", "exe": "/usr/bin/python3.11", "cmdline": ["python3", "train.py"], "environ": {},
-            "cgroup": ["/"], "libraries": [], "threads": ["python3"], "ancestors": ancestors,
+            "pid": pid,
+            "start_ns": start_s * SECOND,
+            "ppid": above[0] if above else 1,
+            "state": "S",
+            "uid": 0,
+            "comm": "python3",
+            "exe": "/usr/bin/python3.11",
+            "cmdline": ["python3", "train.py"],
+            "environ": {},
+            "cgroup": ["/"],
+            "libraries": [],
+            "threads": ["python3"],
+            "ancestors": ancestors,
             **more,
         }
         return pid, start_s * SECOND
 
     def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
         if op == "list":
+            self.listed.append(args["pids"])
             pids = args["pids"] if args["pids"] is not None else list(self.processes)
             return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
         if op == "state":
@@ -126,7 +138,8 @@ def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[M
     made: list[Discovery] = []
 
     def start(*, restored: pa.Table | None = None, listener: Following | None = None, **options: Any) -> Discovery:
-        discovery = Discovery(readers, sink, clock, "n1", rescan_s=options.pop("rescan_s", 3600.0), grace_s=0.1, **options)
+        options = {"rescan_s": 3600.0, "grace_s": 0.1, **options}
+        discovery = Discovery(readers, sink, clock, "n1", **options)
         if restored is not None:
             discovery.restore(restored)
         if listener is not None:
@@ -401,3 +414,19 @@ def test_a_flood_of_events_is_a_loss(
     until(lambda: [loss.table for loss in sink.losses] == ["process.events"])
     # The scan that follows finds what the lost events would have told.
     assert all(discovery.identity(*key, timeout=20) for key in keys)
+
+
+def test_an_exit_event_that_comes_after_the_listing(
+    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
+) -> None:
+    # GIVEN a process that a listing lacks before its exit event is drained from the ring
+    _, first, _ = torchrun(readers)
+    discovery = make(rescan_s=0.02, grace_s=60.0)
+    assert discovery.identity(*first, timeout=20)
+    del readers.processes[11]
+    listings = len(readers.listed)
+    until(lambda: len(readers.listed) >= listings + 2)
+    # THEN the listing does not end it, and the event's reason is what is told
+    discovery.on_exit(*first, 101 * SECOND, 9)
+    until(lambda: sink.events("exit") == [("exit", 11)])
+    assert [row["signal"] for row in sink.rows if row["event"] == "exit"] == [9]
