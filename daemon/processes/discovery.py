@@ -26,7 +26,7 @@ from probing.daemon.processes.agenda import Agenda
 from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.facts import Facts, Key
 from probing.daemon.processes.live import Readers, backends_of, read_states
-from probing.daemon.processes.registry import Process, Registry, settled
+from probing.daemon.processes.registry import MAX_DEAD, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.rows import env_rows, process_from_detail, process_row
 from probing.daemon.source import Identity, Loss, Sink
@@ -186,19 +186,26 @@ class Discovery:
             live = self._registry.live()
         return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])
 
-    def restore(self, rows: pa.Table | pa.RecordBatch) -> int:
+    def restore(self, rows: pa.Table) -> int:
         """Take up the processes of stored process.events of this boot, before ``start``; how many."""
+        rows = rows.select(["pid", "start_ns", "event", "detail", "ts"])
+        rows = rows.set_column(4, "ts", rows.column("ts").cast(pa.int64()))
+        details: dict[Key, str] = {}
+        ended: set[Key] = set()
+        # Rows of one process can lie in several segments: the newest of each counts.
+        for _, pid, start_ns, event, text in _by_time(rows.to_pydict()):
+            if event == "exit":
+                ended.add((pid, start_ns))
+            elif event == "identified" and text:
+                details.pop((pid, start_ns), None)
+                details[pid, start_ns] = text
         count = 0
-        columns = rows.select(["pid", "start_ns", "event", "detail"]).to_pydict()
         with self._known:
-            for pid, start_ns, event, text in zip(*columns.values(), strict=True):
-                if event == "exit":
-                    self._registry.restored_exit((pid, start_ns))
-                elif event == "identified" and text:
-                    found = process_from_detail(pid, start_ns, text, self._clock.boot_id)
-                    if found is not None:
-                        self._registry.restore(*found)
-                        count += 1
+            for key in list(details)[-MAX_DEAD:]:
+                found = process_from_detail(*key, details[key], self._clock.boot_id)
+                if found is not None:
+                    self._registry.restore(*found, ended=key in ended)
+                    count += 1
         return count
 
     # The thread.
@@ -439,6 +446,11 @@ class Discovery:
         self._announcer.identified(changed)
         with self._known:
             self._known.notify_all()
+
+
+def _by_time(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    names = ("ts", "pid", "start_ns", "event", "detail")
+    return sorted(zip(*(columns[name] for name in names), strict=True), key=lambda row: row[0])
 
 
 def _may_train(program: str) -> bool:

@@ -16,7 +16,7 @@ from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
 from probing.daemon.source import Identity
 
-__all__ = ("Process", "Registry", "settled")
+__all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
@@ -142,15 +142,12 @@ class Registry:
         self._forget_unrelated()
         return process
 
-    def restore(self, detail: Mapping[str, Any], process: Process) -> None:
+    def restore(self, detail: Mapping[str, Any], process: Process, *, ended: bool) -> None:
         """A process that an earlier daemon of this boot knew; it counts as dead until it is found again."""
-        self._restored[process.key] = detail
+        if not ended:
+            self._restored[process.key] = detail
         process.started = process.told = process.ended = True
         self._bury(process)
-
-    def restored_exit(self, key: Key) -> None:
-        """The earlier daemon knew that the process ended."""
-        self._restored.pop(key, None)
 
     def replaced(self, key: Key) -> None:
         """The process called exec: what was found out about its program is void."""

@@ -338,7 +338,8 @@ def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink,
         '{"boot_id":"00000000-test","job":1,"run":2,"role":[]}',
         "9" * 99,
     ]
-    rows = pa.table({"pid": [1] * 6, "start_ns": [1] * 6, "event": ["identified"] * 6, "detail": texts})
+    one = [1] * len(texts)
+    rows = pa.table({"ts": one, "pid": one, "start_ns": one, "event": ["identified"] * len(texts), "detail": texts})
     assert Discovery(readers, sink, clock, "n1").restore(rows) == 0
 
 
