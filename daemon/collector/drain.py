@@ -19,7 +19,7 @@ from probing.daemon.bpf.ring import Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.outbox import Outbox
 
-__all__ = ("Assemble", "DrainLoop", "Positions")
+__all__ = ("Assemble", "DrainLoop", "Log", "Positions")
 
 # How long finished operations may wait in a ring, s: short enough for people, long enough to cost nothing at rest.
 PERIOD = 0.05

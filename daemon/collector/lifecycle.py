@@ -13,7 +13,7 @@ from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries import LibraryWatch
 
-__all__ = ("Lifecycle",)
+__all__ = ("Events", "Lifecycle")
 
 FORK, EXEC, EXIT = 1, 2, 3
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("LossMeter",)
+__all__ = ("CountingSession", "LossMeter")
 
 INTERVAL_NS = 1_000_000_000
 # How long a probe that was hit too often stays off before it is tried again.

@@ -13,7 +13,7 @@ from probing.daemon.collector.libraries import process_now
 from probing.daemon.python_stack.source import Failure
 from probing.daemon.source import Identity
 
-__all__ = ("StackAnswers",)
+__all__ = ("Known", "StackAnswers", "Stacks")
 
 TIMEOUT_S = 1.0
 

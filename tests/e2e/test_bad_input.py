@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, Daemon, wait_for
+from e2e_support import BIN, Daemon, wait_for
 
 MakeDaemon = Callable[..., Daemon]
 

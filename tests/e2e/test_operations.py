@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port, wait_for
 
 FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
 Key = tuple[Any, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port, wait_for
 
 Launch = Callable[..., Any]
 

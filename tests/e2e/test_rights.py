@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Daemon, wait_for
+from e2e_support import Daemon, wait_for
 
 CAPABILITIES = {"bpf": 39, "perfmon": 38, "sys_ptrace": 19, "dac_read_search": 2, "syslog": 34}
 NEEDED = {name: 1 << CAPABILITIES[name] for name in ("bpf", "perfmon", "sys_ptrace", "dac_read_search")}
@@ -93,21 +94,46 @@ def test_restart_keeps_the_pins_and_every_operation(
     assert set(pins(daemon)) >= kept
     gaps = """
         SELECT max(gap) AS gap FROM (
-          SELECT seq - lag(seq) OVER (PARTITION BY rank, comm ORDER BY seq) AS gap FROM comm.ops)"""
+          SELECT seq - lag(seq) OVER (PARTITION BY job, rank, comm ORDER BY seq) AS gap FROM comm.ops)"""
     first = daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"]
     wait_for("new operations", lambda: daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first)
     assert daemon.query(gaps)[0]["gap"] == 1
-    assert daemon.query("SELECT count(*) - count(DISTINCT (pid, comm, seq)) AS twice FROM comm.ops") == [{"twice": 0}]
+    assert daemon.query("SELECT count(*) - count(DISTINCT (pid, start_ns, comm, seq)) AS twice FROM comm.ops") == [
+        {"twice": 0}
+    ]
 
 
 def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
-    """The heartbeat is set back by 61 s instead of waiting a minute: it is all that the programs look at."""
-    from probing.daemon.bpf.session import Session
-
+    """The heartbeat is set back by 61 s instead of waiting for a minute: it is all that the programs look at."""
     daemon = make_daemon().start()
     torchrun("--steps", "1000000", "--delay-ms", "2")
     wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
     assert daemon.process is not None
-    for pid in [daemon.process.pid, *daemon.children()["probing.daemon.collector"]]:
+    # The supervisor first, so that nobody starts another collector.
+    for pid in (daemon.process.pid, *daemon.children()["probing.daemon.collector"]):
         os.kill(pid, signal.SIGKILL)
-    assert Session is not None
+    (control,) = (p for p in pins(daemon) if p.name == "map_control")
+    (loss,) = (p for p in pins(daemon) if p.name == "map_collectives_loss")
+
+    def pushed() -> int:
+        dump = json.loads(subprocess.check_output(["bpftool", "-j", "map", "dump", "pinned", str(loss)]))
+        return sum(cpu["value"]["pushed"] for entry in dump for cpu in entry["formatted"]["values"])
+
+    first = pushed()
+    wait_for("programs that still work without a daemon", lambda: pushed() > first)
+    late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
+    value = [f"{byte:#04x}" for byte in late.to_bytes(8, "little") + bytes(8)]
+    subprocess.check_call(["bpftool", "map", "update", "pinned", str(control), "key", *["0"] * 4, "value", *value])
+    silent = pushed()
+    runs = program_runs(daemon)
+    wait_for("programs that are run in vain", lambda: program_runs(daemon) > runs + 23)
+    assert pushed() == silent
+
+
+def program_runs(daemon: Daemon) -> int:
+    """How often the job called what a probe is on: the kernel's own count, for as long as this switches it on."""
+    (program,) = (p for p in pins(daemon) if p.name == "prog_gloo_execute")
+    Path("/proc/sys/kernel/bpf_stats_enabled").write_text("1")
+    return int(
+        json.loads(subprocess.check_output(["bpftool", "-j", "prog", "show", "pinned", str(program)])).get("run_cnt", 0)
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from conftest import EXAMPLE, Daemon, free_port, wait_for
+from e2e_support import EXAMPLE, Daemon, free_port, wait_for
 
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Daemon, wait_for
+from e2e_support import Daemon, wait_for
 
 from probing.api.tables import TABLES
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port, wait_for
 
 
 def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:

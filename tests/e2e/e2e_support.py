@@ -1,0 +1,170 @@
+"""A real daemon with its real rights, and what tests of it share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "train_ddp.py"
+JOBS = ROOT / "tests" / "jobs"
+BIN = Path(sys.executable).parent
+PATIENCE = 60.0
+
+
+def wait_for(what: str, check: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """The first true value of ``check``; the test fails when ``timeout`` seconds pass without one."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout:.0f} s in vain for {what}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Daemon:
+    """``probingd run`` with its own instance, socket and state directory."""
+
+    def __init__(self, base: Path, name: str, *extra: str) -> None:
+        self.name = name
+        self.base = base
+        self.socket = base / f"{name}.sock"
+        self.state = base / f"{name}.state"
+        self.config = base / f"{name}.toml"
+        self.instance = f"e2e-{os.getpid()}-{name}"
+        self.extra = extra
+        self.log = base / f"{name}.log"
+        self.process: subprocess.Popen[str] | None = None
+        if not self.config.exists():
+            self.config.write_text(f'instance = "{self.instance}"\n')
+
+    @property
+    def target(self) -> str:
+        return f"unix:{self.socket}"
+
+    @property
+    def argv(self) -> list[str]:
+        return [
+            str(BIN / "probingd"), "run", "--config", str(self.config), "--state-dir", str(self.state),
+            "--socket", str(self.socket), "--node-name", self.name, *self.extra,
+        ]  # fmt: skip
+
+    def spawn(self) -> None:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self.argv, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True
+            )
+
+    def start(self) -> Daemon:
+        self.spawn()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            readable, _, _ = select.select([self.process.stdout], [], [], 0.5)
+            if readable:
+                line = self.process.stdout.readline()
+                if line == "ready\n":
+                    return
+                if not line:
+                    break
+        pytest.fail(f"the daemon did not become ready:\n{self.log.read_text()[-4000:]}")
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> int:
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+            self.process = None
+        return code
+
+    def children(self) -> dict[str, list[int]]:
+        """Pids of the daemon's own processes by module name."""
+        assert self.process is not None
+        found: dict[str, list[int]] = {}
+        for pid in family(self.process.pid):
+            with contextlib.suppress(OSError):
+                argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"-m" in argv:
+                    module = argv[argv.index(b"-m") + 1].decode()
+                    found.setdefault(module, []).append(pid)
+        return found
+
+    def ctl(self, *args: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(BIN / "probingctl"), "-t", self.target, *args], capture_output=True, text=True, timeout=PATIENCE
+        )
+        if check is not None:
+            assert done.returncode == check, (
+                f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.tail()}"
+            )
+        return done
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.ctl("-f", "json", *args).stdout)
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        rows = self.json("query", sql)
+        assert isinstance(rows, list)
+        return rows
+
+    def tail(self) -> str:
+        return self.log.read_text()[-3000:]
+
+
+def directory_for_daemons() -> Iterator[Path]:
+    """A directory that the daemon's users may enter, with a path short enough for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="probingd-e2e-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(daemon: Daemon) -> None:
+    daemon.stop()
+    subprocess.run([str(BIN / "probingd"), "cleanup", "--instance", daemon.instance], check=False, capture_output=True)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants: torchrun puts its ranks into sessions of their own."""
+    found, pending = [], [pid]
+    while pending:
+        current = pending.pop()
+        with contextlib.suppress(OSError):
+            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
+            found.append(current)
+    return found
