@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,14 +42,15 @@ READ_TIMEOUT_S = 1.0
 # When a Python that may still become a trainer is looked at again, s after the look before.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S = 30.0
+# How often a process is looked at for its Python version alone.
+MAX_LOOKS = 10
 # When one that could not be read is tried again; a quarantined one is refused at once until its time is over.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def _no_version(_pid: int, _start_ns: int) -> str | None:
-    return None
+def _no_version(_pid: int, _start_ns: int) -> str:
+    return ""
 
 
 def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
@@ -73,7 +74,7 @@ class Discovery:
         clock: Clock,
         node: str,
         *,
-        python_version: Callable[[int, int], str | None] = _no_version,
+        python_version: Callable[[int, int], str] = _no_version,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         rescan_s: float = 10.0,
         grace_s: float = 1.0,
@@ -98,6 +99,8 @@ class Discovery:
         self._scanned = threading.Event()
         self._thread: threading.Thread | None = None
         self._executor: ThreadPoolExecutor | None = None
+        # Finding a Python's version takes several reads: it must not keep others from being identified.
+        self._versions: ThreadPoolExecutor | None = None
         # Of the thread only: when to look at which process, what is being read, what needs no look.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
@@ -112,6 +115,7 @@ class Discovery:
         """Begin with a scan of all processes; ``scanned`` tells when it is done."""
         self._stopped = False
         self._executor = ThreadPoolExecutor(self._readers.size, thread_name_prefix="identity")
+        self._versions = ThreadPoolExecutor(1, thread_name_prefix="version")
         self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
         self._thread.start()
 
@@ -120,8 +124,9 @@ class Discovery:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(10)
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        for executor in (self._executor, self._versions):
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=True)
 
     def scanned(self, timeout: float) -> bool:
         """Wait until all processes that lived at the start were looked at; False: not within ``timeout`` seconds."""
@@ -298,9 +303,11 @@ class Discovery:
                 changed = self._registry.note_backends(key, *values)
             else:
                 changed = self._registry.note_ranks(key, *values)
-        if kind == "python" and values == (None,):
-            # It may only have begun: the next look asks again.
+        if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
+            # It may only have begun, or was slow to read: the next look asks again.
             self._versioned.discard(key)
+            self._wanted.add(key[0])
+            self._agenda.add(key[0], AGAIN_S[min(self._looks[key], len(AGAIN_S)) - 1])
         self._tell(changed)
 
     def _replaced(self, pid: int, start_ns: int) -> None:
@@ -336,19 +343,16 @@ class Discovery:
 
     def _read(self, keys: Iterable[Key], settle: float = BATCH_S) -> None:
         """Find out about processes, several at once; what takes longer than ``settle`` seconds comes as an event."""
+        assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
-            self._reading[key] = self._submit(self._identify, key)
+            self._reading[key] = self._executor.submit(self._identify, key)
         wait([self._reading[key] for key in fresh], timeout=settle)
         done = [key for key in fresh if self._reading[key].done()]
         for key in fresh:
             if key not in done:
                 self._reading[key].add_done_callback(lambda _, key=key: self._post("facts", key))  # type: ignore[misc]
         self._take(done)
-
-    def _submit(self, work: Callable[[Key], T], key: Key) -> Future[T]:
-        assert self._executor is not None
-        return self._executor.submit(work, key)
 
     def _identify(self, key: Key) -> Facts:
         answer = self._readers.call("identity", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S)
@@ -415,7 +419,8 @@ class Discovery:
         looks = self._looks[key] = self._looks.get(key, 0) + 1
         if process is not None and facts.python and key not in self._versioned:
             self._versioned.add(key)
-            self._submit(self._find_version, key)
+            assert self._versions is not None
+            self._versions.submit(self._find_version, key)
         if not settled(facts, process):
             delay = AGAIN_S[looks - 1] if looks <= len(AGAIN_S) else RARELY_S
             near = process is not None or facts.framework
@@ -423,11 +428,11 @@ class Discovery:
             self._agenda.add(facts.pid, min(delay, 5.0) if near else delay)
 
     def _find_version(self, key: Key) -> None:
+        version: str | None = None
         try:
             version = self._python_version(*key)
         except ProbingError as e:
             _log.info("the Python of process %d is not known: %s", key[0], e.message)
-            version = None
         self._post("python", key, version)
 
     def _ended(self, key: Key, status: int | None, mono_ns: int | None) -> None:

@@ -117,7 +117,7 @@ class Registry:
     def note_python(self, key: Key, version: str | None) -> list[Process]:
         """Its CPython version, for one that is watched."""
         process = self._watched.get(key)
-        if process is None or version is None:
+        if process is None or not version:
             return []
         self._pythons[key] = version
         if process.python == version:
