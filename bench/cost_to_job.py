@@ -48,9 +48,23 @@ class Steps:
 def py_spy(pids: list[int], folder: Path) -> Iterator[None]:
     running = [
         subprocess.Popen(
-            [BIN / "py-spy", "record", "--rate", "100", "--nonblocking", "-d", "3600", "-f", "raw",
-             "-o", folder / f"{pid}.txt", "-p", str(pid)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [
+                BIN / "py-spy",
+                "record",
+                "--rate",
+                "100",
+                "--nonblocking",
+                "-d",
+                "3600",
+                "-f",
+                "raw",
+                "-o",
+                folder / f"{pid}.txt",
+                "-p",
+                str(pid),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )  # fmt: skip
         for pid in pids
     ]

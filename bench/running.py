@@ -70,7 +70,9 @@ class BenchDaemon:
 
 
 @contextlib.contextmanager
-def job(*argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+def job(
+    *argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One process a rank, with the environment of a launcher; killed at the end."""
     port = str(free_port())
     started = []

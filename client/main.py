@@ -13,7 +13,7 @@ import typer
 from probing.api.errors import InternalError, ProbingError, UsageError
 from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token
 
-__all__ = ("main",)
+__all__ = ("main", "nccl", "nodes", "pause", "ps", "query", "stacks", "status", "tables", "top", "version")
 
 _EPILOG = "The options above may stand before or after the command."
 # Which click typer brings along differs by its version.

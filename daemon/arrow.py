@@ -22,9 +22,9 @@ def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     if isinstance(kind, pa.DictionaryType):
-        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
-    array: pa.Array[Any] = pa.array(values, kind)
-    return array
+        array: pa.Array[Any] = pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+        return array
+    return pa.array(values, kind)
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:

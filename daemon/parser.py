@@ -24,8 +24,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from probing.api.errors import InternalError, ProbingError, UnsupportedTarget, UsageError
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.query.sandbox import confine, limit
 from probing.daemon.reader import end_on_hangup
+from probing.daemon.sandbox import confine, limit
 
 __all__ = ("main", "serve")
 

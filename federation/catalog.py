@@ -14,7 +14,16 @@ from probing.api.errors import NotFound
 from probing.api.tables import TABLES
 from probing.federation.errors import from_duckdb
 
-__all__ = ("Catalog", "Columns", "api_catalog", "create_table", "open_database", "quoted", "same_types")
+__all__ = (
+    "Catalog",
+    "Columns",
+    "api_catalog",
+    "create_table",
+    "open_database",
+    "quoted",
+    "quoted_column",
+    "same_types",
+)
 
 Columns = tuple[tuple[str, str], ...]
 

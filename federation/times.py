@@ -8,6 +8,7 @@ who binds the query and runs its last step.
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from sqlglot import exp
 
@@ -15,11 +16,13 @@ from probing.federation.dialect import expression
 
 __all__ = ("fix_times",)
 
+_Tree = TypeVar("_Tree", bound=exp.Expr)
+
 _NOW = frozenset({"now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp"})
 _TIME_OF_DAY = frozenset({"get_current_time", "current_localtime"})
 
 
-def fix_times(root: exp.Query, now_ns: int) -> exp.Query:
+def fix_times(root: _Tree, now_ns: int) -> _Tree:
     """``root`` with ``now_ns`` (UTC ns) for every word that means the present, and without zoned times."""
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"

@@ -11,9 +11,8 @@ __all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS")
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
 # Bytes that busbw formulas count (nccl-tests doc/PERFORMANCE.md): a rank's for all_reduce, the whole for the gathers.
-_MOVED = (
-    "bytes * CASE WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN comm_size ELSE 1 END"
-)
+# `bytes` is what this rank contributes: the whole of reduce_scatter, all_to_all and the root's scatter.
+_MOVED = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
 _BUS_FACTOR = (
     "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
@@ -93,7 +92,11 @@ _OPS_COLUMNS = (
     ),
     Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format("done_hi_ns")),
     Column("timing_source", NAME, "How completion is known: exact, sync, watchdog, enqueue_only or ras."),
-    Column("state", NAME, "done, failed, or abandoned: its process ended, or its completion can no longer be seen."),
+    Column(
+        "state",
+        NAME,
+        "done, failed, or abandoned (its end was missed: the process ended, say); NULL where no end is seen.",
+    ),
     Column("error", TEXT, "What the library reported, for state failed."),
     Column("step", I64, "Training step the operation belongs to; NULL when not known."),
     Column("duration_ns", I64, "From start to completion, ns; NULL unless timing_source is exact.", _DURATION),

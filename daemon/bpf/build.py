@@ -15,7 +15,7 @@ from pathlib import Path
 
 from probing.api.errors import ConfigError, ProbingError
 
-__all__ = ("build", "compile_object")
+__all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
 # v2: what the verifier of 5.10 takes; v3 would let atomics that fetch slip in, which need 5.12.

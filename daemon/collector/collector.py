@@ -27,12 +27,13 @@ from probing.daemon.collector.settings import limits_of, user_number
 from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState, Status
 from probing.daemon.collector.symbols import symbols_by
+from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, Loss
 from probing.daemon.store.store import Store
 
 __all__ = ("Collector",)
@@ -129,7 +130,7 @@ class Collector:
             {RING: self._collectives.assemble, "lifecycle": lifecycle.assemble},
             self._outbox,
             self._clock,
-            each_cycle=(lifecycle.read_mappings, self._tick),
+            each_look=(lifecycle.read_mappings, self._tick),
             lost=lambda: self._losses.lost,
         )
         self._losses = LossMeter(
@@ -140,6 +141,7 @@ class Collector:
             self._config.probes.hit_budget,
             self._loop.resume(),
             self._store.take_losses,
+            self._collectives.abandon_before,
         )
         self._cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits)
 
@@ -156,6 +158,7 @@ class Collector:
         control.start()
         self._undo.callback(control.stop)
         self._collectives.start()
+        self._take_over()
         self._libraries.start()
         self._discovery.restore(self._store.rows("process.events"))
         self._discovery.start()
@@ -176,7 +179,21 @@ class Collector:
         wanted = self._asked_to_pause or (self._runtime / "pause").exists()
         if wanted != self._session.paused:
             self._session.pause(wanted)
+            # What ends while the programs sleep is not seen to end.
+            self._collectives.abandon_before(self._clock.pair().mono_ns)
         self._session.heartbeat()
+
+    def _take_over(self) -> None:
+        pair = self._clock.pair()
+        if self._session.blind:
+            since, until = (t + pair.mono_to_utc_ns for t in self._session.blind)
+            reason = "no daemon ran for longer than a minute, and the programs slept"
+            self._outbox.lost(Loss(RING, "comm.ops", "kernel", reason, since, until))
+        record = self._session.rings[RING].record
+        for foreign in self._session.foreign:
+            take_over(
+                foreign, RING, "operations", record, self._collectives.assemble, self._store, self._outbox, self._clock
+            )
 
     def _tick(self) -> None:
         self._losses.tick()
@@ -207,10 +224,12 @@ class Collector:
             "pause": self._pause,
         }
 
-    def _take_snapshot(self, _: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def _take_snapshot(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         self._loop.flush()
         snapshot = self._store.snapshot()
         self._held().add(snapshot["generation"])
+        if names := request.get("tables"):
+            snapshot["tables"] = {name: files for name, files in snapshot["tables"].items() if name in names}
         return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
 
     def _release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

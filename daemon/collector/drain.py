@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -21,11 +22,16 @@ from probing.daemon.collector.outbox import Outbox
 
 __all__ = ("Assemble", "DrainLoop", "Log", "Positions")
 
-# How long finished operations may wait in a ring, s: short enough for people, long enough to cost nothing at rest.
-PERIOD = 0.05
+# How often the loop looks whether there is work, s: a look is cheap.
+LOOK_S = 0.05
+# How long finished operations may wait in a ring, s: a drain costs about the same for one record and for a thousand, so
+# it waits for a few. Whoever asks for rows has the rings drained first.
+REST_S = 0.5
+# A ring that is so full is drained at once.
+FULL_SHARE = 8
 MAX_DRAIN_BYTES = 16 << 20
-# Cycles between two collections of garbage: the collector is frozen and switched off, so this is the only one.
-GC_CYCLES = 1200
+# Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
+GC_LOOKS = 1200
 Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 Positions = dict[str, dict[str, Any]]
 
@@ -38,7 +44,7 @@ class Log(Protocol):
 
 
 class DrainLoop:
-    """One thread. ``assemble`` has one function a ring; ``each_cycle`` are called before the rings are read."""
+    """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look."""
 
     def __init__(
         self,
@@ -47,7 +53,7 @@ class DrainLoop:
         assemble: Mapping[str, Assemble],
         outbox: Outbox,
         clock: Clock,
-        each_cycle: Iterable[Callable[[], None]] = (),
+        each_look: Iterable[Callable[[], None]] = (),
         lost: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._log = log
@@ -55,12 +61,13 @@ class DrainLoop:
         self._assemble = dict(assemble)
         self._outbox = outbox
         self._clock = clock
-        self._each_cycle = tuple(each_cycle)
+        self._each_look = tuple(each_look)
         self._lost = lost
         self._positions: Positions = {}
         self._wake = threading.Event()
         self._stopped = False
         self._cycles = 0
+        self._drained = 0.0
         self._done = threading.Condition()
         self.failure: str | None = None
 
@@ -75,18 +82,19 @@ class DrainLoop:
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
     def run(self) -> None:
-        """Cycle until ``stop``. An error of the store is kept as ``failure`` and the cycle tried again."""
+        """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
+        looks = 0
         while not self._stopped:
-            self._wake.wait(PERIOD)
+            asked = self._wake.wait(LOOK_S)
             self._wake.clear()
-            try:
-                while self.once() >= MAX_DRAIN_BYTES // 4:
-                    pass
-                self.failure = None
-            except StoreError as e:
-                self.failure = e.message
-            self._tick()
-        self._drain_rest()
+            for step in self._each_look:
+                step()
+            if asked or self._due():
+                self._drain()
+            looks += 1
+            if looks % GC_LOOKS == 0:
+                gc.collect()
+        self._drain()
 
     def stop(self) -> None:
         self._stopped = True
@@ -102,8 +110,6 @@ class DrainLoop:
 
     def once(self) -> int:
         """One cycle. The bytes that the rings held. Raises StoreError; then nothing was committed."""
-        for step in self._each_cycle:
-            step()
         pair = self._clock.pair()
         batches = self._outbox.take()
         try:
@@ -141,19 +147,22 @@ class DrainLoop:
             self._rings[name].commit(end)
         return size
 
-    def _drain_rest(self) -> None:
+    def _due(self) -> bool:
+        if time.monotonic() - self._drained >= REST_S:
+            return True
+        return any(ring.backlog * FULL_SHARE >= ring.size for ring in self._rings.values())
+
+    def _drain(self) -> None:
         try:
-            while self.once():
+            while self.once() >= MAX_DRAIN_BYTES // 4:
                 pass
+            self.failure = None
         except StoreError as e:
             self.failure = e.message
-
-    def _tick(self) -> None:
+        self._drained = time.monotonic()
         with self._done:
             self._cycles += 1
             self._done.notify_all()
-        if self._cycles % GC_CYCLES == 0:
-            gc.collect()
 
     def _nudge(self) -> int:
         self._wake.set()

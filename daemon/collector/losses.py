@@ -26,7 +26,10 @@ class CountingSession(Protocol):
 
 
 class LossMeter:
-    """``tick`` is called often and looks once a second. ``slots`` names what is counted under a probe's number."""
+    """``tick`` is called often and looks once a second. ``slots`` names what is counted under a probe's number.
+
+    ``also`` gives losses that others found; ``blinded`` is told the monotonic time up to which ends may be missed.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class LossMeter:
         budget: int,
         known_lost: Mapping[str, int],
         also: Callable[[], list[Loss]],
+        blinded: Callable[[int], object],
     ) -> None:
         self._session = session
         self._clock = clock
@@ -44,6 +48,7 @@ class LossMeter:
         self._slots = dict(slots)
         self._budget = budget
         self._also = also
+        self._blinded = blinded
         self._last = clock.pair()
         self._lost = dict(known_lost)
         self._refused = {name: c["refused"] for name, c in session.counters().items() if "refused" in c}
@@ -92,6 +97,7 @@ class LossMeter:
             reason = f"{name} was hit more than {self._budget} times a second and switched off"
             self._sink.lost(Loss("collectives", "comm.ops", "kernel", reason, since, now, more))
             self._refused[f"probe:{slot}"] = counts["refused"]
+            self._blinded(mono)
         if counts["off_ns"] and mono - counts["off_ns"] > BUDGET_REST_NS:
             self._session.set_budget(slot, self._budget)
 

@@ -21,7 +21,7 @@ from probing.daemon.nccl_uprobes.rows import Rows
 from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, Library, Placement, SymbolFinder, library_of
 from probing.daemon.source import Processes
 
-__all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
+__all__ = ("OBJECTS", "RING", "CollectivesSource", "Link", "Map", "Session", "replaced")
 
 OBJECTS = ("gloo", "nccl")
 """The BPF objects that the session has to hold."""

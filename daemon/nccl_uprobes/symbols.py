@@ -16,7 +16,7 @@ from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.elf import AARCH64, X86_64
 from probing.daemon.bpf.probe_points import probe_point
 
-__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "SymbolFinder", "library_of")
+__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "Symbol", "SymbolFinder", "library_of")
 
 # Probes are for the processes of this machine, whatever else a file may hold.
 _MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64

@@ -20,7 +20,7 @@ from probing.api.tables import TABLES
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.ranges import Range, time_ranges
-from probing.daemon.query.times import rewrite_times
+from probing.federation.times import fix_times
 
 __all__ = ("Checked", "check")
 
@@ -64,7 +64,7 @@ def check(sql: str, now_ns: int) -> Checked:
         # Pairs, not a dict: sqlglot holds nodes of equal text for equal.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table))]
         check_sizes(root)
-        root = rewrite_times(root, now_ns)
+        root = fix_times(root, now_ns)
         ranges = time_ranges(tables)
         printed = root.sql(dialect=DuckDB, comments=False, unsupported_level=ErrorLevel.RAISE)
     except RecursionError:

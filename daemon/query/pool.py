@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from probing.api.errors import QueryError, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 
-__all__ = ("WorkerPool")
+__all__ = ("WorkerPool",)
 
 # How soon a caller that went away is noticed.
 _GLANCE_MS = 50

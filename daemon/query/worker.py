@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from probing.api.errors import ProbingError
 from probing.daemon.config import Config
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.query.sandbox import confine, limit
+from probing.daemon.sandbox import confine, limit
 
 if TYPE_CHECKING:
     import duckdb

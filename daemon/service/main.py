@@ -55,7 +55,7 @@ def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> No
         name=config.node_name,
         version=version("probingd"),
         instance=config.instance,
-        address=config.listen or f"unix:{config.socket}",
+        address=config.listen or f"unix:{config.public_socket}",
         peers=config.cluster.peers,
     )
     live = live_tables(node.name, time.time_ns, node.members, lambda: collector.status(limits.control_s))

@@ -13,7 +13,7 @@ from processes_helpers import Listener, listening, wait_for
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.processes.pool import ParserPool
-from probing.daemon.query.sandbox import landlock_abi
+from probing.daemon.sandbox import landlock_abi
 
 PATIENCE = 30.0
 
@@ -93,7 +93,7 @@ def test_landlock_leaves_it_no_files(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
     program = (
-        "import sys; from probing.daemon.query.sandbox import confine; confine(());\n"
+        "import sys; from probing.daemon.sandbox import confine; confine(());\n"
         "try: open(sys.argv[1])\n"
         "except PermissionError: sys.exit(7)"
     )

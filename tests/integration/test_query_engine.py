@@ -25,7 +25,7 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import connect
 from probing.daemon.query.engine import End, Engine, Segment
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.sandbox import landlock_abi
+from probing.daemon.sandbox import landlock_abi
 from probing.daemon.store import Store
 
 NOW_NS = T0 + 60_000_000_000
@@ -418,7 +418,7 @@ def test_a_worker_can_open_only_the_state_directory(open_tmp_path: Path) -> None
     (open_tmp_path / "outside").write_text("1")
     script = f"""
 import json, os, socket, threading
-from probing.daemon.query.sandbox import confine
+from probing.daemon.sandbox import confine
 confine(["{open_tmp_path}/state"])
 out = {{}}
 def attempt(name, action):
