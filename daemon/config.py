@@ -86,6 +86,7 @@ class ProbesConfig:
     bpffs: str = _option("/sys/fs/bpf/probingd", "directory of the pins, on a BPF file system")
     force_fallback: bool = _option(False, "attach by perf events even where the kernel has uprobe_multi")
     hit_budget: int = _option(50_000, "hits a second at which a symbol's probe is switched off", 1)
+    recordings: str = _option("", "directory for recordings of what the rings held; empty: none are made")
 
 
 @dataclass(frozen=True)

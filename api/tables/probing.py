@@ -30,7 +30,7 @@ _LOSS_COLUMNS = (
     Column("source", NAME, "Source that lost rows."),
     Column("table_name", NAME, "Table whose rows are missing."),
     Column("stage", NAME, "Where: attach, kernel, ring, assembly, log or store."),
-    Column("reason", TEXT, "Why."),
+    Column("reason", TEXT, "Why the rows are missing."),
     Column("pid", I32, "Process concerned; NULL for all."),
     Column("ts_from", TIME, "Start of the interval in which rows may be missing, UTC."),
     Column("ts_to", TIME, "End of that interval, UTC."),

@@ -20,7 +20,7 @@ BACKTRACE = Table(
         Column("complete", BOOL, "False when the stack changed while it was read, or was cut."),
         Column("depth", I32, "0 is the innermost frame."),
         Column("ip", U64, "Address of the instruction or code object."),
-        Column("file", TEXT, "Source file."),
+        Column("file", TEXT, "Source file of the code."),
         Column("func", TEXT, "Qualified name of the function."),
         Column("lineno", I32, "Line that is being executed; NULL when the code has no line there."),
         Column("frame_type", NAME, "Python or Native."),

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from probing.api.errors import NotFound
+import numpy.typing as npt
+
+from probing.api.errors import ConfigError, NotFound
 from probing.daemon.arrow import ipc_bytes
 from probing.daemon.bpf.mmap_events import MmapWatch
+from probing.daemon.bpf.recording import Recorder
 from probing.daemon.bpf.session import Session
-from probing.daemon.clock import SystemClock
+from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import DrainLoop
@@ -132,6 +135,7 @@ class Collector:
             self._clock,
             each_look=(lifecycle.read_mappings, self._tick),
             lost=lambda: self._losses.lost,
+            record=self._recorder(),
         )
         self._losses = LossMeter(
             self._session,
@@ -144,6 +148,19 @@ class Collector:
             self._collectives.abandon_before,
         )
         self._cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits)
+
+    def _recorder(self) -> Callable[[str, ClockPair, npt.NDArray[Any]], None] | None:
+        folder = self._config.probes.recordings
+        if not folder:
+            return None
+        path = Path(folder) / f"rings-{self._clock.pair().real_ns}.recording"
+        try:
+            recorder = Recorder(path)
+        except OSError as e:
+            hint = "the directory must be there and belong to the collector's user"
+            raise ConfigError(f"no recording can be made at {path}: {e.strerror}", hint=hint) from e
+        self._undo.callback(recorder.close)
+        return recorder.write
 
     def _begin(self) -> None:
         status = self._status

@@ -44,7 +44,8 @@ class Log(Protocol):
 
 
 class DrainLoop:
-    """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look."""
+    """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look, and ``record``
+    with all that a ring held."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class DrainLoop:
         clock: Clock,
         each_look: Iterable[Callable[[], None]] = (),
         lost: Callable[[], Mapping[str, int]] = dict,
+        record: Callable[[str, ClockPair, npt.NDArray[Any]], None] | None = None,
     ) -> None:
         self._log = log
         self._rings = dict(rings)
@@ -63,6 +65,7 @@ class DrainLoop:
         self._clock = clock
         self._each_look = tuple(each_look)
         self._lost = lost
+        self._record = record
         self._positions: Positions = {}
         self._wake = threading.Event()
         self._stopped = False
@@ -129,6 +132,8 @@ class DrainLoop:
             if not len(records):
                 continue
             size += records.nbytes
+            if self._record is not None:
+                self._record(name, pair, records)
             ends[name] = end
             positions[name] = {
                 "boot_id": self._clock.boot_id,

@@ -205,3 +205,33 @@ def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path
     job.ranks[0].kill()
     abandoned = f"SELECT rank, op FROM comm.ops WHERE job = '{job.job}' AND state = 'abandoned'"
     assert wait_for("the end of the call", lambda: daemon.query(abandoned)) == [{"rank": 0, "op": "all_reduce"}]
+
+
+def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
+    """The road of kernels before 6.6: the collector has CAP_SYS_ADMIN there, and perf events carry the probes."""
+    daemon = make_daemon("n1", "--probes.force_fallback=true").start()
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.do("rounds 1")
+    assert_equal(daemon, job, job.calls())
+
+
+def test_a_recording_replays_to_the_same_rows(
+    make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path, base: Path
+) -> None:
+    from probing.daemon.collector.replay import replayed
+
+    folder = base / "recordings"
+    folder.mkdir()
+    folder.chmod(0o777)
+    daemon = make_daemon("n1", f"--probes.recordings={folder}").start()
+    job = DirectJob(run_job, tmp_path)
+    job.expect(b"ready")
+    job.do("rounds 1")
+    assert_equal(daemon, job, job.calls())
+    pids = {rank.pid for rank in job.ranks}
+    (path,) = folder.iterdir()
+    rows = [row for table, batch in replayed(path) if table == "comm.ops" for row in batch.to_pylist()]
+    # A recording has no identities, so the ranks are told apart by their place in the group.
+    found = Counter((r["comm_rank"], *(r[f] for f in FIELDS[1:])) for r in rows if r["pid"] in pids)
+    assert found == keys(job.calls())

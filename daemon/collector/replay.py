@@ -1,0 +1,49 @@
+"""A recording of the rings through assembly again, without BPF and without the processes.
+
+``python -m probing.daemon.collector.replay FILE`` counts the rows of each table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from probing.daemon.bpf import recording
+from probing.daemon.nccl_uprobes.rows import Rows
+from probing.daemon.nccl_uprobes.source import RING
+from probing.daemon.source import Identity
+from probing.daemon.supervisor.fatal import guard
+
+__all__ = ("Unknown", "main", "replayed")
+
+
+class Unknown:
+    """The ``Processes`` of a recording whose processes nobody knows."""
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:  # noqa: ARG002
+        return Identity(pid, start_ns, f"pid:{pid}", "", "other")
+
+
+def replayed(path: Path, node: str = "replay") -> Iterator[tuple[str, pa.RecordBatch]]:
+    """(table, batch) of all operations of a recording, in their order. Raises FormatError for a damaged file."""
+    rows = Rows(node, Unknown())
+    for drained in recording.replay(path):
+        if drained.ring == RING:
+            yield from rows.finished(drained.records, drained.clock).items()
+
+
+def main() -> int:
+    counts: Counter[str] = Counter()
+    for table, batch in replayed(Path(sys.argv[1])):
+        counts[table] += batch.num_rows
+    for table, count in sorted(counts.items()):
+        print(f"{table} {count}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard(main))
