@@ -76,7 +76,8 @@ def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    return Recipe((_filtered(f"count_if({_argument(call)})", condition),), _COUNTS)
+    # Unlike count it is a sum to DuckDB: NULL over no rows, and a HUGEINT.
+    return Recipe((_filtered(f"count_if({_argument(call)})", condition),), "sum({0})::HUGEINT")
 
 
 def _same(call: exp.Expr, condition: exp.Expr | None) -> Recipe:

@@ -56,6 +56,7 @@ def _library() -> Any:
         "bpf_map__type": (integer, [pointer]),
         "bpf_map__is_internal": (ctypes.c_bool, [pointer]),
         "bpf_map__set_pin_path": (integer, [pointer, text]),
+        "bpf_map__set_max_entries": (integer, [pointer, ctypes.c_uint32]),
         "bpf_map__initial_value": (pointer, [pointer, ctypes.POINTER(size)]),
         "bpf_program__name": (text, [pointer]),
         "bpf_program__fd": (integer, [pointer]),
@@ -145,6 +146,11 @@ class Object:
         """At loading, take the map pinned at ``path``, or make it and pin it there."""
         if self._lib.bpf_map__set_pin_path(self._maps[name], os.fsencode(path)):
             raise AttachError(f"{self.name}: map {name} cannot be pinned at {path}")
+
+    def resize(self, name: str, entries: int) -> None:
+        """Entries of a map, bytes of a ring (a power of two and of pages). Before loading."""
+        if self._lib.bpf_map__set_max_entries(self._maps[name], entries):
+            raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
 
     def load(self) -> None:
         """Raises AttachError with the verifier's last words, PrivilegeError where a right is missing."""

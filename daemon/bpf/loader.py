@@ -58,9 +58,15 @@ class Loader:
     """The objects of one session. ``path`` is the folder of their layout: other code or constants, other folder."""
 
     def __init__(
-        self, folder: Path, sources: Mapping[str, bytes], features: Features, constants: Mapping[str, int]
+        self,
+        folder: Path,
+        sources: Mapping[str, bytes],
+        features: Features,
+        constants: Mapping[str, int],
+        sizes: Mapping[str, int],
     ) -> None:
         self.features = features
+        self._sizes = sizes
         self._sources = sources
         self._owner: dict[str, str] = {}
         self._constants = {
@@ -74,7 +80,8 @@ class Loader:
         digest = hashlib.sha256(_FORMAT.encode())
         for name, data in sorted(self._sources.items()):
             digest.update(f"{name}:{len(data)}:".encode() + data)
-        digest.update(repr((sorted(self._constants.items()), sorted(asdict(self.features).items()))).encode())
+        settings = (self._constants, asdict(self.features), self._sizes)
+        digest.update(repr([sorted(group.items()) for group in settings]).encode())
         return digest.hexdigest()[:16]
 
     def pin(self, kind: str, name: str) -> Path:
@@ -128,6 +135,8 @@ class Loader:
                 found.set_attach_type(program, syscalls.UPROBE_MULTI)
         for map_name in found.maps:
             found.pin_map(map_name, self.pin("map", map_name))
+            if map_name in self._sizes:
+                found.resize(map_name, self._sizes[map_name])
 
     def _collect(self, found: Object, loaded: Loaded) -> None:
         loaded.sections.update(found.sections)

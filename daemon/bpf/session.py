@@ -57,11 +57,13 @@ class Session:
         fallback: bool = False,
         constants: Mapping[str, int] | None = None,
         features: Features | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> Session:
         """Load ``objects`` (names of built objects, or paths) or adopt them, attach their tracepoints, and beat once.
 
         ``fallback`` takes the road of kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
-        sets ``const volatile`` variables. Raises AttachError, PrivilegeError, StateLocked, NotFound.
+        sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries of maps. Raises AttachError,
+        PrivilegeError, StateLocked, NotFound.
         """
         found = features or detect()
         if fallback or os.environ.get("PROBINGD_FORCE_FALLBACK") == "1":
@@ -73,7 +75,7 @@ class Session:
         own = ["identity"] if found.real_inode and found.test_run else []
         sources = dict(read_object(name, found) for name in (*objects, *own))
         folder = pins.prepare(instance, pin_root)
-        session = cls(folder, Loader(folder, sources, found, constants or {}))
+        session = cls(folder, Loader(folder, sources, found, constants or {}, sizes or {}))
         try:
             session._start()
         except PermissionError as e:

@@ -26,7 +26,7 @@ from probing.daemon.collector.libraries import LibraryWatch, process_now
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.outbox import Outbox
-from probing.daemon.collector.settings import limits_of, user_number
+from probing.daemon.collector.settings import limits_of, ring_size, user_number
 from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState, Status
 from probing.daemon.collector.symbols import symbols_by
@@ -96,6 +96,7 @@ class Collector:
             ["lifecycle", *OBJECTS],
             pin_root=Path(self._config.probes.bpffs),
             fallback=self._config.probes.force_fallback,
+            sizes={RING: ring_size(self._config)},
         )
         undo.callback(self._session.close, True)
         readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)

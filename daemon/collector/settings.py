@@ -8,7 +8,7 @@ from probing.api.errors import ConfigError
 from probing.daemon.config import Config
 from probing.daemon.store.retention import StoreLimits
 
-__all__ = ("limits_of", "user_number")
+__all__ = ("limits_of", "ring_size", "user_number")
 
 _DAY_S = 86_400.0
 
@@ -22,6 +22,14 @@ def limits_of(config: Config) -> StoreLimits:
         part_bytes=store.part_bytes,
         sync_interval_s=store.sync_interval_s,
     )
+
+
+def ring_size(config: Config) -> int:
+    """Bytes of the ring of collectives. Raises ConfigError for what the kernel would refuse."""
+    size = config.probes.ring_bytes
+    if size & (size - 1):
+        raise ConfigError(f"probes.ring_bytes is {size}", hint=f"a power of two, for example {1 << size.bit_length()}")
+    return size
 
 
 def user_number(user: str) -> int:

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from probing.client.cluster import Cluster
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 JOBS = ROOT / "tests" / "jobs"
@@ -140,6 +142,12 @@ class Daemon:
     def query(self, sql: str) -> list[dict[str, Any]]:
         rows = self.json("query", sql)
         assert isinstance(rows, list)
+        return rows
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        """As ``query``, through the Python client: for many rows."""
+        with Cluster(self.target) as cluster:
+            rows: list[dict[str, Any]] = cluster.query(sql).to_pylist()
         return rows
 
     def tail(self) -> str:

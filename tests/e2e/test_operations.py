@@ -69,7 +69,11 @@ class DirectJob:
             assert rank.wait(60) == 0
 
     def calls(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for path in self.lists for line in path.read_text().splitlines()]
+        """What the job wrote down so far; a line that is being written is left out."""
+        return [json.loads(line) for path in self.lists for line in path.read_text().split("\n")[:-1]]
+
+    def written(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self.lists)
 
 
 def keys(rows: list[dict[str, Any]]) -> Counter[Key]:
@@ -77,7 +81,7 @@ def keys(rows: list[dict[str, Any]]) -> Counter[Key]:
 
 
 def seen(daemon: Daemon, job: DirectJob, condition: str = "true") -> list[dict[str, Any]]:
-    return daemon.query(
+    return daemon.rows(
         f"SELECT {', '.join(FIELDS)} FROM comm.ops WHERE job = '{job.job}' AND state = 'done' AND {condition}"
     )
 
@@ -158,36 +162,40 @@ def test_a_torch_never_seen_before(
 
 
 def test_twenty_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
+    """Under load that never pauses, with operations in flight at each kill."""
     chooser = random.Random(23)
     job = DirectJob(run_job, tmp_path)
     job.expect(b"ready")
     job.tell("stream")
-    written = 0
+    written, verified = 0, 0
     for _ in range(20):
         # A kill comes at a random point of the load, counted in calls of the job.
         goal = written + chooser.randrange(50, 500)
-        wait_for("calls of the job", lambda goal=goal: sum(p.read_bytes().count(b"\n") for p in job.lists) > goal)
+        wait_for("calls of the job", lambda goal=goal: job.written() > goal)
         (pid,) = wait_for("the collector", lambda: daemon.children().get("probing.daemon.collector"))
         os.kill(pid, signal.SIGKILL)
-        wait_for(
-            "the next collector",
-            lambda pid=pid: (
-                daemon.children().get("probing.daemon.collector", [pid]) != [pid]
-                and daemon.ctl("status", check=None).returncode == 0
-                and daemon.json("status")["state"] == "running"
-            ),
-        )
-        written = sum(p.read_bytes().count(b"\n") for p in job.lists)
-        # Up to here: what the job had called when the collector answered again, less what is still in flight.
-        calls = keys(job.calls())
-        found = keys(seen(daemon, job))
-        assert all(count == 1 for count in found.values())
-        missing = calls - found
-        wait_for("what was in flight", lambda missing=missing: not missing - keys(seen(daemon, job)))
+        wait_for("the next collector", lambda pid=pid: is_replaced(daemon, pid))
+        written = job.written()
+        # All that was called by now is there once, when it is done. What earlier rounds saw is not looked at again.
+        calls = [c for c in job.calls() if c["seq"] > verified]
+        expected, condition = keys(calls), f"seq > {verified}"
+        wait_for("what was in flight", lambda e=expected, c=condition: not e - keys(seen(daemon, job, c)))
+        assert max(keys(seen(daemon, job, condition)).values()) == 1
+        verified = min(max(c["seq"] for c in calls if (c["rank"], c["comm"]) == key) for key in places(calls))
     # Any line ends the stream, and is then a command of its own that does nothing.
     job.do("stop")
     job.expect(b"done")
     assert_equal(daemon, job, job.calls())
+
+
+def places(calls: list[dict[str, Any]]) -> set[tuple[int, str]]:
+    return {(c["rank"], c["comm"]) for c in calls}
+
+
+def is_replaced(daemon: Daemon, pid: int) -> bool:
+    now = daemon.children().get("probing.daemon.collector", [pid])
+    done = daemon.ctl("-f", "json", "status", check=None)
+    return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
 
 
 def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
