@@ -88,7 +88,7 @@ _OPS_COLUMNS = (
         "t_done_lo",
         TIME,
         "The work was certainly not finished before this time, UTC.",
-        _AFTER_CALL.format("coalesce(done_lo_ns, done_hi_ns)"),
+        _AFTER_CALL.format("CASE WHEN timing_source = 'exact' THEN done_hi_ns ELSE done_lo_ns END"),
     ),
     Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format("done_hi_ns")),
     Column("timing_source", NAME, "How completion is known: exact, sync, watchdog, enqueue_only or ras."),

@@ -91,7 +91,6 @@ def test_a_finished_all_reduce(dtype: np.dtype[Any]) -> None:
         "timing_source": "exact",
         "state": "done",
         "start_ns_after": 10,
-        "done_lo_ns": 50,
         "done_hi_ns": 50,
     }
     assert row == {**dict.fromkeys(table_named("comm.ops").physical.names), **expected}
