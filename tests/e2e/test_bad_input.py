@@ -60,24 +60,29 @@ def test_state_directory_not_writable(base: Path) -> None:
     assert_error(run_daemon(daemon), 1, "/proc/nowhere")
 
 
-def test_state_directory_full(base: Path, make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon()
+def test_state_directory_full(make_daemon: MakeDaemon, run_job: Callable[..., Any]) -> None:
+    """It starts, says so, waits with what it has, and goes on by itself once there is space."""
+    daemon = make_daemon("n1", "--store.keep_free_bytes=0")
     daemon.state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "none", str(daemon.state)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "none", str(daemon.state)], check=True)
+    filler = daemon.state / "filler"
     try:
-        (daemon.state / "filler").write_bytes(b"x" * 8192)
-        done = subprocess.run(["dd", "if=/dev/zero", f"of={daemon.state}/filler2"], capture_output=True)
-        assert b"No space" in done.stderr
+        done = subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4096"], capture_output=True, text=True)
+        assert "No space" in done.stderr
         daemon.start()
-        status = daemon.json("status")
-        assert status["state"] == "degraded"
-        assert "space" in status["reason"]
-        # It heals by itself.
-        (daemon.state / "filler").unlink()
-        (daemon.state / "filler2").unlink()
+        env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29998"}
+        job = run_job(sys.executable, "-c", "input()", env=env, stdin=subprocess.PIPE)
+        status = wait_for(
+            "the lack of space to be told", lambda: (s := daemon.json("status"))["state"] == "degraded" and s
+        )
+        assert "full" in status["reason"]
+        filler.unlink()
         wait_for("the daemon to heal", lambda: daemon.json("status")["state"] == "running")
-        daemon.stop()
+        # What happened while nothing could be written is there.
+        started = f"SELECT pid FROM process.events WHERE event = 'start' AND pid = {job.pid}"
+        wait_for("the start of the process", lambda: daemon.query(started))
     finally:
+        daemon.stop()
         subprocess.run(["umount", str(daemon.state)], check=True)
 
 
