@@ -84,6 +84,11 @@ class Collector:
 
     def start(self) -> None:
         undo = self._undo
+        # First, so that their processes start while the store is recovered and the programs are loaded.
+        readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
+        undo.callback(readers.close)
+        parsers = ParserPool(str(self._runtime / "parser.sock"))
+        undo.callback(parsers.close)
         self._store = Store.open(
             self._config.state_dir, node=self._node, clock=self._clock, limits=limits_of(self._config)
         )
@@ -99,10 +104,6 @@ class Collector:
             sizes={RING: ring_size(self._config)},
         )
         undo.callback(self._session.close, True)
-        readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
-        undo.callback(readers.close)
-        parsers = ParserPool(str(self._runtime / "parser.sock"))
-        undo.callback(parsers.close)
         self._stacks = PythonStacks(readers, parsers)
         undo.callback(self._stacks.close)
         self._make_sources(readers, parsers)

@@ -29,7 +29,7 @@ LOOK_S = 0.05
 REST_S = 0.5
 # A ring that is so full is drained at once.
 FULL_SHARE = 8
-MAX_DRAIN_BYTES = 16 << 20
+MAX_DRAIN_BYTES = 4 << 20
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
 Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
@@ -159,7 +159,7 @@ class DrainLoop:
 
     def _drain(self) -> None:
         try:
-            while self.once() >= MAX_DRAIN_BYTES // 4:
+            while self.once() >= MAX_DRAIN_BYTES // 2:
                 pass
             self.failure = None
         except StoreError as e:
