@@ -62,7 +62,7 @@ demo: install ## a real training, watched
 	$(HOST) examples/demo.sh
 
 bench: install ## the figures of docs/benchmarks.md
-	$(HOST) $(PYTHON) -m bench
+	$(HOST) $(PYTHON) -m bench $(BENCH)
 
 clean: ## all that make made in the checkout
 	rm -rf .venv .build build dist *.egg-info daemon/bpf/*.bpf.o

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from probing.api.errors import ConfigError, NotFound
+from probing.api.errors import ConfigError, InternalError, NotFound
 from probing.daemon.arrow import ipc_bytes
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.recording import Recorder
@@ -181,9 +181,9 @@ class Collector:
         self._libraries.start()
         self._discovery.restore(self._store.rows("process.events"))
         self._discovery.start()
-        thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
-        thread.start()
-        self._undo.callback(thread.join)
+        self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
+        self._drain_thread.start()
+        self._undo.callback(self._drain_thread.join)
         self._undo.callback(self._loop.stop)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
         self._discovery.scanned(SCAN_TIMEOUT_S)
@@ -194,7 +194,12 @@ class Collector:
         self._undo.close()
 
     def check(self) -> None:
-        """Now and then: the heartbeat of the programs, and the file that pauses everything."""
+        """Now and then: the heartbeat of the programs, and the file that pauses everything.
+
+        Raises InternalError when the rings are not drained any more: a fresh collector goes on where this one stopped.
+        """
+        if not self._drain_thread.is_alive():
+            raise InternalError("the rings are not drained any more")
         wanted = self._asked_to_pause or (self._runtime / "pause").exists()
         if wanted != self._session.paused:
             self._session.pause(wanted)

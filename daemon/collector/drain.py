@@ -7,6 +7,7 @@ position: a restarted collector goes on from the log's word, not from the ring's
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from probing.api.errors import ProbingError, StoreError
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.outbox import Outbox
+from probing.daemon.source import Loss
 
 __all__ = ("Assemble", "DrainLoop", "Log", "Positions")
 
@@ -32,6 +34,7 @@ FULL_SHARE = 8
 MAX_DRAIN_BYTES = 4 << 20
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
+_log = logging.getLogger(__name__)
 Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 Positions = dict[str, dict[str, Any]]
 
@@ -141,7 +144,7 @@ class DrainLoop:
                 "position": end,
                 "lost": lost.get(name, 0),
             }
-            for table, batch in self._assemble[name](records, pair).items():
+            for table, batch in self._assembled(name, records, pair).items():
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._outbox.rows[table] += batch.num_rows
@@ -151,6 +154,15 @@ class DrainLoop:
         for name, end in ends.items():
             self._rings[name].commit(end)
         return size
+
+    def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        try:
+            return self._assemble[name](records, pair)
+        except Exception as e:  # these records would fail again and again, and hold up all that come after them
+            _log.exception("%d records of ring %s cannot be assembled", len(records), name)
+            reason = f"{type(e).__name__} in assembly"
+            self._outbox.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
+            return {}
 
     def _due(self) -> bool:
         if time.monotonic() - self._drained >= REST_S:

@@ -94,7 +94,7 @@ class LibraryWatch:
             try:
                 job()
             except ProbingError as e:
-                _log.info("a library could not be attached: %s", e.message)
+                _log.debug("a library could not be attached: %s", e.message)
             except Exception:  # one strange process must not end the watch
                 _log.exception("looking for libraries failed")
 

@@ -1,0 +1,20 @@
+"""``make bench``: every benchmark in turn; ``make bench BENCH=at_rest`` one of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ALL = ("ring_to_log", "start_to_first_event", "at_rest", "cost_to_job")
+
+
+def main() -> None:
+    for name in sys.argv[1:] or ALL:
+        print(f"## {name}", flush=True)
+        subprocess.run([sys.executable, HERE / f"{name}.py"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The order of drain, assembly, log and commit, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from probing.api.errors import StoreError, StoreFull
+from probing.daemon.arrow import batch_of
+from probing.daemon.bpf.ring import Ring, RingMemory
+from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.collector.drain import DrainLoop, Positions
+from probing.daemon.collector.outbox import Outbox
+
+RECORD = np.dtype([("value", "<u8")])
+SLOT = 16
+SIZE = 4096
+
+
+class Log:
+    """Remembers what was appended; fails when told to."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[dict[str, int], Positions]] = []
+        self.positions: Positions = {}
+        self.error: StoreError | None = None
+
+    def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None:
+        if self.error is not None:
+            raise self.error
+        self.records.append(({t: sum(b.num_rows for b in group) for t, group in batches.items()}, positions))
+        self.positions = positions
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.memory = RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(2 * SIZE)), SIZE)
+        self.ring = Ring("collectives", self.memory, RECORD, map_id=7)
+        self.log = Log()
+        self.clock = FakeClock(mono_ns=5, real_ns=1_000_000_005)
+        self.outbox = Outbox("n1", self.clock)
+        self.seen: list[int] = []
+        self.fails = False
+
+    def loop(self) -> DrainLoop:
+        return DrainLoop(
+            self.log, {"collectives": self.ring}, {"collectives": self.assemble}, self.outbox, self.clock,
+            lost=lambda: {"collectives": 3},
+        )  # fmt: skip
+
+    def push(self, *values: int) -> None:
+        for value in values:
+            at = int(self.memory.producer[0]) % SIZE
+            self.memory.data[at : at + 4] = (8).to_bytes(4, "little")
+            self.memory.data[at + 8 : at + 16] = value.to_bytes(8, "little")
+            self.memory.producer[0] += SLOT
+
+    def assemble(self, records: Any, pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        if self.fails:
+            raise ValueError("no such thing")
+        self.seen += records["value"].tolist()
+        rows = [{"node": "n1", "ts": pair.real_ns, "pid": v} for v in records["value"].tolist()]
+        return {"process.events": batch_of("process.events", rows)}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_the_position_moves_behind_what_is_logged(machine: Machine) -> None:
+    machine.push(*range(23))
+    assert machine.loop().once() == 23 * 8
+    place = {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 23 * SLOT, "lost": 3}
+    assert machine.log.records == [({"process.events": 23}, {"collectives": place})]
+    assert machine.ring.position == 23 * SLOT
+
+
+def test_nothing_is_logged_when_nothing_happened(machine: Machine) -> None:
+    machine.loop().once()
+    assert machine.log.records == []
+
+
+def test_a_log_that_fails_loses_nothing(machine: Machine) -> None:
+    loop = machine.loop()
+    machine.push(1, 2, 3)
+    machine.outbox.put("process.events", batch_of("process.events", [{"node": "n1", "ts": 1}]))
+    machine.log.error = StoreFull("full")
+    with pytest.raises(StoreFull):
+        loop.once()
+    assert machine.ring.position == 0
+    machine.log.error = None
+    loop.once()
+    assert [rows for rows, _ in machine.log.records] == [{"process.events": 4}]
+    assert machine.ring.position == 3 * SLOT
+
+
+def test_a_restart_goes_on_behind_the_log(machine: Machine) -> None:
+    machine.push(1, 2, 3, 5, 7)
+    place = {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 3 * SLOT, "lost": 11}
+    machine.log.positions = {"collectives": place}
+    loop = machine.loop()
+    assert loop.resume() == {"collectives": 11}
+    loop.once()
+    assert machine.seen == [5, 7]
+
+
+@pytest.mark.parametrize("other", [{"boot_id": "another boot"}, {"map_id": 8}])
+def test_positions_of_another_ring_are_not_used(machine: Machine, other: dict[str, Any]) -> None:
+    machine.push(1, 2, 3)
+    place = {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 2 * SLOT, "lost": 0}
+    machine.log.positions = {"collectives": {**place, **other}}
+    loop = machine.loop()
+    assert loop.resume() == {}
+    loop.once()
+    assert machine.seen == [1, 2, 3]
+
+
+def test_records_that_cannot_be_assembled_are_a_loss_and_hold_nothing_up(machine: Machine) -> None:
+    loop = machine.loop()
+    machine.fails = True
+    machine.push(1, 2, 3, 5, 7)
+    loop.once()
+    machine.fails = False
+    machine.push(11)
+    loop.once()
+    assert machine.seen == [11]
+    assert machine.outbox.lost_rows["collectives"] == 5
+    assert [rows for rows, _ in machine.log.records][-1] == {"process.events": 1, "probing.losses": 1}
