@@ -24,13 +24,15 @@ from probing.daemon.source import Loss
 
 __all__ = ("Assemble", "DrainLoop", "Log", "Positions")
 
-# How often the loop looks whether there is work, s: a look is cheap.
-LOOK_S = 0.05
-# How long finished operations may wait in a ring, s: a drain costs about the same for one record and for a thousand, so
-# it waits for a few. Whoever asks for rows has the rings drained first.
-REST_S = 0.5
-# A ring that is so full is drained at once.
-FULL_SHARE = 8
+# How often the loop looks whether there is work, s: a look is cheap, and cheaper than being woken by each record.
+LOOK_S = 0.1
+# The same while a ring fills quickly: what comes in that time must fit.
+SOON_S = 0.01
+# How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
+# it waits for many; a power cut costs what waits. Whoever asks for rows has the rings drained first.
+REST_S = 1.0
+# A ring that is so full is drained at once; one that is a quarter as full is looked at soon.
+FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
@@ -91,7 +93,7 @@ class DrainLoop:
         """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
         looks = 0
         while not self._stopped:
-            asked = self._wake.wait(LOOK_S)
+            asked = self._wake.wait(SOON_S if self._filling(4 * FULL_SHARE) else LOOK_S)
             self._wake.clear()
             for step in self._each_look:
                 step()
@@ -167,7 +169,10 @@ class DrainLoop:
     def _due(self) -> bool:
         if time.monotonic() - self._drained >= REST_S:
             return True
-        return any(ring.backlog * FULL_SHARE >= ring.size for ring in self._rings.values())
+        return self._filling(FULL_SHARE)
+
+    def _filling(self, share: int) -> bool:
+        return any(ring.backlog * share >= ring.size for ring in self._rings.values())
 
     def _drain(self) -> None:
         try:

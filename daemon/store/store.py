@@ -79,6 +79,7 @@ class Store:
         self._foreign = tuple(found.foreign)
         self.recovery_losses: tuple[Loss, ...] = tuple(found.losses)
         self._stop = threading.Event()
+        self._unsynced = threading.Event()
         self._kick = threading.Event()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -159,6 +160,7 @@ class Store:
                     self._retire()
                     raise self._append_error(e) from e
             self._inventory.problems.pop("append", None)
+            self._unsynced.set()
 
     def sync(self) -> None:
         """Make what was appended so far survive a power cut. Raises StoreError."""
@@ -267,6 +269,7 @@ class Store:
         """Sync, stop the threads, give the directory back. What is not sealed is sealed after the next start."""
         self._stop.set()
         self._kick.set()
+        self._unsynced.set()
         for thread in self._threads:
             thread.join()
         with self._appending:
@@ -346,10 +349,16 @@ class Store:
             self._threads.append(thread)
 
     def _sync_loop(self) -> None:
-        while not self._stop.wait(self._limits.sync_interval_s):
-            # The reason is in the status, and the next round tries again.
-            with contextlib.suppress(StoreError):
+        while not self._stop.is_set():
+            # At once behind the first record, so that what waits for the disk is never older than the interval.
+            self._unsynced.wait()
+            self._unsynced.clear()
+            try:
                 self.sync()
+            except StoreError:
+                # The reason is in the status, and the next round tries again.
+                self._unsynced.set()
+            self._stop.wait(self._limits.sync_interval_s)
 
     def _maintain_loop(self) -> None:
         while not self._stop.is_set():
