@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import statistics
 import subprocess
@@ -23,6 +24,10 @@ from statistics_of_blocks import ratio_of_blocks, table
 
 HERE = Path(__file__).resolve().parent
 MARGIN_S = 0.3
+# A daemon that has just started looks at every process of the machine a few times: that is start-up, not its cost.
+SETTLE_S = 8.0
+# A uprobe on an instruction that the kernel emulates, without a program's own work (tests/kernel, ebpf: 0.7 us).
+TRAP_NS = 700
 Times = npt.NDArray[np.int64]
 
 
@@ -86,10 +91,39 @@ def measure(steps: Steps, seconds: float) -> tuple[float, int, int]:
     return steps.mean_ms(begin, end), begin, end
 
 
+def gloo_programs() -> tuple[int, int]:
+    """(hits, ns spent in them) of all programs on gloo so far, by the kernel's count."""
+    listed = json.loads(subprocess.check_output(["bpftool", "-j", "prog", "list"]))
+    gloo = [p for p in listed if p.get("name", "").startswith("gloo_")]
+    return sum(p.get("run_cnt", 0) for p in gloo), sum(p.get("run_time_ns", 0) for p in gloo)
+
+
+def calculated(daemon: BenchDaemon, steps: Steps, ranks: int) -> None:
+    """The cost by calculation: hits a step times what one costs, and the daemon's CPU."""
+    switch = Path("/proc/sys/kernel/bpf_stats_enabled")
+    daemon.start()
+    time.sleep(SETTLE_S)
+    assert daemon.process is not None
+    pids = tree(daemon.process.pid)
+    switch.write_text("1")
+    begin, cpu, (hits, spent) = time.monotonic_ns(), cpu_ns(pids), gloo_programs()
+    time.sleep(10)
+    end, cpu_after, (hits_after, spent_after) = time.monotonic_ns(), cpu_ns(pids), gloo_programs()
+    switch.write_text("0")
+    daemon.stop()
+    count = len(steps.between(begin, end))
+    each = (hits_after - hits) / count / ranks
+    program_ns = (spent_after - spent) / max(hits_after - hits, 1)
+    share = each * (program_ns + TRAP_NS) / ((end - begin) / count)
+    core = (cpu_after - cpu) / (end - begin)
+    print(f"hits a step and rank: {each:.1f}, {program_ns:.0f} ns in the program and {TRAP_NS} ns to get there")
+    print(f"by calculation: probes {share * 100:.3f} % of a step, daemon {core * 100:.2f} % of a core")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a block")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a block")
     parser.add_argument("--py-spy-pairs", type=int, default=10)
     parser.add_argument("--width", type=int, default=512, help="of the model")
     options = parser.parse_args()
@@ -117,6 +151,7 @@ def main() -> None:
             daemon.start()
             time.sleep(MARGIN_S)
             worst["attach"].append(steps.worst_ms(begin, time.monotonic_ns()))
+            time.sleep(SETTLE_S)
             assert daemon.process is not None
             pids = tree(daemon.process.pid)
             before = cpu_ns(pids)
@@ -141,6 +176,7 @@ def main() -> None:
             with py_spy([r.pid for r in ranks], folder):
                 time.sleep(1.0)
                 spied.append(measure(steps, options.seconds)[0])
+        calculated(daemon, steps, len(ranks))
     daemon.close()
     print(table([
         {"beside the job": "probingd, all default sources", "step time": ratio_of_blocks(on, off).percent(),
