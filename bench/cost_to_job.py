@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,17 @@ from statistics_of_blocks import ratio_of_blocks, table
 HERE = Path(__file__).resolve().parent
 MARGIN_S = 0.3
 # A daemon that has just started looks at every process of the machine a few times: that is start-up, not its cost.
-SETTLE_S = 8.0
+SETTLE_S = 6.0
 # A uprobe on an instruction that the kernel emulates, without a program's own work (tests/kernel, ebpf: 0.7 us).
 TRAP_NS = 700
 Times = npt.NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """Step time of a block, ms. The mean has all hiccups of the machine in it, whoever makes them; the median none."""
+
+    mean: float
+    median: float
 
 
 class Steps:
@@ -41,9 +49,9 @@ class Steps:
         times = np.fromfile(self._path, dtype=np.int64)
         return times[(times >= begin) & (times <= end)]
 
-    def mean_ms(self, begin: int, end: int) -> float:
-        times = self.between(begin, end)
-        return float((times[-1] - times[0]) / (len(times) - 1)) / 1e6
+    def of_block(self, begin: int, end: int) -> Block:
+        steps = np.diff(self.between(begin, end)) / 1e6
+        return Block(float(steps.mean()), float(np.median(steps)))
 
     def worst_ms(self, begin: int, end: int) -> float:
         return float(np.diff(self.between(begin, end)).max(initial=0)) / 1e6
@@ -81,14 +89,14 @@ def py_spy(pids: list[int], folder: Path) -> Iterator[None]:
             process.wait()
 
 
-def measure(steps: Steps, seconds: float) -> tuple[float, int, int]:
-    """(mean step in ms, begin, end) of a block that begins now, behind a margin."""
+def measure(steps: Steps, seconds: float) -> tuple[Block, int, int]:
+    """(step time, begin, end) of a block that begins now, behind a margin."""
     time.sleep(MARGIN_S)
     begin = time.monotonic_ns()
     time.sleep(seconds)
     end = time.monotonic_ns()
     time.sleep(MARGIN_S)
-    return steps.mean_ms(begin, end), begin, end
+    return steps.of_block(begin, end), begin, end
 
 
 def gloo_programs() -> tuple[int, int]:
@@ -130,10 +138,10 @@ def main() -> None:
     chooser = random.Random(11)
     daemon = BenchDaemon()
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-steps-"))
-    on: list[float] = []
-    off: list[float] = []
-    spied: list[float] = []
-    unspied: list[float] = []
+    on: list[Block] = []
+    off: list[Block] = []
+    spied: list[Block] = []
+    unspied: list[Block] = []
     worst: dict[str, list[float]] = {"attach": [], "detach": [], "no switch": []}
     cpu: list[float] = []
     with job(HERE / "timed_job.py", folder / "steps", str(options.width)) as ranks:
@@ -141,12 +149,12 @@ def main() -> None:
         while not (folder / "steps").exists() or (folder / "steps").stat().st_size < 8 * 200:
             time.sleep(0.1)
 
-        def block_off() -> float:
-            mean, begin, end = measure(steps, options.seconds)
+        def block_off() -> Block:
+            block, begin, end = measure(steps, options.seconds)
             worst["no switch"].append(steps.worst_ms(begin, end))
-            return mean
+            return block
 
-        def block_on() -> float:
+        def block_on() -> Block:
             begin = time.monotonic_ns()
             daemon.start()
             time.sleep(MARGIN_S)
@@ -155,13 +163,13 @@ def main() -> None:
             assert daemon.process is not None
             pids = tree(daemon.process.pid)
             before = cpu_ns(pids)
-            mean, first, last = measure(steps, options.seconds)
+            block, first, last = measure(steps, options.seconds)
             cpu.append((cpu_ns(pids) - before) / (last - first))
             begin = time.monotonic_ns()
             daemon.stop()
             time.sleep(MARGIN_S)
             worst["detach"].append(steps.worst_ms(begin, time.monotonic_ns()))
-            return mean
+            return block
 
         for number in range(options.pairs):
             first_on = chooser.random() < 0.5
@@ -170,7 +178,7 @@ def main() -> None:
             off.append(block_off())
             if not first_on:
                 on.append(block_on())
-            print(f"pair {number + 1}: on {on[-1]:.3f} ms, off {off[-1]:.3f} ms", flush=True)
+            print(f"pair {number + 1}: on {on[-1].median:.3f} ms, off {off[-1].median:.3f} ms", flush=True)
         for _ in range(options.py_spy_pairs):
             unspied.append(block_off())
             with py_spy([r.pid for r in ranks], folder):
@@ -178,13 +186,17 @@ def main() -> None:
                 spied.append(measure(steps, options.seconds)[0])
         calculated(daemon, steps, len(ranks))
     daemon.close()
-    print(table([
-        {"beside the job": "probingd, all default sources", "step time": ratio_of_blocks(on, off).percent(),
-         "pairs of blocks": options.pairs},
-        {"beside the job": "py-spy record 100 Hz, both ranks", "step time": ratio_of_blocks(spied, unspied).percent(),
-         "pairs of blocks": options.py_spy_pairs},
-    ]))  # fmt: skip
-    print(f"step without: median of blocks {statistics.median(off):.3f} ms")
+    rows = []
+    for name, with_it, without in (
+        ("probingd, all default sources", on, off),
+        ("py-spy record 100 Hz, both ranks", spied, unspied),
+    ):
+        mean, median = (ratio_of_blocks([b[i] for b in with_it], [b[i] for b in without]) for i in (0, 1))
+        rows.append(
+            {"beside the job": name, "median step": median.percent(), "mean step": mean.percent(), "pairs": mean.blocks}
+        )
+    print(table(rows))
+    print(f"step without: median of blocks {statistics.median(b.median for b in off):.3f} ms")
     print(f"daemon CPU, all processes, at this load: {statistics.mean(cpu) * 100:.2f} % of a core")
     for name, values in worst.items():
         print(f"worst step, {name}: median {statistics.median(values):.1f} ms, max {max(values):.1f} ms")

@@ -128,18 +128,21 @@ static __always_inline struct call *call_begin(void *ctx, struct probe *probe, _
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct call *call = bpf_map_lookup_elem(&calls, &thread);
-	__u64 outer = call ? call->outer : 0;
 	struct collective_record *r;
 
-	if (bpf_map_update_elem(&calls, &thread, (const void *)&no_call, BPF_ANY))
-		return 0;
-	call = bpf_map_lookup_elem(&calls, &thread);
-	if (!call)
-		return 0;
+	if (call) {
+		/* In place: a new element of the map costs more than all that is written here. */
+		__builtin_memset(&call->record, 0, sizeof(call->record));
+	} else {
+		if (bpf_map_update_elem(&calls, &thread, (const void *)&no_call, BPF_ANY))
+			return 0;
+		call = bpf_map_lookup_elem(&calls, &thread);
+		if (!call)
+			return 0;
+	}
 	call->stack_pointer = user_stack_pointer(ctx);
 	call->attachment = probe->cookie >> 16;
-	call->outer = outer;
-	call->returns_to = outer ? return_address(ctx) : 0;
+	call->returns_to = call->outer ? return_address(ctx) : 0;
 	r = &call->record;
 	r->start_ns = current_start_ns();
 	r->tgid = thread >> 32;

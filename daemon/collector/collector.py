@@ -80,6 +80,7 @@ class Collector:
         self._undo = contextlib.ExitStack()
         self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
         self._snapshots = threading.local()
+        self._pause_file = self._runtime / "pause"
         self._asked_to_pause = False
 
     def start(self) -> None:
@@ -104,6 +105,8 @@ class Collector:
             sizes={RING: ring_size(self._config)},
         )
         undo.callback(self._session.close, True)
+        # A restart keeps a pause that somebody asked for; one by the file ends with the file.
+        self._asked_to_pause = self._session.paused and not self._pause_file.exists()
         self._stacks = PythonStacks(readers, parsers)
         undo.callback(self._stacks.close)
         self._make_sources(readers, parsers)
@@ -200,7 +203,7 @@ class Collector:
         """
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
-        wanted = self._asked_to_pause or (self._runtime / "pause").exists()
+        wanted = self._asked_to_pause or self._pause_file.exists()
         if wanted != self._session.paused:
             self._session.pause(wanted)
             # What ends while the programs sleep is not seen to end.

@@ -71,8 +71,9 @@ class LibraryWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        self._work.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join()
 
     def interesting(self, path: bytes) -> bool:
         return any(source.interesting(path) for source in self._sources)
