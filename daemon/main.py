@@ -86,6 +86,16 @@ def _cleanup(args: list[str]) -> int:
     return 0
 
 
+def _verify(args: list[str]) -> int:
+    """Read all of --state-dir while no daemon uses it; a line for each thing that is wrong, and then exit code 3."""
+    from probing.daemon.store.verify import verify_directory
+
+    problems = verify_directory(Config.from_args(args, default_file=True).state_dir)
+    for problem in problems:
+        sys.stdout.write(f"{problem}\n")
+    return 3 if problems else 0
+
+
 def _version(args: list[str]) -> int:
     """Print the version."""
     from importlib.metadata import version
@@ -102,6 +112,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "restart": _restart,
     "check": _check,
     "cleanup": _cleanup,
+    "verify": _verify,
     "version": _version,
 }
 
