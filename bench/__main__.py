@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ALL = ("ring_to_log", "start_to_first_event", "at_rest", "cost_to_job")
+ALL = ("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     width = int(sys.argv[2]) if len(sys.argv) > 2 else 512
+    pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(width, width) for _ in range(4))))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     points = torch.randn(32, width)
@@ -25,6 +26,7 @@ def main() -> None:
             optimizer.zero_grad()
             model(points).square().mean().backward()
             optimizer.step()
+            time.sleep(pause)
             if dist.get_rank() == 0:
                 out.write(array("q", [time.monotonic_ns()]).tobytes())
 
