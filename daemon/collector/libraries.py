@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from probing.api.errors import ProbingError
+from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.clock import Clock
 from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps, parse_stat
@@ -24,6 +24,8 @@ from probing.daemon.source import Loss, Sink
 __all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "process_now")
 
 READ_TIMEOUT_S = 2.0
+# When a process whose libraries could not be read is looked at again, s.
+RETRY_S = 1.0
 # What is missing where a library could not be probed in time.
 TABLE = "comm.ops"
 _log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class LibraryWatch:
         # (source, device, inode) of files that were attached or refused -> why rows of older processes are missing.
         self._known: dict[tuple[str, int, int], str] = {}
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
+        # Of the thread only: processes to look at again.
+        self._later: set[int] = set()
         self.reasons: dict[str, str] = {}
         self.attached: dict[str, int] = {}
 
@@ -91,15 +95,34 @@ class LibraryWatch:
         done.wait()
 
     def _run(self) -> None:
-        while (job := self._work.get()) is not None:
+        while True:
+            try:
+                job = self._work.get(timeout=RETRY_S)
+            except queue.Empty:
+                job = self._retry
+            if job is None:
+                return
             try:
                 job()
-            except ProbingError as e:
-                _log.debug("a library could not be attached: %s", e.message)
             except Exception:  # one strange process must not end the watch
                 _log.exception("looking for libraries failed")
 
+    def _retry(self) -> None:
+        later, self._later = self._later, set()
+        for pid in later:
+            self._look_at(pid, fresh=False)
+
     def _look_at(self, pid: int, *, fresh: bool) -> None:
+        try:
+            self._look(pid, fresh=fresh)
+        except (TargetTimeout, InternalError) as e:
+            # Of the moment: the reader or the parser did not answer.
+            _log.warning("the libraries of process %d are looked at again: %s", pid, e.message)
+            self._later.add(pid)
+        except ProbingError as e:
+            _log.debug("process %d could not be looked at: %s", pid, e.message)
+
+    def _look(self, pid: int, *, fresh: bool) -> None:
         process = process_now(pid)
         if process is None:
             return
@@ -128,6 +151,8 @@ class LibraryWatch:
         fd = answer.take_fd()
         try:
             placed = source.attach(fd, mapping.path)
+        except (TargetTimeout, InternalError):
+            raise
         except ProbingError as e:
             self.reasons[path] = f"{path} cannot be probed: {e.message}"
             _log.warning("%s", self.reasons[path])

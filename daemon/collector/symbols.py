@@ -9,7 +9,7 @@ from probing.daemon.processes.pool import ParserPool
 
 __all__ = ("symbols_by",)
 
-PARSE_TIMEOUT_S = 20.0
+PARSE_TIMEOUT_S = 5.0
 
 
 def symbols_by(parsers: ParserPool) -> Callable[[int, Sequence[str]], list[Symbol]]:
