@@ -88,7 +88,8 @@ class _Pool:
         with self._changed:
             if not self._closed:
                 self._idle.append(channel)
-                self._changed.notify()
+                # All: the keeper waits for the same condition, and would swallow a single wake-up.
+                self._changed.notify_all()
                 return
         channel.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ import pytest
 from processes_helpers import Listener, listening, start_ns_of, started, wait_for
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
-from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.ipc import Channel
+from probing.daemon.processes.pool import ReaderPool, _Pool
 from probing.daemon.processes.procfs import parse_maps
 
 PROGRAMS = Path(__file__).parent / "processes_programs"
@@ -271,3 +274,35 @@ def test_no_readers_at_all(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"nobody\.sock"):
         pool.call("identity", pid=os.getpid(), timeout=0.3)
     pool.close()
+
+
+def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
+    """The keeper waits for the same condition: a wake-up that reached only it would leave the caller asleep."""
+    pool = _Pool.__new__(_Pool)
+    pool._changed = threading.Condition()
+    pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
+    keeper_waits = threading.Event()
+
+    def keeper() -> None:
+        with pool._changed:
+            keeper_waits.set()
+            pool._changed.wait_for(lambda: pool._closed)
+
+    threading.Thread(target=keeper, daemon=True).start()
+    assert keeper_waits.wait(10)
+    taken: list[Channel] = []
+    waiter = threading.Thread(target=lambda: taken.append(pool.acquire(time.monotonic() + 30)), daemon=True)
+    waiter.start()
+    left, right = socket.socketpair()
+    # Until the caller waits behind the keeper: the condition's own list of waiters tells.
+    deadline = time.monotonic() + 10
+    while len(pool._changed._waiters) < 2 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        os.sched_yield()
+    pool.release(Channel(left))
+    waiter.join(10)
+    assert len(taken) == 1
+    with pool._changed:
+        pool._closed = True
+        pool._changed.notify_all()
+    left.close()
+    right.close()
