@@ -127,7 +127,7 @@ class Collector:
         self._discovery.listeners.append(_Followers(self._collectives, self._stacks))
         self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
         self._undo.callback(self._libraries.stop)
-        self._mappings = MmapWatch(self._interesting)
+        self._mappings = MmapWatch(self._libraries.interesting)
         self._undo.callback(self._mappings.close)
 
     def _make_loop(self) -> None:
@@ -225,9 +225,6 @@ class Collector:
     def _tick(self) -> None:
         self._losses.tick()
         self._cost.tick()
-
-    def _interesting(self, path: bytes) -> bool:
-        return self._collectives.interesting(path)
 
     def _source_states(self) -> list[SourceState]:
         state = "paused" if self._session.paused else "running"
