@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probing.daemon.bpf.session import Foreign
-from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.clock import Clock
 from probing.daemon.collector.drain import Assemble, Log
 from probing.daemon.nccl_uprobes.source import replaced
 from probing.daemon.source import Loss, Sink
@@ -37,39 +37,24 @@ def take_over(
     """
     pair = clock.pair()
     source = foreign.rings.get(ring)
-    if source is not None:
-        name = f"{ring}@{foreign.name}"
-        known = log.positions.get(name)
-        done = known and (known.get("boot_id"), known.get("map_id")) == (clock.boot_id, source.map_id)
-        if not done:
-            _write(foreign, ring, open_map, record, assemble, log, sink, pair, clock.boot_id, name)
+    name = f"{ring}@{foreign.name}"
+    if source is not None and not _is_written(log.positions.get(name), clock.boot_id, source.map_id):
+        finished, position = source.drain()
+        _, values = foreign.maps[open_map].items()
+        batches: dict[str, list[Any]] = {}
+        for records in (_as_ours(finished, record), replaced(_as_ours(values, record))):
+            for table, batch in assemble(records, pair).items():
+                batches.setdefault(table, []).append(batch)
+        log.append(batches, {name: {"boot_id": clock.boot_id, "map_id": source.map_id, "position": position}}, pair)
+        if missing := sorted(set(record.names or ()) - set(source.record.names or ())):
+            reason = f"the version before did not record {', '.join(missing)}"
+            sink.lost(Loss(ring, "comm.ops", "assembly", reason, pair.real_ns, pair.real_ns, 0))
     foreign.remove()
     _log.info("took over what layout %s held", foreign.name)
 
 
-def _write(
-    foreign: Foreign,
-    ring: str,
-    open_map: str,
-    record: np.dtype[Any],
-    assemble: Assemble,
-    log: Log,
-    sink: Sink,
-    pair: ClockPair,
-    boot_id: str,
-    name: str,
-) -> None:
-    source = foreign.rings[ring]
-    finished, position = source.drain()
-    _, values = foreign.maps[open_map].items()
-    batches: dict[str, list[Any]] = {}
-    for records in (_as_ours(finished, record), replaced(_as_ours(values, record))):
-        for table, batch in assemble(records, pair).items():
-            batches.setdefault(table, []).append(batch)
-    log.append(batches, {name: {"boot_id": boot_id, "map_id": source.map_id, "position": position}}, pair)
-    if missing := sorted(set(record.names or ()) - set(source.record.names or ())):
-        reason = f"the version before did not record {', '.join(missing)}"
-        sink.lost(Loss(ring, "comm.ops", "assembly", reason, pair.real_ns, pair.real_ns, 0))
+def _is_written(known: dict[str, Any] | None, boot_id: str, map_id: int) -> bool:
+    return known is not None and (known.get("boot_id"), known.get("map_id")) == (boot_id, map_id)
 
 
 def _as_ours(records: Records, record: np.dtype[Any]) -> Records:
