@@ -31,8 +31,10 @@ __all__ = (
     "Config",
     "ProbesConfig",
     "QueryConfig",
+    "SamplingConfig",
     "StoreConfig",
     "UsersConfig",
+    "VariablesConfig",
     "options",
 )
 
@@ -91,6 +93,20 @@ class ProbesConfig:
 
 
 @dataclass(frozen=True)
+class SamplingConfig:
+    hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0)
+    off_cpu: bool = _option(True, "sample also the time in which threads are off the CPU")
+    ring_bytes: int = _option(8 << 20, "bytes of the ring of samples, 2 KB each; a power of two", 1 << 16)
+    risk_freeze: bool = _option(False, "sample also on kernels that are known to freeze from it")
+
+
+@dataclass(frozen=True)
+class VariablesConfig:
+    watch: tuple[str, ...] = _option((), "variables of trainers to be read and stored, as dotted names")
+    interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
+
+
+@dataclass(frozen=True)
 class Config:
     """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
 
@@ -106,6 +122,8 @@ class Config:
     query: QueryConfig = QueryConfig()
     cluster: ClusterConfig = ClusterConfig()
     probes: ProbesConfig = ProbesConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    variables: VariablesConfig = VariablesConfig()
 
     @property
     def public_socket(self) -> str:

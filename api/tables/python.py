@@ -2,27 +2,108 @@
 
 from __future__ import annotations
 
-from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import BOOL, I32, NAME, TEXT, U64, Column, Table
+import pyarrow as pa
 
-__all__ = ("BACKTRACE",)
+from probing.api.tables.comm import IDENTITY
+from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
+
+__all__ = ("BACKTRACE", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
+
+_RANK = Column("rank", I32, "Rank in the job, for a trainer.")
+_TID = Column("tid", I32, "Thread id as the host sees it.")
+
+# Innermost first.
+FRAMES = pa.list_(pa.struct([pa.field("func", TEXT), pa.field("file", TEXT), pa.field("lineno", I32)]))
 
 BACKTRACE = Table(
     "python.backtrace",
     "Stacks of all threads of all training processes, read from outside when the query runs (live).",
     (
         *IDENTITY,
-        Column("rank", I32, "Rank in the job, for a trainer."),
-        Column("tid", I32, "Thread id as the host sees it."),
+        _RANK,
+        _TID,
         Column("thread", TEXT, "Name of the thread."),
         Column("state", NAME, "Kernel state of the thread: running, sleeping, blocked, stopped or zombie."),
         Column("gil", BOOL, "Whether the thread holds the interpreter lock; NULL when it cannot be known."),
         Column("complete", BOOL, "False when the stack changed while it was read, or was cut."),
         Column("depth", I32, "0 is the innermost frame."),
         Column("ip", U64, "Address of the instruction or code object."),
-        Column("file", TEXT, "Source file of the code."),
+        Column("file", TEXT, "Source file of the code; of a native frame, the library."),
         Column("func", TEXT, "Qualified name of the function."),
         Column("lineno", I32, "Line that is being executed; NULL when the code has no line there."),
         Column("frame_type", NAME, "Python or Native."),
     ),
+)
+
+_SAMPLE_COLUMNS = (
+    *IDENTITY,
+    _RANK,
+    _TID,
+    Column("thread", TEXT, "Name of the thread."),
+    Column("stack_id", U64, "The stack, in python.stacks; equal for equal stacks on all nodes."),
+    Column("on_cpu", BOOL, "Whether the thread was running; false: it was blocked or waited for a CPU."),
+    Column("gil", BOOL, "Whether the thread held the interpreter lock; NULL when it cannot be known."),
+    Column("count", I32, "Samples that were equal within a second and are this row."),
+    Column("duration_ns", I64, "Time that they stand for, ns: on CPU the count over the rate, else the time off CPU."),
+)
+
+SAMPLES = Table(
+    "python.samples",
+    "What the threads of training processes did, sampled: a row for equal stacks of a thread within a second.",
+    _SAMPLE_COLUMNS,
+    stored(_SAMPLE_COLUMNS),
+    sort_by=("job", "rank", "tid", "ts"),
+)
+
+_STACK_COLUMNS = (
+    Column("node", NAME, "Name of the node that saw the stack."),
+    Column("ts", TIME, "When it was written down, UTC: at first sight, and again each hour that it is seen."),
+    Column("stack_id", U64, "64-bit hash of the frames."),
+    Column("complete", BOOL, "False when outer frames are missing."),
+    Column("frames", FRAMES, "The frames, innermost first: func, file, lineno (NULL when not known)."),
+)
+
+STACKS = Table(
+    "python.stacks",
+    "The stacks that python.samples names. One stack can have several rows, all with the same frames.",
+    _STACK_COLUMNS,
+    stored(_STACK_COLUMNS),
+    sort_by=("stack_id", "ts"),
+)
+
+_VARIABLE_COLUMNS = (
+    *IDENTITY,
+    _RANK,
+    _TID,
+    Column("step", I64, "Training step, where a watched variable says it; NULL when not known."),
+    Column("micro_step", I64, "The same as step; NULL when not known."),
+    Column("func", TEXT, "Qualified name of the function, or name of the module, that holds the variable."),
+    Column("name", TEXT, "The variable, as it was asked for."),
+    Column("type", TEXT, "Name of its type."),
+    Column("value", TEXT, "Its value as Python would write it, cut; NULL when it cannot be read, see reason."),
+    Column("number", F64, "Its value, for a number or a scalar tensor; NULL for anything else."),
+    Column("reason", TEXT, "Why the value is NULL."),
+)
+
+VARIABLES = Table(
+    "python.variables",
+    "Values of watched variables, read from outside; a row whenever a value has changed.",
+    _VARIABLE_COLUMNS,
+    stored(_VARIABLE_COLUMNS),
+    sort_by=("job", "rank", "name", "ts"),
+)
+
+_METRIC_COLUMNS = (
+    *IDENTITY,
+    _RANK,
+    Column("step", I64, "Training step, from the watched variable of that name."),
+    Column("loss", F64, "Loss at that step, from the watched variable of that name; NULL when it was not read."),
+)
+
+TRAINING_METRICS = Table(
+    "python.training_metrics",
+    "Step and loss of each rank, from watched variables named step and loss; a row a step that was seen.",
+    _METRIC_COLUMNS,
+    stored(_METRIC_COLUMNS),
+    sort_by=("job", "rank", "ts"),
 )

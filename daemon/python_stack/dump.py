@@ -44,7 +44,8 @@ def dump_stacks(
     """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
 
     ``{"threads": [{"tid", "thread", "state", "gil", "complete", "frames": [{"func", "file", "lineno", "frame_type",
-    "ip"}]}], "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first. A thread without
+    "ip", "entry"}]}], "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first. ``entry``: the
+    frame is the first of its run of the C interpreter loop. A thread without
     Python frames has none; ``gil`` and ``lineno`` are None when they cannot be known. ``complete`` is False for a stack
     that changed while it was read, or was cut. ``reads`` counts process_vm_readv calls.
 
@@ -149,7 +150,8 @@ def _frame(
     frame: RawFrame, code: Code | None, layout: Layout, lines: dict[tuple[int, int], int | None]
 ) -> dict[str, Any]:
     if code is None:
-        return {"func": "?", "file": "?", "lineno": None, "frame_type": "Python", "ip": frame.code}
+        unknown = {"func": "?", "file": "?", "lineno": None, "frame_type": "Python"}
+        return {**unknown, "ip": frame.code, "entry": frame.entry}
     key = (frame.code, frame.instr)
     if key not in lines:
         lines[key] = code.line(layout, frame)
@@ -159,4 +161,5 @@ def _frame(
         "lineno": lines[key],
         "frame_type": "Python",
         "ip": frame.instr if layout.code_adaptive is not None else frame.code,
+        "entry": frame.entry,
     }

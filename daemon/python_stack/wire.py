@@ -15,7 +15,7 @@ _THREAD_BYTES = 168
 
 
 def pack(dump: dict[str, Any]) -> dict[str, Any]:
-    """``dump`` with frames as [code, lineno, ip] and codes as [func, file].
+    """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
     Frames that do not fit into a message are cut, outermost first.
     """
@@ -29,7 +29,7 @@ def pack(dump: dict[str, Any]) -> dict[str, Any]:
             left -= _FRAME_BYTES + (0 if key in codes else _json_bytes(*key))
             if left < 0:
                 break
-            frames.append([codes.setdefault(key, len(codes)), frame["lineno"], frame["ip"]])
+            frames.append([codes.setdefault(key, len(codes)), frame["lineno"], frame["ip"], int(frame["entry"])])
         cut = len(frames) < len(thread["frames"])
         threads.append({**thread, "frames": frames, "complete": thread["complete"] and not cut})
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
@@ -45,9 +45,9 @@ def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in packed.items() if k != "codes"}, "threads": threads}
 
 
-def _frame(codes: list[Any], index: int, lineno: int | None, ip: int) -> dict[str, Any]:
+def _frame(codes: list[Any], index: int, lineno: int | None, ip: int, entry: int) -> dict[str, Any]:
     func, file = codes[index]
-    return {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip}
+    return {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
 
 
 def _json_bytes(*texts: str) -> int:

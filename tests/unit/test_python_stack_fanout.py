@@ -43,7 +43,7 @@ class Readers:
             if pid == CHANGED and self.asked.count((op, pid)) == 1:
                 raise CorruptTarget("it called exec")
             assert args["runtime"]["python"] == "3.11.7"
-            thread = {"tid": pid, "frames": [[0, 7, 99]]}
+            thread = {"tid": pid, "frames": [[0, 7, 99, 1]]}
             return Message({"codes": [["f", "/f.py"]], "threads": [{}] if pid == BROKEN else [thread]})
         return Message({}, fds=[os.open("/dev/null", os.O_RDONLY)])
 
@@ -65,7 +65,8 @@ def test_one_that_is_stuck(stacks: PythonStacks) -> None:
     stacks.stacks([(1, 10)], 60)
     threads, failures = stacks.stacks([(STUCK, 20), (1, 10)], 2.0)
     assert [(t["pid"], t["start_ns"], t["tid"]) for t in threads] == [(1, 10, 1)]
-    assert threads[0]["frames"] == [{"func": "f", "file": "/f.py", "lineno": 7, "frame_type": "Python", "ip": 99}]
+    frame = {"func": "f", "file": "/f.py", "lineno": 7, "frame_type": "Python", "ip": 99, "entry": True}
+    assert threads[0]["frames"] == [frame]
     assert [(f.pid, f.start_ns, type(f.error)) for f in failures] == [(STUCK, 20, TargetTimeout)]
     assert failures[0].error.hint
 

@@ -149,7 +149,7 @@ def test_which_thread_is_which() -> None:
 
 
 def dumped(threads: int, frames: int, name: str) -> dict[str, object]:
-    frame = {"file": "/f", "lineno": 3, "frame_type": "Python", "ip": 1 << 46}
+    frame = {"file": "/f", "lineno": 3, "frame_type": "Python", "ip": 1 << 46, "entry": False}
     return {
         "threads": [
             {"tid": t, "complete": True, "frames": [{"func": f"{name}{i}", **frame} for i in range(frames)]}

@@ -39,14 +39,18 @@ class QueryEnd(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rows: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
-    __slots__ = ("pids", "job", "timeout_ms")
+    __slots__ = ("pids", "job", "timeout_ms", "native", "locals")
     PIDS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_FIELD_NUMBER: _ClassVar[int]
+    LOCALS_FIELD_NUMBER: _ClassVar[int]
     pids: _containers.RepeatedScalarFieldContainer[int]
     job: str
     timeout_ms: int
-    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    native: bool
+    locals: bool
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., native: _Optional[bool] = ..., locals: _Optional[bool] = ...) -> None: ...
 
 class StacksReply(_message.Message):
     __slots__ = ("node", "threads", "failures")
@@ -59,7 +63,7 @@ class StacksReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., threads: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[TargetFailure, _Mapping]]] = ...) -> None: ...
 
 class Thread(_message.Message):
-    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "thread", "state", "gil", "complete", "frames")
+    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "thread", "state", "gil", "complete", "frames", "native_missing")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +75,7 @@ class Thread(_message.Message):
     GIL_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_MISSING_FIELD_NUMBER: _ClassVar[int]
     job: str
     run: str
     rank: int
@@ -82,21 +87,80 @@ class Thread(_message.Message):
     gil: bool
     complete: bool
     frames: _containers.RepeatedCompositeFieldContainer[Frame]
-    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., thread: _Optional[str] = ..., state: _Optional[str] = ..., gil: _Optional[bool] = ..., complete: _Optional[bool] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+    native_missing: str
+    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., thread: _Optional[str] = ..., state: _Optional[str] = ..., gil: _Optional[bool] = ..., complete: _Optional[bool] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., native_missing: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("func", "file", "lineno", "frame_type", "ip")
+    __slots__ = ("func", "file", "lineno", "frame_type", "ip", "locals")
     FUNC_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     LINENO_FIELD_NUMBER: _ClassVar[int]
     FRAME_TYPE_FIELD_NUMBER: _ClassVar[int]
     IP_FIELD_NUMBER: _ClassVar[int]
+    LOCALS_FIELD_NUMBER: _ClassVar[int]
     func: str
     file: str
     lineno: int
     frame_type: str
     ip: int
-    def __init__(self, func: _Optional[str] = ..., file: _Optional[str] = ..., lineno: _Optional[int] = ..., frame_type: _Optional[str] = ..., ip: _Optional[int] = ...) -> None: ...
+    locals: _containers.RepeatedCompositeFieldContainer[Variable]
+    def __init__(self, func: _Optional[str] = ..., file: _Optional[str] = ..., lineno: _Optional[int] = ..., frame_type: _Optional[str] = ..., ip: _Optional[int] = ..., locals: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ...) -> None: ...
+
+class Variable(_message.Message):
+    __slots__ = ("name", "type", "value", "number", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    value: str
+    number: float
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., value: _Optional[str] = ..., number: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class VarsRequest(_message.Message):
+    __slots__ = ("pids", "job", "timeout_ms", "names")
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    job: str
+    timeout_ms: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VarsReply(_message.Message):
+    __slots__ = ("node", "values", "failures")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    values: _containers.RepeatedCompositeFieldContainer[Value]
+    failures: _containers.RepeatedCompositeFieldContainer[TargetFailure]
+    def __init__(self, node: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[TargetFailure, _Mapping]]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "func", "variable")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    TID_FIELD_NUMBER: _ClassVar[int]
+    FUNC_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    run: str
+    rank: int
+    pid: int
+    start_ns: int
+    tid: int
+    func: str
+    variable: Variable
+    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., func: _Optional[str] = ..., variable: _Optional[_Union[Variable, _Mapping]] = ...) -> None: ...
 
 class TargetFailure(_message.Message):
     __slots__ = ("pid", "rank", "job", "error")
@@ -187,6 +251,52 @@ class PauseReply(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     paused: bool
     def __init__(self, paused: _Optional[bool] = ...) -> None: ...
+
+class ConfigRequest(_message.Message):
+    __slots__ = ("key", "value", "job", "pid", "for_ms", "persist", "reset")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    PERSIST_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    job: str
+    pid: int
+    for_ms: int
+    persist: bool
+    reset: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., for_ms: _Optional[int] = ..., persist: _Optional[bool] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class ConfigReply(_message.Message):
+    __slots__ = ("node", "settings")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    def __init__(self, node: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("key", "value", "default", "job", "pid", "until_ns", "persisted", "doc")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    PERSISTED_FIELD_NUMBER: _ClassVar[int]
+    DOC_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    default: str
+    job: str
+    pid: int
+    until_ns: int
+    persisted: bool
+    doc: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("kind", "message", "hint")

@@ -54,10 +54,20 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.PeersRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.PeersReply.FromString,
                 _registered_method=True)
+        self.Vars = channel.unary_unary(
+                '/probing.v1.Node/Vars',
+                request_serializer=probing_dot_v1_dot_node__pb2.VarsRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.VarsReply.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/probing.v1.Node/Pause',
                 request_serializer=probing_dot_v1_dot_node__pb2.PauseRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.PauseReply.FromString,
+                _registered_method=True)
+        self.Config = channel.unary_unary(
+                '/probing.v1.Node/Config',
+                request_serializer=probing_dot_v1_dot_node__pb2.ConfigRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.ConfigReply.FromString,
                 _registered_method=True)
 
 
@@ -91,8 +101,22 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Vars(self, request, context):
+        """Values of variables of the chosen processes, read from outside.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pause(self, request, context):
         """Stops or resumes all probes at once. Scope: probe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Config(self, request, context):
+        """What is collected: shows settings, or changes one at run time. Changing: scope probe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,10 +145,20 @@ def add_NodeServicer_to_server(servicer, server):
                     request_deserializer=probing_dot_v1_dot_node__pb2.PeersRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.PeersReply.SerializeToString,
             ),
+            'Vars': grpc.unary_unary_rpc_method_handler(
+                    servicer.Vars,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.VarsRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.VarsReply.SerializeToString,
+            ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
                     request_deserializer=probing_dot_v1_dot_node__pb2.PauseRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.PauseReply.SerializeToString,
+            ),
+            'Config': grpc.unary_unary_rpc_method_handler(
+                    servicer.Config,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.ConfigRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.ConfigReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -246,6 +280,33 @@ class Node:
             _registered_method=True)
 
     @staticmethod
+    def Vars(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Vars',
+            probing_dot_v1_dot_node__pb2.VarsRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.VarsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Pause(request,
             target,
             options=(),
@@ -262,6 +323,33 @@ class Node:
             '/probing.v1.Node/Pause',
             probing_dot_v1_dot_node__pb2.PauseRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.PauseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Config(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Config',
+            probing_dot_v1_dot_node__pb2.ConfigRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.ConfigReply.FromString,
             options,
             channel_credentials,
             insecure,

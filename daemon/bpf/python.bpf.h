@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the sampler of Python stacks is told of the processes that it samples, and the record of one sample.
+ *
+ * The collector says where a CPython keeps its things (struct python_layout), and which PyThreadState belongs to which
+ * thread: programs only check that this still holds. Code objects are told by address; names and lines are read from
+ * outside, and `check` proves that what is read there later is what was there when the sample was taken.
+ */
+#ifndef PROBING_PYTHON_BPF_H
+#define PROBING_PYTHON_BPF_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define PYTHON_FRAMES 128
+#define ABSENT 0xffff
+
+/* What the word at `frame_instr` is. */
+enum python_instr {
+	INSTR_BYTES = 1,   /* int, bytes into the code (3.8, 3.9) */
+	INSTR_UNITS = 2,   /* int, units of 2 bytes (3.10) */
+	INSTR_ADDRESS = 3, /* an address in the code, which begins at code + code_adaptive (3.11+) */
+};
+
+/* How the holder of the GIL is found. */
+enum python_gil {
+	GIL_UNKNOWN = 0,
+	GIL_CURRENT = 1, /* `gil` is the address of the pointer to the PyThreadState that holds it (up to 3.11) */
+	GIL_STRUCT = 2,	 /* `gil` is the address of a struct with gil_holder and gil_locked (3.12+) */
+};
+
+/* Offsets in bytes; ABSENT where this version has no such field. */
+struct python_layout {
+	__u16 thread_id; /* in PyThreadState: pthread_self() */
+	__u16 thread_frame;
+	__u16 cframe_frame; /* 3.11, 3.12: thread_frame points at a C frame, which points at the frame here */
+	__u16 frame_previous;
+	__u16 frame_code;
+	__u16 frame_instr;
+	__u16 frame_owner; /* one byte */
+	__u16 code_firstlineno;
+	__u16 code_filename;
+	__u16 code_name; /* the qualified name, where there is one */
+	__u16 code_linetable;
+	__u16 code_adaptive;
+	__u16 gil_holder;
+	__u16 gil_locked;
+	__u8 instr;
+	__u8 gil_kind;
+	__u8 shim_owner; /* frames with this owner or a higher one are no Python code; 0xff: there are none */
+	__u8 tag_mask;	 /* low bits of frame_code that are no part of the address */
+};
+
+/* By tgid. */
+struct python_process {
+	__u64 start_ns;
+	__u64 gil;
+	__u32 rate;	/* samples a second of each CPU; at most the rate of the clock */
+	__u32 off_rate; /* walks a second and thread at which it leaves the CPU; 0: off-CPU time is not sampled */
+	struct python_layout layout;
+};
+
+/* By tid, as the host sees it. */
+struct python_thread {
+	__u64 state;	 /* address of its PyThreadState */
+	__u64 thread_id; /* what stands there at thread_id */
+	__u64 start_ns;	 /* of its process */
+};
+
+enum python_sample_kind {
+	SAMPLE_ON_CPU = 1,
+	SAMPLE_OFF_CPU = 2,
+	SAMPLE_UNRESOLVED = 3, /* a thread without a known PyThreadState: no frames */
+};
+
+enum python_sample_flags {
+	FLAG_CUT = 1,	      /* more frames than a record holds */
+	FLAG_FAULT = 2,	      /* a page was not there: outer frames are missing */
+	FLAG_GIL = 4,	      /* the thread held the GIL */
+	FLAG_GIL_UNKNOWN = 8,
+};
+
+/* `offset` is from the begin of the code, in bytes. */
+struct python_frame {
+	__u64 code;
+	__s32 offset;
+	__u32 check;
+};
+
+/* Frames are innermost first; `hash` is equal for equal frames of a process. */
+struct python_sample {
+	__u64 start_ns;
+	__u64 ktime; /* when it was taken; off CPU: when the thread left the CPU, or was last told of */
+	__u64 hash;
+	__u64 duration_ns; /* off CPU: the time that the sample stands for; 0 on CPU */
+	__u64 user_ip;	   /* where the thread was in its own code, native or not; 0 where not known */
+	__u32 tgid;
+	__u32 tid;
+	__u16 depth;
+	__u8 kind;
+	__u8 flags;
+	__u32 reserved;
+	struct python_frame frames[PYTHON_FRAMES];
+};
+
+/*
+ * The proof that a code object is the one that was seen: a new one at the same address has another name, file, line
+ * table or first line. The same arithmetic is in python_stack/sampled_codes.py.
+ */
+static __always_inline __u32 code_check(__u64 filename, __u64 name, __u64 linetable, __u32 firstlineno)
+{
+	__u64 mixed = filename * 0x9e3779b97f4a7c15ULL ^ name * 0xc2b2ae3d27d4eb4fULL ^ linetable * 0x165667b19e3779f9ULL;
+
+	mixed ^= (__u64)firstlineno * 0x27d4eb2f165667c5ULL;
+	return (__u32)(mixed >> 32) ^ (__u32)mixed;
+}
+
+#endif
