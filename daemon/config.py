@@ -35,7 +35,9 @@ __all__ = (
     "StoreConfig",
     "UsersConfig",
     "VariablesConfig",
+    "checked_text",
     "options",
+    "text_of",
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
@@ -47,8 +49,8 @@ MAX_FILE_BYTES = 1 << 20
 _T = TypeVar("_T")
 
 
-def _option(default: _T, doc: str, least: float | None = None) -> _T:
-    made: _T = field(default=default, metadata={"doc": doc, "least": least})
+def _option(default: _T, doc: str, least: float | None = None, most: float = 2.0**62) -> _T:
+    made: _T = field(default=default, metadata={"doc": doc, "least": least, "most": most})
     return made
 
 
@@ -94,7 +96,7 @@ class ProbesConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0)
+    hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0, 999)
     off_cpu: bool = _option(True, "sample also the time in which threads are off the CPU")
     ring_bytes: int = _option(8 << 20, "bytes of the ring of samples, 2 KB each; a power of two", 1 << 16)
     risk_freeze: bool = _option(False, "sample also on kernels that are known to freeze from it")
@@ -180,6 +182,18 @@ def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 
 _OPTIONS = dict(options())
+
+
+def checked_text(key: str, text: str) -> Any:
+    """The value of option ``key`` that ``text`` stands for, as on the command line. Raises ConfigError."""
+    if key not in _OPTIONS:
+        raise _unknown(key)
+    return _checked(key, _parse(key, text))
+
+
+def text_of(config: Config, key: str) -> str:
+    """The value of option ``key``, as on the command line."""
+    return _print(_get(config, key))
 
 
 def _get(config: Config, key: str) -> Any:
@@ -302,8 +316,12 @@ def _checked(key: str, value: object) -> Any:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
         raise _wrong(key, value, names[type(default)])
     least = option.metadata["least"]
-    if least is not None and isinstance(value, (int, float)) and not least <= value < 2**62:
-        raise _wrong(key, value, f"at least {least:.12g}")
+    if least is not None and isinstance(value, (int, float)):
+        most = option.metadata["most"]
+        if not value >= least:
+            raise _wrong(key, value, f"at least {least:.12g}")
+        if value > most:
+            raise _wrong(key, value, f"at most {most:.12g}")
     return value
 
 

@@ -119,6 +119,10 @@ class Channel:
     ) -> Message:
         """Send and wait for the answer; an answer that carries ``error`` is raised as that error."""
         self.send(header, payload, fds)
+        return self.answer(timeout)
+
+    def answer(self, timeout: float | None = None) -> Message:
+        """The answer to what was sent; one that carries ``error`` is raised as that error."""
         answer = self.receive(timeout)
         if error := answer.header.get("error"):
             answer.close_fds()

@@ -5,7 +5,7 @@ deadline, and gives a reader up by closing its connection: a thread here waits f
 
 Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever has the number. Answers by op:
 
-* ``ping``: ``{}``.
+* ``ping``: ``pid`` of the reader.
 * ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
 * ``identity``: header, see ``processes.target.identity``.
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
@@ -109,7 +109,7 @@ def _answer(request: dict[str, Any]) -> Message:
 
 
 def _ping(_: dict[str, Any]) -> Message:
-    return Message({})
+    return Message({"pid": os.getpid()})
 
 
 def _list(request: dict[str, Any]) -> Message:

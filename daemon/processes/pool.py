@@ -11,21 +11,26 @@ import contextlib
 import json
 import logging
 import os
+import select
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.processes.progress import Progress
 
 __all__ = ("ParserPool", "Quarantine", "ReaderPool")
 
 QUARANTINE_S = 30.0
 # A target that is stuck again and again is tried less and less often.
 MAX_QUARANTINE_S = 480.0
+# The first one of a target that somebody waits for impatiently: it may only have been swapped out.
+SHORT_QUARANTINE_S = 2.0
 MAX_QUARANTINED = 4_096
 # What a fresh process may take until it answers, on a machine that is busy.
 START_TIMEOUT_S = 20.0
@@ -47,6 +52,10 @@ class Quarantine:
     times: int
 
 
+class _Blocked(ChannelTimeout):
+    pass
+
+
 class _Pool:
     """``size`` warm connections. Safe for any thread; a thread in the background keeps the number up."""
 
@@ -57,6 +66,7 @@ class _Pool:
         self._changed = threading.Condition()
         self._idle: list[Channel] = []
         self._live = 0
+        self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
         self._closed = False
         self._failure: ProbingError | None = None
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
@@ -123,10 +133,15 @@ class _Pool:
                     self._live -= 1
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
 
+    def pid_of(self, channel: Channel) -> int:
+        """The process at the other end; 0 where it did not say."""
+        return self._pids.get(channel, 0)
+
     def _fresh(self) -> Channel:
         channel = connect(self._path)
         try:
-            channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
+            answer = channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
+            self._pids[channel] = int(answer.header.get("pid", 0))
         except BaseException:
             channel.close()
             raise
@@ -146,21 +161,37 @@ class ReaderPool:
     def close(self) -> None:
         self._pool.close()
 
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
+    def call(
+        self,
+        op: str,
+        *,
+        pid: int = 0,
+        start_ns: int = 0,
+        timeout: float = 2.0,
+        patience: float | None = None,
+        **args: Any,
+    ) -> Message:
         """Ask a reader (``daemon/reader.py`` lists the ops). The caller owns the descriptors of the answer.
 
-        ``timeout`` in seconds covers waiting for a reader too. ``pid`` 0 is for requests about many processes. Raises
-        ProcessGone, TargetTimeout (also at once, while the target is left alone), another TargetError, PrivilegeError,
-        or InternalError when there are no readers.
+        ``timeout`` in seconds covers waiting for a reader too. A reader that is blocked, not only slow, is given up
+        after ``patience`` seconds already. ``pid`` 0 is for requests about many processes. Raises ProcessGone,
+        TargetTimeout (also at once, while the target is left alone), another TargetError, PrivilegeError, or
+        InternalError when there are no readers.
         """
         deadline = time.monotonic() + timeout
         self._refuse_quarantined(pid, start_ns)
         header = {"op": op, "pid": pid, "start_ns": start_ns, **args}
         try:
-            answer = self._ask(header, deadline)
+            answer = self._ask(header, deadline, patience)
+        except _Blocked as e:
+            self._leave_alone(pid, start_ns, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
+            raise TargetTimeout(
+                f"process {pid} does not let itself be read ({op})",
+                hint="its memory may lie on storage, or behind a handler, that does not answer",
+            ) from e
         except ChannelTimeout as e:
             if pid:
-                self._leave_alone(pid, start_ns, op)
+                self._leave_alone(pid, start_ns, op, self._quarantine_s)
             raise TargetTimeout(f"process {pid} could not be read in {timeout:g} s ({op})") from e
         if pid:
             with self._lock:
@@ -178,16 +209,16 @@ class ReaderPool:
         with self._lock:
             self._left_alone.pop((pid, start_ns), None)
 
-    def _ask(self, header: dict[str, Any], deadline: float) -> Message:
+    def _ask(self, header: dict[str, Any], deadline: float, patience: float | None) -> Message:
         channel = self._pool.acquire(deadline)
         try:
             try:
-                answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
+                answer = self._request(channel, header, deadline, patience)
             except ChannelClosed:
                 # A reader can be killed at any time; the next one answers the same.
                 self._pool.discard(channel)
                 channel = self._pool.acquire(deadline)
-                answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
+                answer = self._request(channel, header, deadline, patience)
         except (ChannelClosed, ChannelTimeout):
             self._pool.discard(channel)
             raise
@@ -200,18 +231,35 @@ class ReaderPool:
         self._pool.release(channel)
         return answer
 
+    def _request(
+        self, channel: Channel, header: dict[str, Any], deadline: float, patience: float | None
+    ) -> Message:
+        if patience is None:
+            return channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
+        channel.send(header)
+        readable = select.poll()
+        readable.register(channel.fileno(), select.POLLIN)
+        progress = Progress(self._pool.pid_of(channel))
+        # Two looks, so that one is over when the patience is.
+        while not readable.poll(patience * 500):
+            if progress.none_since_last():
+                raise _Blocked("a reader is blocked")
+            if time.monotonic() > deadline:
+                raise ChannelTimeout("no answer in time")
+        return channel.answer(max(0.001, deadline - time.monotonic()))
+
     def _refuse_quarantined(self, pid: int, start_ns: int) -> None:
         with self._lock:
             held = self._left_alone.get((pid, start_ns)) if pid else None
         if held is not None and held.until > time.monotonic():
             raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
 
-    def _leave_alone(self, pid: int, start_ns: int, op: str) -> None:
+    def _leave_alone(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
         now = time.monotonic()
         with self._lock:
             before = self._left_alone.pop((pid, start_ns), None)
             times = before.times + 1 if before else 1
-            span = min(self._quarantine_s * 2 ** (times - 1), MAX_QUARANTINE_S)
+            span = min(first_s * 2 ** (times - 1), MAX_QUARANTINE_S)
             self._left_alone[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
             while len(self._left_alone) > MAX_QUARANTINED:
                 self._left_alone.popitem(last=False)

@@ -26,6 +26,8 @@ __all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
 _MAX_PREPARED = 4096
 # What a reader's answer may take on its way, beyond the time it spends on a process.
 _MARGIN_S = 0.05
+# A reader takes about a millisecond for a process; one that is blocked for longer than this must not delay the others.
+_PATIENCE_S = 0.04
 # A reader minds the deadline itself. Only one that is stuck is given up, and its target left alone: so much later.
 _GRACE_S = 1.0
 
@@ -135,7 +137,13 @@ class PythonStacks:
         runtime = self.prepare(pid, start_ns, _left(deadline))
         left = _left(deadline)
         answer = self._call(
-            "stacks", pid, start_ns, deadline, runtime=runtime.to_dict(), timeout_ms=max(1, int(left * 1000))
+            "stacks",
+            pid,
+            start_ns,
+            deadline,
+            patience=_PATIENCE_S,
+            runtime=runtime.to_dict(),
+            timeout_ms=max(1, int(left * 1000)),
         )
         return [{"pid": pid, "start_ns": start_ns, **t} for t in unpack(answer.header)["threads"]]
 

@@ -1,0 +1,199 @@
+"""Settings that can be changed while the daemon runs: for all processes, for a job, or for one process.
+
+The most particular change holds: of the process, else of its job, else of all, else the configuration. A change can end
+by itself, and can outlive the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
+from probing.daemon.config import Config, checked_text, options, text_of
+from probing.daemon.source import Identity
+
+__all__ = ("SETTINGS", "Changes")
+
+# What can be changed, and whether for a job or a process too.
+SETTINGS = {
+    "sampling.hz": True,
+    "sampling.off_cpu": True,
+    "variables.watch": True,
+    "variables.interval_s": False,
+}
+MAX_CHANGES = 1024
+_MAX_FILE = 1 << 20
+_log = logging.getLogger(__name__)
+_Scope = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """``until_ns`` is UTC ns, 0: it stays."""
+
+    key: str
+    text: str
+    job: str
+    pid: int
+    start_ns: int
+    until_ns: int
+    persisted: bool
+
+    @property
+    def scope(self) -> _Scope:
+        return self.key, self.job, self.pid, self.start_ns
+
+
+class Changes:
+    """Safe for any thread. ``listeners`` are called, without arguments, after every change.
+
+    ``path`` is the file of changes that outlive the daemon; ``now_ns`` gives UTC ns.
+    """
+
+    def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
+        self.listeners: list[Callable[[], None]] = []
+        self._config = config
+        self._path = path
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._changes: dict[_Scope, _Change] = {c.scope: c for c in self._read()}
+
+    def value(self, key: str, who: Identity | None = None) -> Any:
+        """What holds for a process, or for all of them."""
+        scopes: list[_Scope] = [(key, "", 0, 0)]
+        if who is not None:
+            scopes = [(key, "", who.pid, who.start_ns), (key, who.job, 0, 0), *scopes]
+        now = self._now_ns()
+        with self._lock:
+            for scope in scopes:
+                found = self._changes.get(scope)
+                if found is not None and not _over(found, now):
+                    return checked_text(key, found.text)
+        return checked_text(key, text_of(self._config, key))
+
+    def change(
+        self,
+        key: str,
+        text: str,
+        *,
+        job: str = "",
+        process: tuple[int, int] = (0, 0),
+        for_ms: int = 0,
+        persist: bool = False,
+    ) -> None:
+        """Raises UsageError or ConfigError for what cannot be, StoreError when it cannot be kept."""
+        self._check(key, bool(job or process[0]))
+        checked_text(key, text)
+        if persist and process[0]:
+            raise UsageError("a change for one process cannot outlive it", hint="persist it for the job")
+        until = self._now_ns() + for_ms * 1_000_000 if for_ms else 0
+        made = _Change(key, text, job, *process, until, persist)
+        with self._lock:
+            if len(self._changes) >= MAX_CHANGES and made.scope not in self._changes:
+                raise ConfigError(f"there are {MAX_CHANGES} changes already", hint="take some back with --reset")
+            self._put({**self._changes, made.scope: made})
+        self._tell()
+
+    def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0)) -> None:
+        """Take a change back; none is no error. Raises UsageError, StoreError."""
+        self._check(key, bool(job or process[0]))
+        with self._lock:
+            self._put({s: c for s, c in self._changes.items() if s != (key, job, *process)})
+        self._tell()
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        """The process ended."""
+        with self._lock:
+            self._changes = {s: c for s, c in self._changes.items() if s[2:] != (pid, start_ns)}
+
+    def tick(self) -> None:
+        """Now and then: ends what is over."""
+        now = self._now_ns()
+        with self._lock:
+            over = [c for c in self._changes.values() if _over(c, now)]
+            if over:
+                with contextlib.suppress(StoreError):
+                    self._put({s: c for s, c in self._changes.items() if c not in over})
+        if over:
+            self._tell()
+
+    def to_list(self, key: str = "") -> list[dict[str, Any]]:
+        """Fields of probing.v1.Setting: what holds for all, and each change for a job or process. Raises UsageError."""
+        if key:
+            self._check(key, particular=False)
+        docs = {name: option.metadata["doc"] for name, option in options()}
+        found = []
+        with self._lock:
+            changes = list(self._changes.values())
+        for name in [key] if key else SETTINGS:
+            common = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            own = [c for c in changes if c.key == name]
+            if not any(c.scope[1:] == ("", 0, 0) for c in own):
+                found.append({**common, "value": common["default"]})
+            found += [{**common, **_shown(c)} for c in sorted(own, key=lambda c: (c.job, c.pid))]
+        return found
+
+    def _check(self, key: str, particular: bool) -> None:
+        if key not in SETTINGS:
+            hint = f"at run time these can: {', '.join(SETTINGS)}"
+            raise UsageError(f"{key[:80]!r} cannot be changed while the daemon runs", hint=hint)
+        if particular and not SETTINGS[key]:
+            raise UsageError(f"{key} is one for all processes", hint="leave --job and --pid out")
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
+
+    def _put(self, changes: dict[_Scope, _Change]) -> None:
+        before, after = (sorted((c for c in g.values() if c.persisted), key=repr) for g in (self._changes, changes))
+        if before != after:
+            self._write(after)
+        self._changes = changes
+
+    def _write(self, kept: list[_Change]) -> None:
+        partial = self._path.with_suffix(".new")
+        try:
+            with partial.open("w") as file:
+                json.dump([asdict(c) for c in kept], file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._path)
+        except OSError as e:
+            raise StoreError(f"the change cannot be kept in {self._path}: {e.strerror}") from e
+
+    def _read(self) -> list[_Change]:
+        try:
+            with self._path.open() as file:
+                found = [_Change(**entry) for entry in json.loads(file.read(_MAX_FILE))]
+            for change in found:
+                self._check(change.key, bool(change.job or change.pid))
+                checked_text(change.key, change.text)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
+            # The daemon always starts; what was asked for has to be asked for again.
+            _log.warning("%s is left out, it makes no sense: %s", self._path, e)
+            return []
+        return found[:MAX_CHANGES]
+
+
+def _over(change: _Change, now_ns: int) -> bool:
+    return bool(change.until_ns) and change.until_ns <= now_ns
+
+
+def _shown(change: _Change) -> dict[str, Any]:
+    return {
+        "value": change.text,
+        "job": change.job,
+        "pid": change.pid,
+        "until_ns": change.until_ns,
+        "persisted": change.persisted,
+    }
