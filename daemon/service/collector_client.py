@@ -50,9 +50,25 @@ class CollectorClient:
         """Rows of a live table in its logical schema, as an Arrow IPC stream."""
         return self._request({"op": "live", "table": table}, timeout).payload
 
-    def stacks(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
+    def stacks(
+        self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
+    ) -> dict[str, Any]:
         """``threads`` and ``failures`` as docs/architecture.md has them. ``timeout`` in seconds, for each process."""
-        request = {"op": "stacks", "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000))}
+        more = {"native": native, "locals": with_locals}
+        return self._of_processes("stacks", pids, job, timeout, more)
+
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+        """``values`` and ``failures`` as docs/architecture.md has them."""
+        return self._of_processes("vars", pids, job, timeout, {"names": list(names)})
+
+    def config(self, request: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
+        """Change a setting or look at all; ``request`` has the fields of a ConfigRequest, the answer is Settings."""
+        return list(_body(self._request({"op": "config", **request}, timeout))["settings"])
+
+    def _of_processes(
+        self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        request = {"op": op, "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000)), **more}
         return _body(self._request(request, timeout + 1.0))
 
     @contextmanager

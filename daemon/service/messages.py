@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
@@ -11,7 +11,7 @@ from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.service.errors import to_proto
 
-__all__ = ("stacks_reply", "status_fields")
+__all__ = ("config_reply", "stacks_reply", "status_fields", "vars_reply")
 
 
 def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
@@ -33,6 +33,47 @@ def stacks_reply(node: str, found: Mapping[str, Any]) -> pb.StacksReply:
         raise InternalError(f"the collector's stacks make no sense: {type(e).__name__}: {e}") from e
 
 
+def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:
+    try:
+        return pb.VarsReply(
+            node=node,
+            values=[_value(value) for value in found["values"]],
+            failures=[_failure(failure) for failure in found["failures"]],
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise InternalError(f"the collector's values make no sense: {type(e).__name__}: {e}") from e
+
+
+def config_reply(node: str, settings: Iterable[Mapping[str, Any]]) -> pb.ConfigReply:
+    try:
+        return pb.ConfigReply(node=node, settings=[pb.Setting(**setting) for setting in settings])
+    except (TypeError, ValueError) as e:
+        raise InternalError(f"the collector's settings make no sense: {type(e).__name__}: {e}") from e
+
+
+def _value(value: Mapping[str, Any]) -> pb.Value:
+    return pb.Value(
+        job=value.get("job") or "",
+        run=value.get("run") or "",
+        rank=value.get("rank"),
+        pid=value["pid"],
+        start_ns=value.get("start_ns") or 0,
+        tid=value.get("tid") or 0,
+        func=value.get("func") or "",
+        variable=_variable(value),
+    )
+
+
+def _variable(variable: Mapping[str, Any]) -> pb.Variable:
+    return pb.Variable(
+        name=variable["name"],
+        type=variable.get("type") or "",
+        value=variable.get("value"),
+        number=variable.get("number"),
+        reason=variable.get("reason") or "",
+    )
+
+
 def _thread(thread: Mapping[str, Any]) -> pb.Thread:
     return pb.Thread(
         job=thread.get("job") or "",
@@ -45,6 +86,7 @@ def _thread(thread: Mapping[str, Any]) -> pb.Thread:
         state=thread.get("state") or "",
         gil=thread.get("gil"),
         complete=bool(thread.get("complete")),
+        native_missing=thread.get("native_missing") or "",
         frames=[
             pb.Frame(
                 func=frame.get("func") or "",
@@ -52,6 +94,7 @@ def _thread(thread: Mapping[str, Any]) -> pb.Thread:
                 lineno=frame.get("lineno"),
                 frame_type=frame.get("frame_type") or "",
                 ip=frame.get("ip") or 0,
+                locals=[_variable(variable) for variable in frame.get("locals") or ()],
             )
             for frame in thread["frames"]
         ],

@@ -18,7 +18,7 @@ from probing.daemon.query.engine import End, Engine
 from probing.daemon.service.auth import Scope, require
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
-from probing.daemon.service.messages import stacks_reply, status_fields
+from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
 
 __all__ = ("Limits", "Node", "NodeService")
 
@@ -27,6 +27,7 @@ MARGIN_S = 0.1
 MIN_TIMEOUT_S = 0.05
 START_UP_S = 15.0
 MAX_PIDS = 4096
+MAX_NAMES = 64
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("probing.audit")
 _Reply = TypeVar("_Reply")
@@ -136,10 +137,46 @@ class NodeService(NodeServicer):
     @_answering
     def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:  # noqa: N802
         require(context, Scope.READ)
+        timeout = self._time_for(request, context)
+        found = self._collector.stacks(
+            request.pids, request.job, timeout, native=request.native, with_locals=request.locals
+        )
+        return stacks_reply(self._node.name, found)
+
+    @_answering
+    def Vars(self, request: pb.VarsRequest, context: grpc.ServicerContext) -> pb.VarsReply:  # noqa: N802
+        require(context, Scope.READ)
+        if not 0 < len(request.names) <= MAX_NAMES:
+            raise UsageError(f"{len(request.names)} names", hint=f"give 1 to {MAX_NAMES} names of variables")
+        timeout = self._time_for(request, context)
+        return vars_reply(
+            self._node.name, self._collector.variables(request.pids, request.job, request.names, timeout)
+        )
+
+    def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: grpc.ServicerContext) -> float:
         if len(request.pids) > MAX_PIDS:
             raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
-        timeout = _timeout(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
-        return stacks_reply(self._node.name, self._collector.stacks(request.pids, request.job, timeout))
+        return _timeout(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
+
+    @_answering
+    def Config(self, request: pb.ConfigRequest, context: grpc.ServicerContext) -> pb.ConfigReply:  # noqa: N802
+        changes = request.HasField("value") or request.reset
+        fields: dict[str, Any] = {"key": request.key, "job": request.job, "pid": request.pid}
+        if changes:
+            fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
+            if request.HasField("value"):
+                fields["value"] = request.value
+        asked = f"config {request.key!r}={request.value!r} job {request.job!r} pid {request.pid} reset={request.reset}"
+        try:
+            require(context, Scope.PROBE if changes else Scope.READ)
+            settings = self._collector.config(fields, self._limits.control_s)
+        except ProbingError as e:
+            if changes:
+                _audit.warning("%s asked by %s: refused: %s", asked, context.peer(), e.message)
+            raise
+        if changes:
+            _audit.warning("%s asked by %s: done", asked, context.peer())
+        return config_reply(self._node.name, settings)
 
     @_answering
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002, N802

@@ -36,6 +36,7 @@ class Collector:
     files: Files
     threads: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    values: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
     released: list[int] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Collector:
     server: ControlServer | None = None
 
     def start(self) -> None:
-        ops = ("snapshot", "release", "live", "stacks", "status", "pause")
+        ops = ("snapshot", "release", "live", "stacks", "vars", "config", "status", "pause")
         self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
         self.server.start()
 
@@ -79,6 +80,13 @@ class Collector:
 
     def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         return {"threads": self.threads, "failures": self.failures}, b""
+
+    def vars(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        return {"values": self.values, "failures": self.failures}, b""
+
+    def config(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        setting = {"key": request["key"], "value": request.get("value", "19"), "default": "19", "doc": "what it is"}
+        return {"settings": [{**setting, "job": request["job"], "pid": request["pid"]}]}, b""
 
     def status(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         sources = [{"name": "gloo", "state": "running", "reason": "", "rows": 7, "lost": 0, "detail": "2 files"}]
@@ -232,7 +240,55 @@ def test_stacks_keep_nulls_apart_from_zeros(service: Service) -> None:
     assert (first.frames[0].lineno, first.frames[0].ip, first.frames[1].HasField("lineno")) == (12, 1 << 40, False)
     assert [(f.pid, f.rank, f.error.kind) for f in reply.failures] == [(9, 1, "TargetTimeout")]
     asked = next(r for r in service.collector.requests if r["op"] == "stacks")
-    assert asked == {"op": "stacks", "pids": [7, 9], "job": "j", "timeout_ms": 500}
+    assert asked == {
+        "op": "stacks", "pids": [7, 9], "job": "j", "timeout_ms": 500, "native": False, "locals": False
+    }  # fmt: skip
+
+
+def test_stacks_with_locals_and_native_frames(service: Service) -> None:
+    known = {"name": "loss", "type": "float", "value": "0.5", "number": 0.5, "reason": ""}
+    unknown = {"name": "x", "type": "", "value": None, "number": None, "reason": "it changed while it was read"}
+    thread = {
+        "job": "j", "run": "0", "rank": 0, "pid": 7, "start_ns": 1, "tid": 8, "thread": "main", "state": "running",
+        "gil": None, "complete": True, "native_missing": "it runs", "frames": [{**FRAME, "locals": [known, unknown]}],
+    }  # fmt: skip
+    service.collector.threads = [thread]
+    request = pb.StacksRequest(native=True, locals=True)
+    (told,) = service.node.Stacks(request, timeout=10).threads
+    assert told.native_missing == "it runs"
+    first, second = told.frames[0].locals
+    assert (first.name, first.type, first.value, first.number, first.reason) == ("loss", "float", "0.5", 0.5, "")
+    assert (second.HasField("value"), second.HasField("number"), second.reason) == (False, False, unknown["reason"])
+    asked = next(r for r in service.collector.requests if r["op"] == "stacks")
+    assert (asked["native"], asked["locals"]) == (True, True)
+
+
+def test_values_of_variables(service: Service) -> None:
+    own = {"job": "j", "run": "0", "rank": None, "pid": 7, "start_ns": 1, "tid": 8, "func": "train"}
+    service.collector.values = [{**own, "name": "step", "type": "int", "value": "0", "number": 0.0, "reason": ""}]
+    reply = service.node.Vars(pb.VarsRequest(job="j", names=["step"]), timeout=10)
+    (value,) = reply.values
+    assert (reply.node, value.HasField("rank"), value.func, value.variable.number) == ("n0", False, "train", 0.0)
+    asked = next(r for r in service.collector.requests if r["op"] == "vars")
+    assert (asked["job"], asked["names"]) == ("j", ["step"])
+    for names in ([], ["x"] * 65):
+        code, error = _refused(lambda names=names: service.node.Vars(pb.VarsRequest(names=names), timeout=10))
+        assert (code, error.kind) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
+
+
+def test_changing_a_setting_needs_the_unix_socket(service: Service) -> None:
+    change = pb.ConfigRequest(key="sampling.hz", value="99", job="j", for_ms=1000)
+    (setting,) = service.node.Config(change, timeout=10).settings
+    assert (setting.value, setting.default, setting.job) == ("99", "19", "j")
+    asked = next(r for r in service.collector.requests if r["op"] == "config")
+    assert (asked["value"], asked["for_ms"], asked["persist"], asked["reset"]) == ("99", 1000, False, False)
+    with grpc.insecure_channel(service.tcp) as channel:
+        remote = NodeStub(channel)
+        assert remote.Config(pb.ConfigRequest(key="sampling.hz"), timeout=10).settings[0].value == "19"
+        for refused in (change, pb.ConfigRequest(key="sampling.hz", reset=True)):
+            code, error = _refused(lambda refused=refused: remote.Config(refused, timeout=10))
+            assert (code, error.kind) == (grpc.StatusCode.PERMISSION_DENIED, "PrivilegeError")
+    assert len([r for r in service.collector.requests if r["op"] == "config"]) == 2
 
 
 def test_status_and_peers(service: Service) -> None:
