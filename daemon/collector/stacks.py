@@ -1,21 +1,27 @@
-"""Stacks for the control socket: who is meant, read by the readers, told with job and rank."""
+"""Stacks and variables for the control socket: who is meant, read by the readers, told with job and rank."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from probing.api.errors import NotFound
+from probing.api.errors import NotFound, ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.collector.libraries import process_now
 from probing.daemon.python_stack.source import Failure
 from probing.daemon.source import Identity
 
-__all__ = ("Known", "StackAnswers", "Stacks")
+__all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
 
 TIMEOUT_S = 1.0
+# Beyond the Python stacks: the first look at a process's libraries reads their tables.
+NATIVE_TIMEOUT_S = 5.0
+NATIVE_PARALLEL = 2
+_Threads = list[dict[str, Any]]
 
 
 class Known(Protocol):
@@ -25,53 +31,112 @@ class Known(Protocol):
 
 
 class Stacks(Protocol):
+    """``python_stack.source.PythonStacks``."""
+
     def stacks(
-        self, targets: Iterable[tuple[int, int]], timeout: float
+        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
+    ) -> tuple[_Threads, list[Failure]]: ...
+
+
+class Native(Protocol):
+    """``python_stack.native.source.NativeStacks``."""
+
+    def add(self, pid: int, start_ns: int, threads: _Threads, timeout: float) -> None: ...
+
+
+class Values(Protocol):
+    """``python_stack.values.source.Values``."""
+
+    def values(
+        self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float
     ) -> tuple[list[dict[str, Any]], list[Failure]]: ...
 
 
 class StackAnswers:
-    def __init__(self, node: str, known: Known, stacks: Stacks) -> None:
+    def __init__(self, node: str, known: Known, stacks: Stacks, native: Native, values: Values) -> None:
         self._node = node
         self._known = known
         self._stacks = stacks
+        self._native = native
+        self._values = values
+        self._pool = ThreadPoolExecutor(NATIVE_PARALLEL, thread_name_prefix="native")
 
-    def request(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def stacks(
+        self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
+    ) -> dict[str, Any]:
         """``threads`` and ``failures`` as StacksReply has them. Raises NotFound for an unknown job or pid."""
-        identities = self._chosen(pids, job)
-        by_key = {(i.pid, i.start_ns): i for i in identities}
-        threads, failures = self._stacks.stacks(by_key, timeout)
-        told = [_thread(by_key[t["pid"], t["start_ns"]], t) for t in threads]
+        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        threads, failures = self._read(by_key, timeout, native=native, with_locals=with_locals)
+        told = [_told(by_key[t["pid"], t["start_ns"]], t) for t in threads]
         return {
             "threads": sorted(told, key=lambda t: (t["job"], t["run"], t["rank"] is None, t["rank"], t["pid"])),
             "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
         }
 
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+        """``values`` and ``failures`` as VarsReply has them. Raises NotFound for an unknown job or pid."""
+        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        values, failures = self._values.values(by_key, names, timeout)
+        told = [_told(by_key[v["pid"], v["start_ns"]], v) for v in values]
+        return {
+            "values": sorted(told, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
+            "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
+        }
+
     def backtrace(self, now_ns: int) -> pa.RecordBatch:
-        """``python.backtrace``: a row a frame of all trainers and data loaders."""
-        identities = [i for i in self._known.live() if i.role in ("trainer", "data_loader")]
-        by_key = {(i.pid, i.start_ns): i for i in identities}
-        threads, _ = self._stacks.stacks(by_key, TIMEOUT_S)
+        """``python.backtrace``: a row a frame, Python's and native ones, of all trainers and data loaders."""
+        by_key = {(i.pid, i.start_ns): i for i in self._training()}
+        threads, _ = self._read(by_key, TIMEOUT_S, native=True, with_locals=False)
         rows = []
         for thread in threads:
             known = by_key[thread["pid"], thread["start_ns"]]
-            common = {**_thread(known, thread), "node": self._node, "ts": now_ns}
+            common = {**_told(known, thread), "node": self._node, "ts": now_ns}
             for depth, frame in enumerate(thread["frames"]):
                 rows.append({**common, **frame, "depth": depth})
         return batch_of("python.backtrace", rows)
 
-    def _chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
+    def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
+        """The processes that are meant. Raises NotFound."""
         if pids:
             return [self._of_pid(pid) for pid in dict.fromkeys(pids)]
-        live = [i for i in self._known.live() if i.role in ("trainer", "data_loader")]
+        training = self._training()
         if not job:
-            return live
-        chosen = [i for i in live if i.job == job]
-        if not chosen:
+            return training
+        found = [i for i in training if i.job == job]
+        if not found:
             raise NotFound(
                 f"no running process of job {job!r} is known", hint="`probingctl ps` lists jobs and processes"
             )
-        return chosen
+        return found
+
+    def _read(
+        self, by_key: dict[tuple[int, int], Identity], timeout: float, *, native: bool, with_locals: bool
+    ) -> tuple[_Threads, list[Failure]]:
+        threads, failures = self._stacks.stacks(by_key, timeout, with_locals=with_locals)
+        if native:
+            self._add_native(threads, time.monotonic() + max(timeout, NATIVE_TIMEOUT_S))
+        return threads, failures
+
+    def _add_native(self, threads: _Threads, deadline: float) -> None:
+        """A process whose native frames cannot be had keeps its Python frames, and says why."""
+        by_process: dict[tuple[int, int], _Threads] = {}
+        for thread in threads:
+            by_process.setdefault((thread["pid"], thread["start_ns"]), []).append(thread)
+
+        def add(key: tuple[int, int]) -> None:
+            try:
+                self._native.add(*key, by_process[key], max(0.0, deadline - time.monotonic()))
+            except ProbingError as e:
+                for thread in by_process[key]:
+                    thread["native_missing"] = e.message
+
+        list(self._pool.map(add, by_process))
+
+    def _training(self) -> list[Identity]:
+        return [i for i in self._known.live() if i.role in ("trainer", "data_loader")]
 
     def _of_pid(self, pid: int) -> Identity:
         known = next((i for i in self._known.live() if i.pid == pid), None)
@@ -84,8 +149,8 @@ class StackAnswers:
         return Identity(pid, found.start_ns, "", "", "other")
 
 
-def _thread(identity: Identity, thread: dict[str, Any]) -> dict[str, Any]:
-    return {"job": identity.job, "run": identity.run, "rank": identity.rank, **thread}
+def _told(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:
+    return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
 
 
 def _failure(identity: Identity, failure: Failure) -> dict[str, Any]:

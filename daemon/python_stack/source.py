@@ -95,14 +95,14 @@ class PythonStacks:
             self._prepared.pop((pid, start_ns), None)
 
     def stacks(
-        self, targets: Iterable[tuple[int, int]], timeout: float = 1.0
+        self, targets: Iterable[tuple[int, int]], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[dict[str, Any]], list[Failure]]:
         """The threads of all ``targets`` (pid, start_ns), and those that could not be read, within ``timeout`` seconds.
 
         A thread is what ``dump.dump_stacks`` gives, with ``pid`` and ``start_ns``.
         """
         deadline = time.monotonic() + timeout
-        asked = [(t, self._pool.submit(self._of_process, *t, deadline)) for t in dict.fromkeys(targets)]
+        asked = [(t, self._pool.submit(self._of_process, *t, deadline, with_locals)) for t in dict.fromkeys(targets)]
         threads: list[dict[str, Any]] = []
         failures: list[Failure] = []
         for target, future in asked:
@@ -125,15 +125,15 @@ class PythonStacks:
             late = TargetTimeout("the stacks could not be read in time", hint="ask for fewer processes, or wait longer")
             return Failure(*target, late)
 
-    def _of_process(self, pid: int, start_ns: int, deadline: float) -> list[dict[str, Any]]:
+    def _of_process(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
         try:
-            return self._ask(pid, start_ns, deadline)
+            return self._ask(pid, start_ns, deadline, with_locals)
         except CorruptTarget:
             # It may run another program since it called exec, under the same number and start.
             self.forget(pid, start_ns)
-            return self._ask(pid, start_ns, deadline)
+            return self._ask(pid, start_ns, deadline, with_locals)
 
-    def _ask(self, pid: int, start_ns: int, deadline: float) -> list[dict[str, Any]]:
+    def _ask(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
         runtime = self.prepare(pid, start_ns, _left(deadline))
         left = _left(deadline)
         answer = self._call(
@@ -144,6 +144,7 @@ class PythonStacks:
             patience=_PATIENCE_S,
             runtime=runtime.to_dict(),
             timeout_ms=max(1, int(left * 1000)),
+            **({"locals": True} if with_locals else {}),
         )
         return [{"pid": pid, "start_ns": start_ns, **t} for t in unpack(answer.header)["threads"]]
 
