@@ -13,12 +13,13 @@ from typing import Literal
 
 from probing.api.errors import CorruptTarget, NotPython, UnsupportedTarget
 
-__all__ = ("DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets", "layout_of")
+__all__ = ("COOKIE", "DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets", "layout_of")
 
+COOKIE = b"xdebugpy"
 DEBUG_OFFSETS_SIZE = 1024
-_COOKIE = b"xdebugpy"
 _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
+_OBJECT_HEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,13 @@ _INTERPRETER = {"next": 2, "threads_head": 3, "ceval_gil": 8, "gil": 9, "gil_loc
 _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_thread_id": 6}
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}
 _CODE = {"filename": 1, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
+_BYTES = {"ob_size": 1, "ob_sval": 2}
 _UNICODE = {"state": 1, "length": 2, "asciiobject_size": 3}
+# From 3.14 on threads_main comes in behind threads_head.
+_INTERPRETER_314 = {name: index + (index > 3) for name, index in _INTERPRETER.items()}
+# From 3.15 on base_frame, last_profiled_frame and last_profiled_frame_seq come in behind current_frame.
+_THREAD_315 = {name: index + 3 * (index > 4) for name, index in _THREAD.items()}
+_HALF_WORDS = ("owner", "firstlineno", "state", "gil_locked")
 _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
     (3, 13): {
         "runtime": (24, {"interpreters_head": 2}),
@@ -183,16 +190,26 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
         "thread": (152, _THREAD),
         "frame": (224, _FRAME),
         "code": (272, _CODE),
+        "bytes": (512, _BYTES),
         "unicode": (536, _UNICODE),
     },
-    # threads_main came in behind threads_head.
     (3, 14): {
         "runtime": (24, {"interpreters_head": 2}),
-        "interpreter": (48, {k: v + (v > 3) for k, v in _INTERPRETER.items()}),
+        "interpreter": (48, _INTERPRETER_314),
         "thread": (176, _THREAD),
         "frame": (248, _FRAME),
         "code": (312, _CODE),
+        "bytes": (592, _BYTES),
         "unicode": (616, _UNICODE),
+    },
+    (3, 15): {
+        "runtime": (24, {"interpreters_head": 2}),
+        "interpreter": (48, _INTERPRETER_314),
+        "thread": (176, _THREAD_315),
+        "frame": (312, _FRAME),
+        "code": (376, _CODE),
+        "bytes": (688, _BYTES),
+        "unicode": (712, _UNICODE),
     },
 }
 
@@ -204,7 +221,7 @@ def layout_of(version: tuple[int, int], runtime: bytes) -> Layout:
     """
     if layout := TABLE.get(version):
         return layout
-    if runtime.startswith(_COOKIE):
+    if runtime.startswith(COOKIE):
         return layout_from_debug_offsets(runtime)
     if version < (3, 8):
         raise _unsupported(version)
@@ -217,7 +234,7 @@ def layout_from_debug_offsets(runtime: bytes) -> Layout:
     Raises NotPython without the cookie, UnsupportedTarget for a version or build that is not known, CorruptTarget
     when an offset cannot be right.
     """
-    if not runtime.startswith(_COOKIE) or len(runtime) < 24:
+    if not runtime.startswith(COOKIE) or len(runtime) < 24:
         raise NotPython("there are no debug offsets of CPython at this address")
     hexversion, free_threaded = struct.unpack_from("<QQ", runtime, 8)
     version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
@@ -234,7 +251,7 @@ def layout_from_debug_offsets(runtime: bytes) -> Layout:
 
 def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layout:
     interpreter, thread, frame = read["interpreter"], read["thread"], read["frame"]
-    code, text = read["code"], read["unicode"]
+    code, text, data = read["code"], read["unicode"], read["bytes"]
     return Layout(
         version=version,
         interpreters_head=read["runtime"]["interpreters_head"],
@@ -264,6 +281,8 @@ def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layo
         code_size=max(code["filename"], code["qualname"], code["linetable"], code["firstlineno"]) + 8,
         instr="current",
         lines="locations",
+        bytes_length=data["ob_size"],
+        bytes_data=data["ob_sval"],
         str_state=text["state"],
         str_length=text["length"],
         str_ascii=text["asciiobject_size"],
@@ -280,11 +299,16 @@ def _block(runtime: bytes, name: str, start: int, fields: dict[str, int]) -> dic
     words = struct.unpack_from(f"<{(end - start) // 8}Q", runtime, start)
     size = words[0]
     limit = min(size, _MAX_INTERPRETER if name in ("interpreter", "runtime") else _MAX_STRUCT)
-    for field, index in fields.items():
+    found = {field: words[index] for field, index in fields.items()}
+    least = _OBJECT_HEAD if name in ("code", "bytes", "unicode") else 0
+    for field, offset in found.items():
         # asciiobject_size is the size of the whole, where the characters begin.
-        if words[index] > limit or (words[index] == limit and field != "asciiobject_size"):
-            raise CorruptTarget(f"CPython declares {name}.{field} at {words[index]} in {size} bytes")
-    return {field: words[index] for field, index in fields.items()}
+        past = offset > limit or (offset == limit and field != "asciiobject_size")
+        if past or offset < least or (offset % 8 and field not in (*_HALF_WORDS, "ob_sval")):
+            raise CorruptTarget(f"CPython declares {name}.{field} at {offset} in {size} bytes")
+    if len(set(found.values())) < len(found):
+        raise CorruptTarget(f"CPython declares two fields of a {name} at the same place")
+    return found
 
 
 def _inside(name: str, offset: int) -> int:

@@ -12,7 +12,7 @@ from probing.api.errors import InternalError, NotPython, UnsupportedTarget, Usag
 from probing.daemon.processes.procfs import Mapping, clean_text
 from probing.daemon.python_stack.release import release_of
 
-__all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate")
+__all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate", "mapped_name", "named_python")
 
 # Exported since the version beside them, so they tell older versions apart; from 3.11 Py_Version says it all.
 _SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
@@ -100,19 +100,25 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
     """
     runtime, version_at = (symbols.address(name, mapping) for name in ("_PyRuntime", "Py_Version"))
     if not runtime:
-        raise NotPython(f"{_name(mapping)} holds no CPython runtime")
+        raise NotPython(f"{mapped_name(mapping)} holds no CPython runtime")
     if hexversion:
         version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
-        return RuntimeInfo(runtime, version_at, hexversion, version, release_of(hexversion), _name(mapping))
+        return RuntimeInfo(runtime, version_at, hexversion, version, release_of(hexversion), mapped_name(mapping))
     known = [v for name, v in _SINCE.items() if name in symbols.addresses]
     if version_at or not known:
         raise UnsupportedTarget(
-            f"the version of the CPython in {_name(mapping)} cannot be told",
-            hint="stacks are read of CPython 3.8 to 3.14",
+            f"the version of the CPython in {mapped_name(mapping)} cannot be told",
+            hint="stacks are read of CPython 3.8 to 3.15",
         )
     version = max(known)
-    return RuntimeInfo(runtime, 0, 0, version, f"{version[0]}.{version[1]}", _name(mapping))
+    return RuntimeInfo(runtime, 0, 0, version, f"{version[0]}.{version[1]}", mapped_name(mapping))
 
 
-def _name(mapping: Mapping) -> str:
+def named_python(mapping: Mapping) -> bool:
+    """Whether the file is called as a CPython is: ``libpython3.*.so*``, or ``python*``."""
+    return bool(_LIBRARY.search(mapping.path) or _PROGRAM.search(mapping.path))
+
+
+def mapped_name(mapping: Mapping) -> str:
+    """The path of the file, fit to be shown, at most 256 characters."""
     return clean_text(mapping.path, 256)

@@ -25,6 +25,7 @@ from probing.daemon.python_stack.threads import read_start_ns
 __all__ = (
     "INTERPRETERS",
     "PROGRAMS",
+    "SID",
     "LocalParsers",
     "LocalReaders",
     "child",
@@ -36,6 +37,8 @@ __all__ = (
 )
 
 PROGRAMS = Path(__file__).parent / "python_programs"
+# What packaging/dev/sid-python.sh makes: programs that run a CPython of Debian unstable in a root of its own.
+SID = Path(__file__).parents[2] / ".build" / "sid-bin"
 
 
 def _interpreters() -> list[str]:
@@ -43,8 +46,10 @@ def _interpreters() -> list[str]:
     if named := os.environ.get("PROBINGD_TEST_PYTHONS"):
         return named.split(":")
     versions = Path.home() / ".pyenv" / "versions"
-    found = [p for minor in range(8, 15) for p in sorted(versions.glob(f"3.{minor}.*/bin/python"))]
+    found = [p for minor in range(8, 16) for p in sorted(versions.glob(f"3.{minor}.*/bin/python"))]
     found += [*Path("/opt").glob("python*/bin/python3"), Path("/usr/bin/python3"), Path(sys.executable)]
+    # A chroot takes root.
+    found += sorted(SID.glob("python3.*")) if os.geteuid() == 0 else []
     return [str(p) for p in {p.resolve(): p for p in found if p.exists()}.values()]
 
 

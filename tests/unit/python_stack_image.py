@@ -7,7 +7,7 @@ import struct
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.memory import FakeMemory
 
-__all__ = ("Image", "debug_offsets")
+__all__ = ("Image", "debug_offsets", "offset_words")
 
 BASE = 0x7F00_0000_0000
 SIZE = 1 << 17
@@ -102,32 +102,98 @@ class Image:
         return address
 
 
-def debug_offsets(minor: int, **changed: int) -> bytes:
-    """What CPython 3.13 or 3.14 (x86-64) has at the begin of _PyRuntime; ``changed`` words by their names."""
-    main = int(minor > 13)
-    blocks: dict[str, tuple[int, dict[str, int]]] = {
-        "runtime": (24, {"size": 400_000, "finalizing": 600, "interpreters_head": 808 if main else 632}),
-        "interpreter": (48, dict.fromkeys(["size"], 200_000)),
-        "thread": (176 if main else 152, {"size": 304, "prev": 0, "next": 8, "interp": 16, "current_frame": 72}),
-        "frame": (248 if main else 224, {"size": 88, "previous": 8, "executable": 0, "instr_ptr": 56, "locals": 80}),
-        "code": (312 if main else 272, {"size": 216, "filename": 112, "name": 120, "qualname": 128, "linetable": 136}),
-        "unicode": (616 if main else 536, {"size": 64, "state": 32, "length": 16, "asciiobject_size": 40}),
+# The words of each block as CPython 3.13.0, 3.14.10 and 3.15.2 (x86-64, glibc) have them.
+_WORDS = {
+    13: {
+        "runtime": (24, {"size": 283320, "finalizing": 608, "interpreters_head": 632}),
+        "interpreter": (
+            48,
+            {"size": 194968, "id": 7272, "next": 7264, "threads_head": 7344, "gc": 7400, "imports": 7656}
+            | {"sysdict": 7640, "builtins": 7648, "ceval_gil": 16, "gil": 7752, "enabled": 0}
+            | {"gil_locked": 7768, "gil_holder": 7760},
+        ),
+        "thread": (
+            152,
+            {"size": 304, "prev": 0, "next": 8, "interp": 16, "current_frame": 72, "thread_id": 152}
+            | {"native_thread_id": 160, "datastack_chunk": 232, "status": 32},
+        ),
+        "frame": (
+            224,
+            {"size": 80, "previous": 8, "executable": 0, "instr_ptr": 56, "locals": 72, "owner": 70},
+        ),
+        "code": (272, {"co_code_adaptive": 200}),
+        "bytes": (512, {"size": 40, "ob_size": 16, "ob_sval": 32}),
+        "unicode": (536, {"size": 64, "state": 32, "length": 16, "asciiobject_size": 40}),
+    },
+    14: {
+        "runtime": (24, {"size": 316616, "finalizing": 784, "interpreters_head": 808}),
+        "interpreter": (
+            48,
+            {"size": 225864, "id": 7280, "next": 7272, "threads_head": 7344, "threads_main": 7360, "gc": 7408}
+            | {"imports": 7688, "sysdict": 7672, "builtins": 7680, "ceval_gil": 16, "gil": 7784, "enabled": 0}
+            | {"gil_locked": 7800, "gil_holder": 7792},
+        ),
+        "thread": (
+            176,
+            {"size": 832, "prev": 0, "next": 8, "interp": 16, "current_frame": 72, "thread_id": 152}
+            | {"native_thread_id": 160, "datastack_chunk": 232, "status": 32},
+        ),
+        "frame": (
+            248,
+            {"size": 88, "previous": 8, "executable": 0, "instr_ptr": 56, "locals": 80, "owner": 74}
+            | {"stackpointer": 64, "tlbc_index": 0},
+        ),
+        "code": (312, {"size": 216, "co_code_adaptive": 208}),
+        "bytes": (592, {"size": 40, "ob_size": 16, "ob_sval": 32}),
+        "unicode": (616, {"size": 64, "state": 32, "length": 16, "asciiobject_size": 40}),
+    },
+    15: {
+        "runtime": (24, {"size": 346568, "finalizing": 912, "interpreters_head": 936}),
+        "interpreter": (
+            48,
+            {"size": 226240, "id": 7272, "next": 7264, "threads_head": 7336, "threads_main": 7352, "gc": 7400}
+            | {"imports": 7592, "sysdict": 7576, "builtins": 7584, "ceval_gil": 16, "gil": 7736, "enabled": 0}
+            | {"gil_locked": 7752, "gil_holder": 7744},
+        ),
+        "thread": (
+            176,
+            {"size": 888, "prev": 0, "next": 8, "interp": 16, "current_frame": 72, "base_frame": 80}
+            | {"last_profiled_frame": 88, "last_profiled_frame_seq": 96, "thread_id": 176}
+            | {"native_thread_id": 184, "datastack_chunk": 256, "status": 32, "holds_gil": 36},
+        ),
+        "frame": (
+            312,
+            {"size": 88, "previous": 8, "executable": 0, "instr_ptr": 56, "locals": 80, "owner": 74}
+            | {"stackpointer": 64, "tlbc_index": 0},
+        ),
+        "code": (376, {"size": 216, "co_code_adaptive": 208}),
+        "bytes": (688, {"size": 40, "ob_size": 16, "ob_sval": 32}),
+        "unicode": (712, {"size": 64, "state": 32, "length": 16, "asciiobject_size": 40}),
+    },
+}
+_CODE = {"size": 208, "filename": 112, "name": 120, "qualname": 128, "linetable": 136, "firstlineno": 68} | {
+    "argcount": 52,
+    "localsplusnames": 96,
+    "localspluskinds": 104,
+}
+
+
+def offset_words(minor: int) -> dict[str, int]:
+    """Where in the debug offsets of 3.``minor`` each word is, by its name ("thread_next")."""
+    return {
+        f"{block}_{name}": start + 8 * i
+        for block, (start, fields) in _WORDS[minor].items()
+        for i, name in enumerate(_CODE | fields if block == "code" else fields)
     }
-    blocks["interpreter"][1].update({"id": 7300, "next": 7272 if main else 7264, "threads_head": 7344})
-    if main:
-        blocks["interpreter"][1]["threads_main"] = 7352
-    rest = ("gc", "imports", "sysdict", "builtins")
-    blocks["interpreter"][1].update(dict.fromkeys(rest, 7400))
-    blocks["interpreter"][1].update({"ceval_gil": 16, "gil": 9000, "enabled": 0})
-    blocks["interpreter"][1].update({"gil_locked": 9016, "gil_holder": 9008})
-    blocks["thread"][1].update({"thread_id": 152, "native_thread_id": 160, "datastack_chunk": 232, "status": 40})
-    blocks["frame"][1]["owner"] = 74 if main else 70
-    blocks["code"][1].update({"firstlineno": 68, "argcount": 52, "names": 96, "kinds": 104})
-    blocks["code"][1]["co_code_adaptive"] = 208 if main else 200
+
+
+def debug_offsets(minor: int, **changed: int) -> bytes:
+    """What CPython 3.13 to 3.15 (x86-64) has at the begin of _PyRuntime; ``changed`` words by their names."""
     data = bytearray(1024)
     hexversion = changed.get("hexversion", 3 << 24 | minor << 16 | 0x0AF0)
     struct.pack_into("<8sQQ", data, 0, b"xdebugpy", hexversion, changed.get("free_threaded", 0))
-    for block, (start, fields) in blocks.items():
-        for i, (name, value) in enumerate(fields.items()):
-            struct.pack_into("<Q", data, start + 8 * i, changed.get(f"{block}_{name}", value))
+    for block, (_, fields) in _WORDS[minor].items():
+        for name, value in (_CODE | fields if block == "code" else fields).items():
+            key = f"{block}_{name}"
+            struct.pack_into("<Q", data, offset_words(minor)[key], changed.get(key, value))
     return bytes(data)

@@ -15,12 +15,15 @@ def test_the_table_is_used_without_asking_the_target() -> None:
     assert [v for v in TABLE if layout_of(v, b"") is TABLE[v]] == [(3, 8), (3, 9), (3, 10), (3, 11), (3, 12)]
 
 
-@pytest.mark.parametrize(("minor", "owner", "mask"), [(13, 70, 0), (14, 74, 3)])
-def test_declared_offsets(minor: int, owner: int, mask: int) -> None:
+@pytest.mark.parametrize(
+    ("minor", "owner", "mask", "threads", "native"),
+    [(13, 70, 0, 7344, 160), (14, 74, 3, 7344, 160), (15, 74, 3, 7336, 184)],
+)
+def test_declared_offsets(minor: int, owner: int, mask: int, threads: int, native: int) -> None:
     layout = layout_of((3, minor), debug_offsets(minor))
     assert (layout.version, layout.frame_owner, layout.tag_mask) == ((3, minor), owner, mask)
     assert (layout.interp_gil, layout.gil_holder, layout.gil_locked) == (16, 8, 16)
-    assert (layout.interp_threads, layout.thread_frame, layout.native_thread_id) == (7344, 72, 160)
+    assert (layout.interp_threads, layout.thread_frame, layout.native_thread_id) == (threads, 72, native)
     assert (layout.code_name, layout.code_linetable, layout.code_firstlineno) == (128, 136, 68)
     assert (layout.str_ascii, layout.str_compact, layout.is_shim_from) == (40, 56, 3)
 
@@ -56,7 +59,7 @@ def test_offsets_outside_of_what_they_are_in(changed: dict[str, int]) -> None:
         layout_from_debug_offsets(debug_offsets(13, **changed))
 
 
-@given(st.binary(max_size=1100), st.integers(0, 1024), st.sampled_from([13, 14]))
+@given(st.binary(max_size=1100), st.integers(0, 1024), st.sampled_from([13, 14, 15]))
 def test_any_bytes_give_a_layout_or_a_typed_error(noise: bytes, at: int, minor: int) -> None:
     data = bytearray(debug_offsets(minor))
     data[at : at + len(noise)] = noise

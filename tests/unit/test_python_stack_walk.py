@@ -16,7 +16,7 @@ from probing.daemon.python_stack.layouts import TABLE, Layout, layout_of
 from probing.daemon.python_stack.memory import FakeMemory, Range
 from probing.daemon.python_stack.walker import Limits
 
-LAYOUTS = [*TABLE.values(), layout_of((3, 13), debug_offsets(13)), layout_of((3, 14), debug_offsets(14))]
+LAYOUTS = [*TABLE.values(), *(layout_of((3, minor), debug_offsets(minor)) for minor in (13, 14, 15))]
 LINES = {
     "lnotab": bytes([0, 1, 4, 1, 4, 1]),
     "ranges": bytes([4, 1, 4, 1, 4, 1]),
