@@ -13,6 +13,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``stacks``: ``python_stack.dump``.
+* ``codes``, ``threads``: ``python_stack.sampled_codes`` and ``sampled_threads``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.dump import handlers as stack_handlers
 from probing.daemon.python_stack.memory import ProcessMemory
+from probing.daemon.python_stack.sampled_codes import answer_codes
+from probing.daemon.python_stack.sampled_threads import answer_threads
 
 __all__ = ("end_on_hangup", "main", "serve")
 
@@ -155,10 +158,12 @@ def _handled(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[T
 
 _WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {"list": _list, "ping": _ping, "state": _state}
 _OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
+    "codes": lambda _, request: answer_codes(request),
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,
     "open": _open,
+    "threads": lambda _, request: answer_threads(request),
     **{op: _handled(handler) for op, handler in stack_handlers().items()},
 }
 

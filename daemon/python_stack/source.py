@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, parse_maps
-from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, layout_of
+from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.memory import Range
 from probing.daemon.python_stack.release import release_of, sys_hexversion
@@ -84,6 +84,15 @@ class PythonStacks:
             while len(self._prepared) > _MAX_PREPARED:
                 self._prepared.popitem(last=False)
         return found
+
+    def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
+        """Where the CPython of a process keeps its things. Raises like ``prepare``."""
+        deadline = time.monotonic() + timeout
+        runtime = self.prepare(pid, start_ns, timeout)
+        if found := TABLE.get(runtime.version):
+            return found
+        head = self._memory(pid, start_ns, deadline, [(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0]
+        return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
         """Such as "3.11.7", or "3.10" where the process does not show more. Raises like ``prepare``."""
