@@ -14,11 +14,12 @@ from typing import Any
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Message
 from probing.daemon.processes.mapped_file import open_mapped
-from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.dump import dump_stacks, forget, handlers
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import ProcessMemory
+from probing.daemon.python_stack.search import find_runtime
 from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.threads import read_start_ns
 
@@ -33,6 +34,8 @@ __all__ = (
     "dump",
     "frames_of",
     "program",
+    "read_mappings",
+    "runtime_in_memory",
     "runtime_of",
 )
 
@@ -106,6 +109,15 @@ def runtime_of(pid: int) -> RuntimeInfo:
         return stacks.prepare(pid, read_start_ns(pid), timeout=60)
     finally:
         stacks.close()
+
+
+def read_mappings(pid: int) -> list[Mapping]:
+    return parse_maps(Path(f"/proc/{pid}/maps").read_bytes())
+
+
+def runtime_in_memory(pid: int) -> RuntimeInfo:
+    """The runtime found without any file."""
+    return find_runtime(ProcessMemory(pid).read_many, read_mappings(pid))
 
 
 def dump(pid: int, runtime: RuntimeInfo, *, cold: bool = False) -> dict[str, Any]:
