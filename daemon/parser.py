@@ -7,6 +7,7 @@ privileges, and with Landlock no files but the interpreter's. One request at a t
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
   ``file_offset``, ``size``, ``head`` (hex)}] as in ``bpf.elf.Symbol``, ``build_id`` (hex or null), ``machine``,
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
+* ``unwind``: ``python_stack.native.unwind``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from probing.api.errors import InternalError, ProbingError, UnsupportedTarget, UsageError
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 from probing.daemon.reader import end_on_hangup
 from probing.daemon.sandbox import confine, limit
 
@@ -33,6 +35,7 @@ MEMORY_BYTES = 3 << 30
 # For its whole life: whoever needs more is replaced by a fresh one.
 CPU_SECONDS = 600
 MAX_PATTERNS = 1_024
+_HANDLERS = native_handlers()
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +76,8 @@ def _answer(request: Message) -> bytes:
     op = request.header.get("op")
     if op == "ping":
         return b""
+    if handler := _HANDLERS.get(str(op)):
+        return handler(request)
     if op != "symbols":
         raise UsageError(f"a parser knows no request {op!r}")
     patterns = [str(pattern) for pattern in request.header.get("patterns", ())]

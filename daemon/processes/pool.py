@@ -289,18 +289,27 @@ class ParserPool:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        answer = self._ask(fd, {"op": "symbols", "patterns": list(patterns)}, time.monotonic() + timeout)
+        answer = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
         with self._lock:
             self._known[key] = answer
             while len(self._known) > MAX_CACHED_FILES:
                 self._known.popitem(last=False)
         return answer
 
-    def _ask(self, fd: int, header: dict[str, Any], deadline: float) -> dict[str, Any]:
+    def call(
+        self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
+    ) -> dict[str, Any]:
+        """Ask a parser (``daemon/parser.py`` lists the ops) whose answer is a JSON object.
+
+        ``timeout`` in seconds covers waiting for a parser too; ``fds`` stay the caller's. Raises TargetTimeout when the
+        parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for what makes no sense.
+        """
+        deadline = time.monotonic() + timeout
         channel = self._pool.acquire(deadline)
         done: Callable[[Channel], None] = self._pool.discard
+        header = {"op": op, **args}
         try:
-            answer = channel.request(header, timeout=max(0.001, deadline - time.monotonic()), fds=[fd])
+            answer = channel.request(header, payload, timeout=max(0.001, deadline - time.monotonic()), fds=fds)
             done = self._pool.release
         except ChannelTimeout as e:
             raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e

@@ -1,0 +1,197 @@
+"""The files that a parser has open for unwinding, and where in them the instructions of a process are."""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from probing.api.errors import TargetError
+from probing.daemon.python_stack.native.demangle import readable
+from probing.daemon.python_stack.native.elf_cfi import FrameTable, Row
+from probing.daemon.python_stack.native.elf_image import ElfImage
+from probing.daemon.python_stack.native.elf_symbols import Functions
+from probing.daemon.python_stack.native.payload import CodeMapping
+
+__all__ = ("CodeSpace", "FileNeeded", "Module", "Modules", "Place")
+
+_MAX_FILES = 512
+_MAX_SYMBOLS = 16 << 20
+_MAX_ALIASES = 16_384
+_MAX_KEPT = 8192
+
+_T = TypeVar("_T")
+# Device (major, minor) and inode as a process's maps have them, and the process; (0, 0) where they hold for all.
+_Alias = tuple[int, int, int, tuple[int, int]]
+_FileId = tuple[int, int, int, int]
+
+
+class FileNeeded(Exception):
+    def __init__(self, mapping: CodeMapping) -> None:
+        super().__init__(mapping.path)
+        self.mapping = mapping
+
+
+class Module:
+    """One ELF file, open as ``fd``, which it owns. What makes no sense in it is as if it were not there."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rows: dict[int, Row | None] = {}
+        self._named: dict[int, tuple[str, int] | None] = {}
+        self._image = _or_none(lambda: ElfImage(fd))
+        image = self._image
+        self._frames = _or_none(lambda: FrameTable(image)) if image else None
+        self._functions: Functions | None = None
+        self._indexed = image is None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    @property
+    def symbols(self) -> int:
+        return len(self._functions) if self._functions else 0
+
+    def address(self, offset: int) -> int | None:
+        """The address before relocation of the instruction at ``offset`` in the file."""
+        return self._image.code_address(offset) if self._image else None
+
+    def row(self, address: int) -> Row | None:
+        """How the frame of a function at ``address`` (before relocation) lies; None when the file does not tell."""
+        if address not in self._rows:
+            frames = self._frames
+            found = _or_none(lambda: frames.row(address)) if frames else None
+            _keep(self._rows, address, found)
+            return found
+        return self._rows[address]
+
+    def function(self, address: int) -> tuple[str, int] | None:
+        """The readable name of the function at ``address``, and where it begins."""
+        if address not in self._named:
+            _keep(self._named, address, self._find(address))
+        return self._named[address]
+
+    def code(self, offset: int, size: int) -> bytes:
+        image = self._image
+        return (_or_none(lambda: image.read(offset, size)) if image and offset >= 0 else None) or b""
+
+    def _find(self, address: int) -> tuple[str, int] | None:
+        image = self._image
+        if not self._indexed and image:
+            self._indexed = True
+            self._functions = _or_none(lambda: Functions(image))
+        functions = self._functions
+        found = _or_none(lambda: functions.find(address)) if functions else None
+        return (readable(found[0]), found[1]) if found else None
+
+
+class Modules:
+    """The files by what they are. A file that is asked for by its place in a process's maps is found as long as the
+    descriptor is held: the inode cannot become another file's meanwhile."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[_FileId, Module] = OrderedDict()
+        self._aliases: OrderedDict[_Alias, _FileId] = OrderedDict()
+        self._fds: dict[_FileId, int] = {}
+
+    def add(self, mapping: CodeMapping, process: tuple[int, int], fd: int) -> None:
+        """Take the file of ``mapping`` of a process (pid, start_ns). ``fd`` stays the caller's."""
+        found = os.fstat(fd)
+        file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if file not in self._files:
+            own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+            self._files[file] = Module(own)
+            self._fds[file] = own
+        # Where maps and the file itself name different devices (overlayfs), only the reader's word for this process
+        # says that they are the same.
+        exact = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == mapping[3:6]
+        self._aliases[(*mapping[3:6], (0, 0) if exact else process)] = file
+        while len(self._aliases) > _MAX_ALIASES:
+            self._aliases.popitem(last=False)
+        self._files.move_to_end(file)
+        while len(self._files) > _MAX_FILES or (len(self._files) > 1 and self._too_many()):
+            self._drop(next(iter(self._files)))
+
+    def get(self, mapping: CodeMapping, process: tuple[int, int]) -> Module | None:
+        for scope in ((0, 0), process):
+            file = self._aliases.get((*mapping[3:6], scope))
+            if file is None or file not in self._files:
+                continue
+            found = os.fstat(self._fds[file])
+            if (found.st_size, found.st_mtime_ns) != file[2:]:
+                self._drop(file)  # it was written over
+                continue
+            self._files.move_to_end(file)
+            return self._files[file]
+        return None
+
+    def close(self) -> None:
+        while self._files:
+            self._drop(next(iter(self._files)))
+
+    def _too_many(self) -> bool:
+        return sum(module.symbols for module in self._files.values()) > _MAX_SYMBOLS
+
+    def _drop(self, file: _FileId) -> None:
+        self._files.pop(file).close()
+        del self._fds[file]
+
+
+class Place(NamedTuple):
+    """Where an instruction is: ``offset`` in the file of ``mapping``; ``module`` None: there is no such file."""
+
+    mapping: CodeMapping
+    offset: int
+    module: Module | None
+    address: int | None
+
+
+class CodeSpace:
+    """The executable mappings of one process. ``absent`` are the starts of those whose file cannot be had."""
+
+    def __init__(
+        self, mappings: Sequence[CodeMapping], modules: Modules, process: tuple[int, int], absent: frozenset[int]
+    ) -> None:
+        self._mappings = sorted(mappings)
+        self._starts = [m.start for m in self._mappings]
+        self._modules = modules
+        self._process = process
+        self._absent = absent
+        self._held: dict[CodeMapping, Module] = {}
+
+    def holds(self, ip: int) -> CodeMapping | None:
+        """The executable mapping around an address."""
+        index = bisect.bisect_right(self._starts, ip) - 1
+        if index >= 0 and ip < self._mappings[index].end:
+            return self._mappings[index]
+        return None
+
+    def place(self, ip: int) -> Place | None:
+        """Raises FileNeeded when the parser does not have the file yet."""
+        mapping = self.holds(ip)
+        if mapping is None:
+            return None
+        offset = ip - mapping.start + mapping.offset
+        module = self._held.get(mapping)
+        if module is None and mapping.inode and mapping.start not in self._absent:
+            module = self._modules.get(mapping, self._process)
+            if module is None:
+                raise FileNeeded(mapping)
+            self._held[mapping] = module
+        return Place(mapping, offset, module, module.address(offset) if module else None)
+
+
+def _or_none(make: Callable[[], _T]) -> _T | None:
+    try:
+        return make()
+    except TargetError:
+        return None
+
+
+def _keep(kept: dict[int, _T], key: int, value: _T) -> None:
+    if len(kept) >= _MAX_KEPT:
+        kept.clear()
+    kept[key] = value

@@ -1,0 +1,103 @@
+"""What a reader saw of a process's C stacks, on its way through the collector to a parser.
+
+One run of bytes: the length of a JSON object (u32), the object, and the copied stacks one after the other. The
+collector hands it on as it came, so nothing in it is taken apart by a process with rights but the object.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.processes.procfs import clean_text
+
+__all__ = ("MAX_MAPPINGS", "MAX_STACK", "MAX_THREADS", "Captured", "CodeMapping", "StackCopy")
+
+MAX_THREADS = 4096
+MAX_MAPPINGS = 4096
+MAX_STACK = 256 << 10
+MAX_PATH = 256
+_LENGTH = struct.Struct("<I")
+_WORD = 1 << 64
+
+
+class CodeMapping(NamedTuple):
+    """An executable mapping. ``inode`` 0: no file is behind it. ``path`` is clean text."""
+
+    start: int
+    end: int
+    offset: int
+    major: int
+    minor: int
+    inode: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackCopy:
+    """A thread that held still. ``pc`` and ``sp`` are its own; ``data`` is its memory from address ``low`` on.
+
+    ``reason`` says why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
+    """
+
+    tid: int
+    pc: int = 0
+    sp: int = 0
+    low: int = 0
+    data: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The threads of a process and where its code lies, mappings by address."""
+
+    pid: int
+    start_ns: int
+    threads: tuple[StackCopy, ...]
+    mappings: tuple[CodeMapping, ...]
+
+    def encode(self) -> bytes:
+        text = json.dumps(
+            {
+                "pid": self.pid,
+                "start_ns": self.start_ns,
+                "threads": [[t.tid, t.pc, t.sp, t.low, len(t.data), t.reason] for t in self.threads],
+                "mappings": self.mappings,
+            },
+            separators=(",", ":"),
+        ).encode()
+        return b"".join((_LENGTH.pack(len(text)), text, *(t.data for t in self.threads)))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Captured:
+        """Raises CorruptTarget for what ``encode`` does not make."""
+        try:
+            (length,) = _LENGTH.unpack_from(data)
+            text: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+            mappings = tuple(_mapping(*m) for m in text["mappings"][:MAX_MAPPINGS])
+            threads, at = [], _LENGTH.size + length
+            for tid, pc, sp, low, size, reason in text["threads"][:MAX_THREADS]:
+                if not 0 <= size <= MAX_STACK or at + size > len(data):
+                    raise ValueError("a stack is cut")
+                threads.append(
+                    StackCopy(_int(tid), _int(pc), _int(sp), _int(low), data[at : at + size], clean_text(reason, 32))
+                )
+                at += size
+            return cls(_int(text["pid"]), _int(text["start_ns"]), tuple(threads), mappings)
+        except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise CorruptTarget("these are no stacks that a reader copied") from e
+
+
+def _mapping(start: int, end: int, offset: int, major: int, minor: int, inode: int, path: str) -> CodeMapping:
+    numbers = (_int(start), _int(end), _int(offset), _int(major), _int(minor), _int(inode))
+    return CodeMapping(*numbers, clean_text(path, MAX_PATH))
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < _WORD:
+        raise ValueError("no number of 64 bits")
+    return value

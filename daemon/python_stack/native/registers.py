@@ -1,0 +1,209 @@
+"""Copies of the C stacks of a process's blocked threads, taken while nothing stops them: the reader's part.
+
+A blocked thread does not move, and the kernel tells its stack and instruction pointer (``/proc/PID/task/TID/syscall``,
+fs/proc/base.c). That it did not run between two looks, and so that its registers, the copy of its stack and its Python
+stack are all of one moment, is proven by its counts of context switches and by that line being equal in both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from probing.api.errors import PrivilegeError, ProcessGone, TargetError, UnsupportedTarget, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.python_stack.dump import dump_stacks
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.native.payload import (
+    MAX_MAPPINGS,
+    MAX_PATH,
+    MAX_STACK,
+    MAX_THREADS,
+    Captured,
+    CodeMapping,
+    StackCopy,
+)
+from probing.daemon.python_stack.wire import pack
+
+__all__ = ("copy_stacks", "handlers")
+
+_DEFAULT_TIMEOUT_MS = 1000
+_MAX_TOTAL = 16 << 20
+_MAX_MAPS = 16 << 20
+# A leaf function may use so much below its stack pointer (System V ABI for x86-64, 3.2.2).
+_RED_ZONE = 128
+# Threads that work often block in between: they are looked at again for this part of the time, every millisecond.
+_PATIENCE = 0.2
+_MAX_ROUNDS = 20
+_PAUSE_S = 0.001
+
+_Dump = dict[str, Any]
+
+
+class _Look(NamedTuple):
+    """A blocked thread as the kernel tells it; two that are equal have nothing in between."""
+
+    sp: int
+    pc: int
+    line: bytes
+    switches: tuple[bytes, ...]
+
+
+def copy_stacks(
+    pid: int, start_ns: int, tids: Sequence[int], runtime: RuntimeInfo | None, deadline: float
+) -> tuple[Captured, dict[int, _Dump]]:
+    """Copy the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walk their Python stacks meanwhile.
+
+    The second value holds the Python part of each thread that held still, as ``dump_stacks`` gives it. ``deadline`` is
+    on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose
+    blocked threads cannot be unwound from their stack alone.
+    """
+    if platform.machine() != "x86_64":
+        raise UnsupportedTarget(
+            f"native stacks are not read on {platform.machine()}",
+            hint="the address of the caller is in a register there, which cannot be read without a stop",
+        )
+    mappings = parse_maps(_read(f"/proc/{pid}/maps", _MAX_MAPS))
+    found: dict[int, StackCopy] = {}
+    python: dict[int, _Dump] = {}
+    patience = time.monotonic() + (deadline - time.monotonic()) * _PATIENCE
+    waiting = list(tids) or _threads(pid)
+    for _ in range(_MAX_ROUNDS):
+        copies, dumped = _round(pid, start_ns, waiting, mappings, runtime, deadline)
+        found |= copies
+        python |= dumped
+        waiting = [tid for tid in waiting if found[tid].reason == "runs"]
+        if not waiting or time.monotonic() + _PAUSE_S > patience:
+            break
+        time.sleep(_PAUSE_S)
+    code = [_code(m) for m in mappings if m.executable and m.path != b"[vsyscall]"]
+    return Captured(pid, start_ns, _within_bounds(found), tuple(code[:MAX_MAPPINGS])), python
+
+
+def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
+    """What a reader answers: ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
+
+    Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that held still, all
+    of the same moment as the copies, packed as ``wire.unpack`` reads them.
+    """
+    return {"native": _native}
+
+
+def _native(request: dict[str, Any]) -> Message:
+    pid, start_ns, tids = request.get("pid"), request.get("start_ns"), request.get("tids") or []
+    timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
+    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
+        raise UsageError("a request for native stacks takes pid, start_ns and timeout_ms")
+    if not isinstance(tids, list) or len(tids) > MAX_THREADS or not all(isinstance(t, int) and t > 0 for t in tids):
+        raise UsageError(f"a request for native stacks names up to {MAX_THREADS} threads by their numbers")
+    runtime = RuntimeInfo.from_dict(request["runtime"]) if request.get("runtime") else None
+    captured, python = copy_stacks(pid, start_ns, tids, runtime, time.monotonic() + timeout_ms / 1000)
+    return Message({"python": pack({"threads": list(python.values())}) if runtime else None}, captured.encode())
+
+
+def _round(
+    pid: int,
+    start_ns: int,
+    tids: Sequence[int],
+    mappings: Sequence[Mapping],
+    runtime: RuntimeInfo | None,
+    deadline: float,
+) -> tuple[dict[int, StackCopy], dict[int, _Dump]]:
+    """Look, copy, walk Python, and look again."""
+    before = {tid: _look(pid, tid) for tid in tids}
+    still = {tid: look for tid, look in before.items() if isinstance(look, _Look)}
+    copies = _copy(ProcessMemory(pid), still, mappings)
+    dumped: dict[int, _Dump] = {}
+    if runtime is not None and any(not c.reason for c in copies.values()):
+        threads = dump_stacks(pid, start_ns, runtime, deadline)["threads"]
+        dumped = {t["tid"]: t for t in threads if t["tid"] in still}
+    for tid, look in before.items():
+        if not isinstance(look, _Look):
+            copies[tid] = StackCopy(tid, reason=look)
+        elif not copies[tid].reason and _look(pid, tid) != look:
+            copies[tid] = StackCopy(tid, reason="runs")
+    return copies, {tid: t for tid, t in dumped.items() if not copies[tid].reason}
+
+
+def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) -> dict[int, StackCopy]:
+    starts = [m.start for m in mappings]
+    ranges = {}
+    for tid, look in still.items():
+        mapping = mappings[max(0, bisect.bisect_right(starts, look.sp) - 1)] if mappings else None
+        if mapping is not None and mapping.start <= look.sp < mapping.end:
+            low = max(mapping.start, (look.sp & -8) - _RED_ZONE)
+            ranges[tid] = (low, min(mapping.end - low, MAX_STACK))
+    # Each in a call of its own would cost more than all that is read.
+    parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
+    copies = {}
+    for tid, look in still.items():
+        data = parts.get(tid)
+        if data is None:
+            copies[tid] = StackCopy(tid, reason="refused")
+        else:
+            copies[tid] = StackCopy(tid, look.pc, look.sp, ranges[tid][0], data)
+    return copies
+
+
+def _look(pid: int, tid: int) -> _Look | str:
+    """Where a thread is blocked, or the reason why that is not known."""
+    try:
+        line = _read(f"/proc/{pid}/task/{tid}/syscall", 256)
+        words = line.split()
+        if words[:1] == [b"running"] or len(words) not in (3, 9):
+            return "runs"
+        status = _read(f"/proc/{pid}/task/{tid}/status", 16_384).splitlines()
+        switches = tuple(word for word in status if word.startswith((b"voluntary_ctxt", b"nonvoluntary_ctxt")))
+        return _Look(int(words[-2], 16), int(words[-1], 16), line, switches)
+    except ProcessGone:
+        return "gone"
+    except (PrivilegeError, ValueError):
+        return "refused"
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            return sorted(int(entry.name) for entry in entries)[:MAX_THREADS]
+    except OSError as e:
+        raise ProcessGone(f"process {pid} exited") from e
+
+
+def _within_bounds(found: dict[int, StackCopy]) -> tuple[StackCopy, ...]:
+    left, threads = _MAX_TOTAL, []
+    for tid, copy in found.items():
+        left -= len(copy.data)
+        threads.append(copy if left >= 0 else StackCopy(tid, reason="limit"))
+    return tuple(threads)
+
+
+def _code(mapping: Mapping) -> CodeMapping:
+    path = clean_text(mapping.path, MAX_PATH)
+    return CodeMapping(mapping.start, mapping.end, mapping.offset, *mapping.device, mapping.inode, path)
+
+
+def _read(path: str, limit: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts = []
+            while limit > 0 and (part := os.read(fd, min(limit, 1 << 16))):
+                parts.append(part)
+                limit -= len(part)
+            return b"".join(parts)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ProcessGone("the thread ended") from e
+    except PermissionError as e:
+        raise PrivilegeError(
+            f"{path} may not be read", hint="reading where a thread is blocked takes CAP_SYS_PTRACE"
+        ) from e
+    except OSError as e:
+        raise TargetError(f"{path} cannot be read: {e.strerror}") from e

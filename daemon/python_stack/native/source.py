@@ -1,0 +1,182 @@
+"""C frames for stacks on demand: asks a reader for copies, has a parser unwind them, and merges the two."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.ipc import Message
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.native.merge import merge
+from probing.daemon.python_stack.native.payload import Captured, CodeMapping
+from probing.daemon.python_stack.wire import unpack
+
+__all__ = ("NativeStacks", "Parsers", "Readers", "explained")
+
+# Descriptors that one message takes (daemon/ipc.py).
+_MAX_FDS = 16
+# A stack passes through few files, and each round shows the next of every thread.
+_MAX_ROUNDS = 64
+# A reader minds the deadline itself. Only one that is stuck is given up, and its target left alone: so much later.
+_GRACE_S = 1.0
+_REASONS = {
+    "runs": "it runs, and only a thread that is blocked can be read without stopping it",
+    "gone": "it ended",
+    "refused": "its registers or its stack may not be read",
+    "limit": "the process has too many threads with large stacks",
+}
+
+Thread = dict[str, Any]
+
+
+class Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
+
+
+class Parsers(Protocol):
+    """``processes.pool.ParserPool``."""
+
+    def call(self, op: str, payload: bytes, *, fds: Sequence[int], timeout: float, **args: Any) -> dict[str, Any]: ...
+
+
+class NativeStacks:
+    """Safe to use from any thread. ``prepare`` is ``PythonStacks.prepare``: it finds the CPython of a process."""
+
+    def __init__(
+        self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]
+    ) -> None:
+        self._readers = readers
+        self._parsers = parsers
+        self._prepare = prepare
+
+    def add(self, pid: int, start_ns: int, threads: list[Thread], timeout: float) -> None:
+        """Add native frames to ``threads``, those of one process as ``PythonStacks.stacks`` gives them.
+
+        Each thread gets ``native_missing``: why native frames are missing, empty when none are; it never raises a
+        ProbingError. The Python frames of a thread that is blocked are read anew, with its C stack and of the same
+        moment. ``timeout`` in seconds; a process that cannot be read at all takes one second more.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            unwound, python = self._read(pid, start_ns, threads, deadline)
+        except ProbingError as e:
+            for thread in threads:
+                thread["native_missing"] = e.message
+            return
+        for thread in threads:
+            frames, reason = unwound.get(thread["tid"], ([], "gone"))
+            if again := python.get(thread["tid"]):
+                thread.update((key, again[key]) for key in ("gil", "state", "complete", "frames"))
+            thread["frames"], reason = merge(thread["frames"], frames, explained(reason))
+            thread["native_missing"] = reason
+
+    def _read(
+        self, pid: int, start_ns: int, threads: list[Thread], deadline: float
+    ) -> tuple[dict[int, tuple[list[dict[str, Any]], str]], dict[int, Thread]]:
+        """Native frames and why some are missing, and the Python parts read with them, by tid."""
+        runtime = None
+        if any(thread["frames"] for thread in threads):
+            # What was a Python process a moment ago may have called exec.
+            with contextlib.suppress(NotPython, UnsupportedTarget):
+                runtime = self._prepare(pid, start_ns, _left(deadline)).to_dict()
+        left = _left(deadline)
+        answer = self._readers.call(
+            "native",
+            pid=pid,
+            start_ns=start_ns,
+            timeout=left + _GRACE_S,
+            tids=[thread["tid"] for thread in threads],
+            runtime=runtime,
+            timeout_ms=max(1, int(left * 1000)),
+        )
+        packed = answer.header.get("python")
+        python = {t["tid"]: t for t in unpack(packed)["threads"]} if packed else {}
+        return self._unwind(pid, start_ns, answer.payload, deadline), python
+
+    def _unwind(
+        self, pid: int, start_ns: int, payload: bytes, deadline: float
+    ) -> dict[int, tuple[list[dict[str, Any]], str]]:
+        mappings = {m.start: m for m in Captured.decode(payload).mappings}
+        absent: set[int] = set()
+        need: list[int] = []
+        for _ in range(_MAX_ROUNDS):
+            with contextlib.ExitStack() as opened:
+                files = self._open(pid, start_ns, need[:_MAX_FDS], mappings, absent, opened, deadline)
+                left = _left(deadline)
+                answer = self._parsers.call(
+                    "unwind",
+                    payload,
+                    fds=list(files.values()),
+                    timeout=left + _GRACE_S,
+                    starts=list(files),
+                    absent=sorted(absent),
+                    timeout_ms=max(1, int(left * 1000)),
+                )
+            need = _starts(answer, mappings)
+            if not need:
+                return _threads(answer)
+        raise TargetTimeout("the stacks pass through too many files", hint="ask again: the files are known by now")
+
+    def _open(
+        self,
+        pid: int,
+        start_ns: int,
+        need: Sequence[int],
+        mappings: dict[int, CodeMapping],
+        absent: set[int],
+        opened: contextlib.ExitStack,
+        deadline: float,
+    ) -> dict[int, int]:
+        """Descriptors by the start of a mapping; the mappings of a file that cannot be had go to ``absent``."""
+        files = {}
+        for start in need:
+            try:
+                answer = self._readers.call(
+                    "open", pid=pid, start_ns=start_ns, timeout=_left(deadline) + _GRACE_S, start=start
+                )
+            except UnsupportedTarget:
+                file = mappings[start][3:6]
+                absent |= {m.start for m in mappings.values() if m[3:6] == file}
+                continue
+            opened.callback(answer.close_fds)
+            files[start] = answer.fds[0]
+        return files
+
+
+def explained(reason: str) -> str:
+    """A reason in the words of a message to people."""
+    return _REASONS.get(reason, reason)
+
+
+def _starts(answer: dict[str, Any], mappings: dict[int, CodeMapping]) -> list[int]:
+    need = answer.get("need")
+    if not isinstance(need, list) or any(start not in mappings for start in need):
+        raise CorruptTarget("a parser asks for files that the process does not map")
+    return need
+
+
+def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[dict[str, Any]], str]]:
+    try:
+        codes = answer["codes"]
+        return {
+            tid: ([_frame(*codes[code], ip) for code, ip in frames], str(reason))
+            for tid, frames, reason in answer["threads"]
+        }
+    except (KeyError, IndexError, TypeError, ValueError) as e:
+        raise CorruptTarget("a parser's answer holds no stacks") from e
+
+
+def _frame(func: str, file: str, ip: int) -> dict[str, Any]:
+    return {"func": func, "file": file, "lineno": None, "frame_type": "Native", "ip": ip, "entry": False}
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TargetTimeout("there was no time left for native frames", hint="ask for fewer processes, or wait longer")
+    return left

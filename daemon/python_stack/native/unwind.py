@@ -1,0 +1,120 @@
+"""The parser's part: copies of stacks in, frames with readable names out.
+
+A request can come before its files: the parser then says which it needs, by the start of a mapping, and is asked again
+with their descriptors. It keeps them, so that each file is opened and indexed once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.python_stack.native.modules import CodeSpace, FileNeeded, Modules
+from probing.daemon.python_stack.native.payload import Captured, StackCopy
+from probing.daemon.python_stack.native.walk import CFrame, CStack, walk
+
+__all__ = ("Unwinder", "handlers")
+
+_MAX_TEXT = 8 << 20
+_MAX_ABSENT = 4096
+
+
+class Unwinder:
+    """Unwinds for all processes of a node. Not safe for two threads at once."""
+
+    def __init__(self) -> None:
+        self._modules = Modules()
+
+    def close(self) -> None:
+        self._modules.close()
+
+    def unwind(
+        self, data: bytes, starts: Sequence[int], fds: Sequence[int], absent: frozenset[int], deadline: float
+    ) -> dict[str, Any]:
+        """Unwind ``data``, which is ``Captured.encode()``.
+
+        ``fds`` are the files of the mappings at ``starts`` and stay the caller's; the files of those at ``absent``
+        cannot be had. ``deadline`` is on time.monotonic(). Answer: ``need``, starts of mappings whose files it takes;
+        when there are none, ``threads`` [[tid, [[code, ip], ...], reason], ...] with frames innermost first, and
+        ``codes`` [[func, file], ...]. A ``reason`` says why frames are missing. Raises CorruptTarget for ``data`` that
+        makes no sense.
+        """
+        captured = Captured.decode(data)
+        process = (captured.pid, captured.start_ns)
+        by_start = {mapping.start: mapping for mapping in captured.mappings}
+        for start, fd in zip(starts, fds, strict=True):
+            if start not in by_start:
+                raise CorruptTarget("a file came for a mapping that is not there")
+            self._modules.add(by_start[start], process, fd)
+        space = CodeSpace(captured.mappings, self._modules, process, absent)
+        stacks, need = [], set()
+        for copy in captured.threads:
+            try:
+                stacks.append((copy, self._one(copy, space, deadline)))
+            except FileNeeded as e:
+                need.add(e.mapping.start)
+        if need:
+            return {"need": sorted(need), "threads": [], "codes": []}
+        codes = _Codes()
+        threads = [[copy.tid, [[codes.index(f), f.ip] for f in stack.frames], stack.reason] for copy, stack in stacks]
+        return {"need": [], "threads": threads, "codes": codes.listed}
+
+    def _one(self, copy: StackCopy, space: CodeSpace, deadline: float) -> CStack:
+        if copy.reason:
+            return CStack(reason=copy.reason)
+        if time.monotonic() > deadline:
+            return CStack(reason="there was no time left")
+        return walk(copy, space)
+
+
+class _Codes:
+    """Each name once, because the threads of a training repeat themselves."""
+
+    def __init__(self) -> None:
+        self.listed: list[tuple[str, str]] = []
+        self._known: dict[tuple[str, str], int] = {}
+        self._left = _MAX_TEXT
+
+    def index(self, frame: CFrame) -> int:
+        key = _named(frame)
+        if key not in self._known:
+            self._left -= len(key[0]) + len(key[1])
+            if self._left < 0:
+                key = ("?", "?")
+            if key not in self._known:
+                self._known[key] = len(self.listed)
+                self.listed.append(key)
+        return self._known[key]
+
+
+def _named(frame: CFrame) -> tuple[str, str]:
+    place = frame.place
+    if place is None:
+        return "?", "?"
+    path = place.mapping.path or "[anonymous]"
+    found = place.module.function(place.address) if place.module and place.address is not None else None
+    if found:
+        return found[0], path
+    at = place.address if place.address is not None else place.offset
+    return f"{path.rpartition('/')[2]}+{at:#x}", path
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    """What a parser answers: ``unwind`` {starts, absent, timeout_ms}, payload ``Captured.encode()``, descriptors of the
+    mappings at ``starts``. Answer: payload, JSON as of ``Unwinder.unwind``."""
+    unwinder = Unwinder()
+
+    def answer(request: Message) -> bytes:
+        starts, absent = request.header.get("starts") or [], request.header.get("absent") or []
+        timeout_ms = request.header.get("timeout_ms", 1000)
+        numbers = isinstance(starts, list) and isinstance(absent, list) and isinstance(timeout_ms, int | float)
+        if not numbers or len(starts) != len(request.fds) or len(absent) > _MAX_ABSENT:
+            raise UsageError("unwind takes a descriptor for each of its starts")
+        deadline = time.monotonic() + timeout_ms / 1000
+        return json.dumps(unwinder.unwind(request.payload, starts, request.fds, frozenset(absent), deadline)).encode()
+
+    return {"unwind": answer}

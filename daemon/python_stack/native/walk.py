@@ -1,0 +1,219 @@
+"""One C stack, from a copy of its memory and call frame information: the frames of a thread that was not stopped.
+
+Of a blocked thread only the stack and instruction pointers are known at first. The registers that functions save for
+their callers become known with the frames that restore them. A frame that is found through one that is not known yet
+(rbp, in functions with stacks of changing size) is looked for among the return addresses above, and such a stack is
+never said to be whole: an old return address can look like the one that counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.python_stack.native.elf_cfi import Row, Rule
+from probing.daemon.python_stack.native.expressions import evaluate
+from probing.daemon.python_stack.native.modules import CodeSpace, Place
+from probing.daemon.python_stack.native.payload import StackCopy
+
+__all__ = ("MAX_FRAMES", "CFrame", "CStack", "walk")
+
+MAX_FRAMES = 256
+# DWARF numbers of x86-64 registers: System V ABI, figure 3.36.
+_RBP, _RSP, _RIP = 6, 7, 16
+_SAVED = (3, 6, 12, 13, 14, 15)
+_MAX_SEARCH = 16 << 10
+_MAX_CANDIDATES = 16
+_MASK = (1 << 64) - 1
+
+# call through a register or memory: FF /2 with all that can follow, at the end of what is matched.
+_INDIRECT_CALL = re.compile(
+    rb"\xff(?:[\xd0-\xd7]|[\x10-\x13\x16\x17]|\x14.|\x15.{4}|[\x50-\x53\x55-\x57].|\x54.."
+    rb"|[\x90-\x93\x95-\x97].{4}|\x94.{5})\Z",
+    re.DOTALL,
+)
+_PLT = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?(?:\xf2)?\xff\x25", re.DOTALL)
+_ANYWHERE = -1
+
+_Registers = dict[int, int]
+
+
+class CFrame(NamedTuple):
+    """``ip`` is where the frame goes on; ``place`` is of the call before it, None when no mapping has it."""
+
+    ip: int
+    place: Place | None
+
+
+@dataclass(slots=True)
+class CStack:
+    """Frames innermost first. ``reason`` says why outer ones are missing, and is empty for a whole stack."""
+
+    frames: list[CFrame] = field(default_factory=list)
+    reason: str = ""
+
+
+class _End(Exception):
+    pass
+
+
+def walk(copy: StackCopy, space: CodeSpace) -> CStack:
+    """The frames of a thread. Raises ``modules.FileNeeded`` when a file of ``space`` is not there yet."""
+    way = _Walk(copy, space)
+    stack = way.follow({_RSP: copy.sp, _RIP: copy.pc}, exact=True, guesses=True)
+    if way.searched and not stack.reason:
+        stack.reason = "a frame was found by where it likely is"
+    return stack
+
+
+class _Walk:
+    def __init__(self, copy: StackCopy, space: CodeSpace) -> None:
+        self._low = copy.low
+        self._data = copy.data
+        self._space = space
+        self.searched = False
+
+    def follow(self, registers: _Registers, *, exact: bool, guesses: bool) -> CStack:
+        """From a frame outwards. ``exact``: its instruction is about to run, and no call brought the thread there."""
+        stack = CStack()
+        try:
+            while registers[_RIP]:
+                if len(stack.frames) >= MAX_FRAMES:
+                    raise _End(f"there are more than {MAX_FRAMES} frames")
+                ip = registers[_RIP]
+                place = self._space.place(ip if exact else ip - 1)
+                if place is None and stack.frames:
+                    raise _End("a return address leads to no code")
+                stack.frames.append(CFrame(ip, place))
+                row = place.module.row(place.address) if place and place.module and place.address is not None else None
+                registers = self._caller(place, row, registers, guesses)
+                exact = row is not None and row.signal
+        except _End as e:
+            stack.reason = str(e)
+        return stack
+
+    def _caller(self, place: Place | None, row: Row | None, registers: _Registers, guesses: bool) -> _Registers:
+        if row is None:
+            return self._by_frame_pointer(place, registers)
+        if row.rules.get(row.return_register, Rule("same")).kind == "undefined":
+            return {_RIP: 0}  # so does the outermost function declare itself
+        try:
+            cfa = self._cfa(row, registers)
+            if cfa is None and row.cfa_register == _RBP and guesses and place is not None:
+                cfa = self._search(place, row, registers)
+                self.searched = self.searched or cfa is not None
+            if cfa is None:
+                raise _End("a frame is found through a register that is not known")
+            if cfa <= registers[_RSP] and not row.signal:
+                raise _End("the stack does not grow")
+            return self._restored(row, cfa, registers)
+        except CorruptTarget as e:
+            raise _End(e.message) from e
+
+    def _cfa(self, row: Row, registers: _Registers) -> int | None:
+        if row.cfa_expression:
+            return evaluate(row.cfa_expression, registers, self._read)
+        base = registers.get(row.cfa_register)
+        return None if base is None else (base + row.cfa_offset) & _MASK
+
+    def _restored(self, row: Row, cfa: int, registers: _Registers) -> _Registers:
+        """The registers of the caller, as far as they are known then."""
+        found: _Registers = {_RSP: cfa}
+        for register in _SAVED:
+            if register not in row.rules and register in registers:
+                found[register] = registers[register]
+        for register, rule in row.rules.items():
+            value = self._by_rule(register, rule, cfa, registers)
+            if value is not None:
+                found[_RIP if register == row.return_register else register] = value
+            elif register == _RSP:
+                raise _End("the stack goes on outside of what was copied")
+        if _RIP not in found:
+            raise _End("the copy of the stack ends")
+        return found
+
+    def _by_rule(self, register: int, rule: Rule, cfa: int, registers: _Registers) -> int | None:
+        if rule.kind == "offset":
+            return self._read(cfa + rule.value, 8)
+        if rule.kind == "same":
+            return registers.get(register)
+        if rule.kind == "value":
+            return (cfa + rule.value) & _MASK
+        if rule.kind == "register":
+            return registers.get(rule.value)
+        if rule.kind in ("saved", "computed"):
+            value = evaluate(rule.expression, registers, self._read, cfa)
+            return self._read(value, 8) if value is not None and rule.kind == "saved" else value
+        return None
+
+    def _by_frame_pointer(self, place: Place | None, registers: _Registers) -> _Registers:
+        """The caller of a function that nothing describes, if it keeps a frame pointer."""
+        base = registers.get(_RBP, 0)
+        above, back = self._read(base, 8), self._read(base + 8, 8)
+        if base >= registers[_RSP] and above is not None and back and above > base and self._call(back) is not None:
+            return {_RBP: above, _RSP: base + 16, _RIP: back}
+        name = place.mapping.path.rpartition("/")[2] if place else ""
+        raise _End(f"{name or 'the code'} does not say how its frames lie")
+
+    def _search(self, place: Place, row: Row, registers: _Registers) -> int | None:
+        """The CFA of a function whose rbp is not known, or None."""
+        here = place.mapping.start + row.start - (place.address or 0) + place.offset - place.mapping.offset
+        likely = None
+        for candidate in self._candidates(row, registers[_RSP]):
+            target = self._call(self._word(candidate - 8))
+            if target == here:
+                return candidate
+            if target == _ANYWHERE and likely is None:
+                rest = self.follow(self._restored(row, candidate, registers), exact=False, guesses=False)
+                # Through this function once more: what is left of an earlier call that it made itself.
+                if not rest.reason and not any(self._within(frame, place, row) for frame in rest.frames):
+                    likely = candidate
+        return likely
+
+    def _within(self, frame: CFrame, place: Place, row: Row) -> bool:
+        if frame.place is None or frame.place.module is not place.module or frame.place.address is None:
+            return False
+        found = place.module.row(frame.place.address) if place.module else None
+        return found is not None and found.start == row.start
+
+    def _candidates(self, row: Row, sp: int) -> Iterator[int]:
+        """What may be the CFA: a return address lies below it, and a sensible rbp."""
+        count = 0
+        rule = row.rules.get(_RBP)
+        for slot in range(-(-sp // 8) * 8, sp + _MAX_SEARCH, 8):
+            value = self._read(slot, 8)
+            if value is None or count >= _MAX_CANDIDATES:
+                return
+            if self._space.holds(value - 1) is None or self._call(value) is None:
+                continue
+            saved = self._read(slot + 8 + rule.value, 8) if rule and rule.kind == "offset" else None
+            # The caller's frame lies further out, if its rbp is a frame pointer at all.
+            if saved is None or not self._low <= saved <= slot:
+                count += 1
+                yield slot + 8
+
+    def _call(self, ip: int) -> int | None:
+        """What the call before ``ip`` leads to; _ANYWHERE when only a pointer knows, None when there is no call."""
+        place = self._space.place(ip - 1)
+        if place is None or place.module is None or place.offset < 7:
+            return None
+        code = place.module.code(place.offset - 6, 7)
+        if len(code) == 7 and code[2] == 0xE8:  # call rel32
+            target = ip + int.from_bytes(code[3:], "little", signed=True)
+            leads = self._space.place(target)
+            begin = leads.module.code(leads.offset, 8) if leads and leads.module else b""
+            # A jump through a pointer, as entries of the PLT begin, with or without endbr64.
+            return _ANYWHERE if _PLT.match(begin) else target
+        return _ANYWHERE if _INDIRECT_CALL.search(code) else None
+
+    def _word(self, address: int) -> int:
+        return self._read(address, 8) or 0
+
+    def _read(self, address: int, size: int) -> int | None:
+        at = address - self._low
+        if at < 0 or at + size > len(self._data):
+            return None
+        return int.from_bytes(self._data[at : at + size], "little")
