@@ -18,24 +18,28 @@ from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layou
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.threads import KernelThread, match_threads, read_start_ns, read_threads
+from probing.daemon.python_stack.values.layout import ObjectLayout, object_layout
 from probing.daemon.python_stack.walker import RawFrame, RawThread
 from probing.daemon.python_stack.wire import pack
 
-__all__ = ("dump_stacks", "forget", "handlers")
+__all__ = ("Process", "check_process", "dump_stacks", "forget", "handlers", "prepared")
 
 _MAX_PROCESSES = 64
 _DEFAULT_TIMEOUT_MS = 1000
 
 
 @dataclass(slots=True)
-class _Process:
+class Process:
+    """What is known of a process that was read. ``head``: the begin of its ``_PyRuntime``, from 3.13 on."""
+
     runtime: RuntimeInfo
     layout: Layout
     head: bytes
+    objects: ObjectLayout
     known: Known = field(default_factory=Known)
 
 
-_processes: OrderedDict[tuple[int, int], _Process] = OrderedDict()
+_processes: OrderedDict[tuple[int, int], Process] = OrderedDict()
 
 
 def dump_stacks(
@@ -54,15 +58,15 @@ def dump_stacks(
     """
     began = time.monotonic_ns()
     memory = memory or ProcessMemory(pid)
-    _check(pid, start_ns)
+    check_process(pid, start_ns)
     kernel = read_threads(pid)
-    process = _process(pid, start_ns, runtime, memory)
+    process = prepared(pid, start_ns, runtime, memory)
     try:
         found = capture(memory, runtime.runtime, process.layout, deadline, process.known)
     except CorruptTarget:
         _processes.pop((pid, start_ns), None)
         raise
-    _check(pid, start_ns)
+    check_process(pid, start_ns)
     return {
         "threads": _threads(found, process.layout, kernel),
         "reads": memory.calls,
@@ -90,12 +94,13 @@ def _stacks(request: dict[str, Any]) -> dict[str, Any]:
     return pack(dump_stacks(pid, start_ns, runtime, time.monotonic() + timeout_ms / 1000))
 
 
-def _check(pid: int, start_ns: int) -> None:
+def check_process(pid: int, start_ns: int) -> None:
+    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 takes whoever has the number."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
 
-def _process(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> _Process:
+def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Process:
     """What is known of the process; checks that its CPython still is the one that was found before."""
     process = _processes.get((pid, start_ns))
     if runtime.version in TABLE:
@@ -106,7 +111,8 @@ def _process(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> _
     if head is None or (runtime.version_at and len(head) == 4 and int.from_bytes(head, "little") != runtime.hexversion):
         raise CorruptTarget(f"process {pid} does not run the CPython that it ran before")
     if process is None or process.runtime != runtime or process.head != head:
-        process = _Process(runtime, layout_of(runtime.version, head), head)
+        layout = layout_of(runtime.version, head)
+        process = Process(runtime, layout, head, object_layout(layout, head))
         _processes[pid, start_ns] = process
     _processes.move_to_end((pid, start_ns))
     while len(_processes) > _MAX_PROCESSES:

@@ -1,0 +1,113 @@
+"""One step of a dotted name: an attribute, an item or a key, found without running any code of the target.
+
+The order is that of ``object.__getattribute__``: slots of the type, then the instance's own dict, then the class.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.python_stack.values.objects import Objects, Type
+
+__all__ = ("step", "walk")
+
+MAX_BASES = 128
+# T_OBJECT and T_OBJECT_EX of Include/structmember.h.
+_OBJECT_MEMBERS = (6, 16)
+# torch.nn.Module answers for what lies in these (torch/nn/modules/module.py, __getattr__).
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_CODE_WANTED = {
+    "property": "a property: its value is computed, and no code is run in the process",
+    "getset": "computed by its type, and no code is run in the process",
+}
+
+
+def walk(objects: Objects, address: int, parts: tuple[str | int, ...]) -> int:
+    """The object that ``parts`` lead to from the one at ``address``. Raises CorruptTarget with what is missing."""
+    for part in parts:
+        address = step(objects, address, part)
+    return address
+
+
+def step(objects: Objects, address: int, part: str | int) -> int:
+    """The object behind one attribute, index or key. Raises CorruptTarget with the reason when there is none."""
+    of = objects.type_of(address)
+    found = None
+    if isinstance(part, int):
+        if of.kind in ("list", "tuple"):
+            return _item(objects, address, of.kind, part)
+        if of.kind == "dict":
+            found = objects.find(objects.entries(address), part)
+    if found is None:
+        # Layers of torch.nn.Sequential, and keys that look like numbers, are named "0".
+        found = _attribute(objects, address, of, str(part))
+    if found is None and of.kind == "dict":
+        found = objects.find(objects.entries(address), str(part))
+    if found is None:
+        raise CorruptTarget(f"{of.short} has no {part!r}")
+    return found
+
+
+def _item(objects: Objects, address: int, kind: str, index: int) -> int:
+    _, length = objects.items(address, kind, 0)
+    at = index + length if index < 0 else index
+    items, now = objects.items(address, kind, 1, at) if 0 <= at < length else ([], length)
+    if now != length or not items:
+        raise CorruptTarget(f"its length is {length}")
+    return items[0]
+
+
+def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | None:
+    if of.kind == "type":
+        return _in_classes(objects, objects.type_at(address), name)
+    in_class = _in_classes(objects, of, name)
+    kind = objects.type_of(in_class).kind if in_class else ""
+    if in_class and kind == "member":
+        return _slot(objects, address, of, in_class)
+    if kind in _CODE_WANTED and of.kind != "module":
+        raise CorruptTarget(_CODE_WANTED[kind])
+    found = objects.find(objects.instance_entries(address, of), name)
+    if found is None:
+        found = in_class or _of_torch_module(objects, address, of, name)
+    return found
+
+
+def _in_classes(objects: Objects, of: Type, name: str) -> int | None:
+    """The value of ``name`` in the dicts of a class and its bases; built-in types of 3.12+ keep theirs elsewhere."""
+    classes, count = objects.items(of.order, "tuple", MAX_BASES) if of.order else ([of.address], 1)
+    if count > MAX_BASES:
+        raise CorruptTarget("its class has too many bases")
+    for one in classes:
+        base = objects.type_at(one)
+        if not base.attributes or (not base.is_heap and base.name == "object"):
+            continue
+        found = objects.find(objects.entries(base.attributes), name)
+        if found is not None:
+            return found
+    return None
+
+
+def _slot(objects: Objects, address: int, of: Type, descriptor: int) -> int:
+    # PyMemberDescrObject: d_type at 16, d_member at 40; PyMemberDef: type at 8, offset at 16.
+    heap = objects.heap
+    owner, member = heap.word(descriptor + 16), heap.word(descriptor + 40)
+    kind, offset = struct.unpack("<8xi4xq", heap.read(member, 24))
+    if kind not in _OBJECT_MEMBERS:
+        raise CorruptTarget("kept as a number of C, which is not read")
+    limit = objects.type_at(owner).basicsize
+    if not 16 <= offset <= limit - 8 or limit > of.basicsize:
+        raise CorruptTarget("its slot is not in the object")
+    found = heap.word(address + offset)
+    if not found:
+        raise CorruptTarget("its slot is empty")
+    return found
+
+
+def _of_torch_module(objects: Objects, address: int, of: Type, name: str) -> int | None:
+    if of.is_heap and of.kind == "object":
+        for where in _MODULE_DICTS:
+            inner = objects.find(objects.instance_entries(address, of), where)
+            if inner and objects.type_of(inner).kind == "dict" and (found := objects.find(objects.entries(inner), name)):
+                return found
+    return None

@@ -1,0 +1,157 @@
+"""The variables of a frame: its fast locals, cells and free variables, and the dicts of modules and class bodies.
+
+Slots: ``PyFrameObject.f_localsplus`` with ``co_varnames``, ``co_cellvars``, ``co_freevars`` up to 3.10
+(``Include/cpython/frameobject.h``); later ``_PyInterpreterFrame.localsplus`` with ``co_localsplusnames`` and their
+kinds (``Include/internal/pycore_frame.h``, ``pycore_code.h``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.python_stack.snapshot import word
+from probing.daemon.python_stack.values.objects import Objects
+from probing.daemon.python_stack.walker import RawFrame
+
+__all__ = ("CHANGED", "Frames")
+
+CHANGED = "it changed while it was read"
+MAX_SLOTS = 1024
+MAX_NAME = 256
+# CO_FAST_CELL and CO_FAST_FREE of Include/internal/pycore_code.h.
+_CELLS = 0x40 | 0x80
+_OPTIMIZED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    names: list[str]
+    in_cells: list[bool]
+    optimized: bool
+
+
+class Frames:
+    """Reads the variables of frames. Raises CorruptTarget for a frame that is not there any more."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._slots: dict[int, _Slots] = {}
+
+    def load(self, frames: Iterable[RawFrame]) -> None:
+        """Read the names of all variables of ``frames`` in a few batches."""
+        heap, layout = self._objects.heap, self._objects.layout
+        frames = list(frames)
+        codes = {f.code for f in frames} - self._slots.keys()
+        heap.load_near([(f.address, layout.frame_slots + 64) for f in frames] + [(c, 128) for c in codes])
+        tuples = [self._pointers(code, layout.code_names) for code in codes]
+        heap.load_near((at, 128) for found in tuples for at in found)
+        for code in codes:
+            try:
+                self._slots[code] = self._read_slots(code)
+            except CorruptTarget:
+                continue
+
+    def local(self, frame: RawFrame, name: str) -> int | None:
+        """The value of the local ``name`` of ``frame``, None where it has none or it is not set."""
+        for found, value in self._fast(frame, name):
+            if found == name:
+                return value
+        if names := self._locals_dict(frame):
+            return self._objects.find(self._objects.entries(names), name)
+        return None
+
+    def locals(self, frame: RawFrame, limit: int) -> Iterator[tuple[str, int]]:
+        """Name and value of the first ``limit`` locals of ``frame`` that are set."""
+        left = limit
+        for found in self._fast(frame, None):
+            if left <= 0:
+                return
+            left -= 1
+            yield found
+        names = self._locals_dict(frame, globals_too=True)
+        if not names:
+            return
+        objects = self._objects
+        for slot, key, value in objects.entries(names):
+            if left <= 0:
+                return
+            left -= 1
+            if objects.type_of(key).kind == "str" and objects.heap.word(slot) == value:
+                yield clean_text(objects.text(key, MAX_NAME)[0], MAX_NAME), value
+
+    def globals_of(self, frame: RawFrame) -> int:
+        """The dict of globals of ``frame``, 0 where there is none."""
+        found = self._checked(frame, self._objects.layout.frame_globals)
+        return found if found and self._objects.type_of(found).kind == "dict" else 0
+
+    def _fast(self, frame: RawFrame, name: str | None) -> Iterator[tuple[str, int]]:
+        objects, layout = self._objects, self._objects.layout
+        slots = self._slots.get(frame.code)
+        if slots is None:
+            raise CorruptTarget(CHANGED)
+        start = frame.address + layout.frame_slots
+        for i, found in enumerate(slots.names):
+            if name is not None and found != name:
+                continue
+            self._checked(frame, layout.base.frame_code)
+            value = objects.heap.word(start + 8 * i)
+            if layout.base.tag_mask and value & 3 == 3:
+                continue  # an int that is no object (_PyStackRef, 3.14+)
+            value &= ~layout.base.tag_mask
+            if value and slots.in_cells[i] and objects.type_of(value).kind == "cell":
+                value = objects.heap.word(value + 16)
+            if value:
+                yield found, value
+
+    def _locals_dict(self, frame: RawFrame, globals_too: bool = False) -> int:
+        slots = self._slots.get(frame.code)
+        if slots is None or slots.optimized:
+            return 0
+        found = self._checked(frame, self._objects.layout.frame_locals) & ~self._objects.layout.base.tag_mask
+        if not found or self._objects.type_of(found).kind != "dict":
+            return 0
+        return found if globals_too or found != self.globals_of(frame) else 0
+
+    def _checked(self, frame: RawFrame, offset: int) -> int:
+        """The pointer at ``offset`` of ``frame``, when it still runs the same code."""
+        base = self._objects.layout.base
+        if self._objects.heap.word(frame.address + base.frame_code) & ~base.tag_mask != frame.code:
+            raise CorruptTarget(CHANGED)
+        return self._objects.heap.word(frame.address + offset)
+
+    def _read_slots(self, code: int) -> _Slots:
+        objects, layout = self._objects, self._objects.layout
+        pointers = self._pointers(code, layout.code_names)
+        if len(pointers) != len(layout.code_names) or objects.type_of(code).name != "code":
+            raise CorruptTarget(CHANGED)
+        groups = [objects.items(at, "tuple", MAX_SLOTS)[0] for at in pointers if self._is("tuple", at)]
+        objects.heap.load_near((name, 64) for group in groups for name in group)
+        names = [self._name(name) for group in groups for name in group]
+        flags = int.from_bytes(objects.heap.peek(code + layout.code_flags, 4), "little")
+        if layout.code_kinds is None:
+            in_cells = [i > 0 for i, group in enumerate(groups) for _ in group]
+        else:
+            kinds = objects.bytes_of(word(objects.heap.peek(code + layout.code_kinds, 8), 0), MAX_SLOTS)[0]
+            in_cells = [bool(kind & _CELLS) for kind in kinds]
+        if len(in_cells) != len(names):
+            raise CorruptTarget(CHANGED)
+        return _Slots(names[:MAX_SLOTS], in_cells, bool(flags & _OPTIMIZED))
+
+    def _pointers(self, code: int, offsets: tuple[int, ...]) -> list[int]:
+        try:
+            return [word(self._objects.heap.peek(code + at, 8), 0) for at in offsets]
+        except CorruptTarget:
+            return []
+
+    def _is(self, kind: str, address: int) -> bool:
+        if self._objects.type_of(address).kind != kind:
+            raise CorruptTarget(CHANGED)
+        return True
+
+    def _name(self, address: int) -> str:
+        if self._objects.type_of(address).kind != "str":
+            raise CorruptTarget(CHANGED)
+        return self._objects.text(address, MAX_NAME)[0]

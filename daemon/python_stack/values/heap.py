@@ -1,0 +1,87 @@
+"""Memory of a target's objects, read in batches. What a value was made of is noted, so that it can be proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from probing.api.errors import CorruptTarget, TargetTimeout
+from probing.daemon.python_stack.memory import PAGE, Memory, Range
+from probing.daemon.python_stack.snapshot import Snapshot, word
+
+__all__ = ("Heap",)
+
+MAX_NOTED = 16_384
+
+
+class Heap:
+    """Bytes by address. ``read`` notes what it gives since ``begin``; ``held`` reads all of it again at once.
+
+    When everything between the variable and the last byte of its value still is the same, the value was whole at that
+    moment. ``deadline`` is on time.monotonic(): behind it every load raises TargetTimeout.
+    """
+
+    def __init__(self, memory: Memory, deadline: float) -> None:
+        self._memory = memory
+        self._deadline = deadline
+        self._snapshot = Snapshot(memory)
+        self._noted: dict[Range, bytes] = {}
+
+    def begin(self) -> None:
+        """A new value: forget what the last one was made of."""
+        self._noted.clear()
+
+    def refresh(self) -> None:
+        """Forget what was read: it is old."""
+        self._snapshot = Snapshot(self._memory)
+        self._noted.clear()
+
+    def load(self, ranges: Iterable[Range]) -> None:
+        """Read ``ranges`` in one batch, where they were not read before."""
+        self._check()
+        self._snapshot.load(ranges)
+
+    def load_near(self, ranges: Iterable[Range]) -> None:
+        """Read the pages of ``ranges`` in one batch: objects that are used together lie together."""
+        self._check()
+        self._snapshot.load_pages(r for r in ranges if PAGE <= r[0] < 1 << 56)
+
+    def sample(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """The bytes of each range as they are now, neither kept nor noted; None where they cannot be read."""
+        self._check()
+        return self._memory.read_many(ranges) if ranges else []
+
+    def peek(self, address: int, size: int) -> bytes:
+        """``size`` bytes at ``address``. Raises CorruptTarget when they cannot be read."""
+        data = self._snapshot.get(address, size)
+        if data is None:
+            if size > PAGE:
+                self.load([(address, size)])
+            else:
+                self.load_near([(address, size)])
+            data = self._snapshot.get(address, size)
+        if data is None:
+            raise CorruptTarget("its memory cannot be read")
+        return data
+
+    def read(self, address: int, size: int, skip: int = 0) -> bytes:
+        """Like ``peek``, noted but for the first ``skip`` bytes: a reference count changes, and says nothing."""
+        data = self.peek(address, size)
+        if len(self._noted) >= MAX_NOTED:
+            raise CorruptTarget("it is made of too many parts")
+        self._noted[address + skip, size - skip] = data[skip:]
+        return data
+
+    def word(self, address: int) -> int:
+        """The noted word at ``address``."""
+        return word(self.read(address, 8), 0)
+
+    def held(self) -> bool:
+        """Whether all that was noted since ``begin`` is the same now."""
+        self._check()
+        wanted = list(self._noted)
+        return self._memory.read_many(wanted) == list(self._noted.values()) if wanted else True
+
+    def _check(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise TargetTimeout("the values could not be read in time")

@@ -1,0 +1,152 @@
+"""Where CPython keeps what the values of variables take, by version.
+
+Offsets were taken with offsetof from the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
+``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), x86-64, release builds with a GIL, and are
+constant within a minor version. What a CPython 3.13 or later declares itself (``_Py_DebugOffsets``) is taken from there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.python_stack.layouts import Layout
+
+__all__ = ("ObjectLayout", "object_layout")
+
+_MAX_STRUCT = 1 << 14
+_MAX_INTERPRETER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLayout:
+    """Offsets in bytes. ``base`` is the layout of frames, threads, codes and texts.
+
+    ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: what each slot is (3.11+).
+    ``managed`` says where an instance without a dict pointer in its struct keeps its attributes: ``pointers`` (values
+    at -32, dict at -24, 3.11), ``tagged`` (one word at -24, 3.12), ``inline`` (dict at -24, else values behind the
+    object, 3.13+). ``values_start``: the first value in a PyDictValues.
+    """
+
+    base: Layout
+    frame_globals: int
+    frame_locals: int
+    frame_slots: int
+    code_flags: int
+    code_names: tuple[int, ...]
+    code_kinds: int | None
+    interp_modules: int
+    type_qualname: int
+    type_keys: int
+    function_qualname: int
+    managed: Literal["none", "pointers", "tagged", "inline"] = "none"
+    values_start: int = 0
+    # dk_kind and the logarithms of sizes came with 3.11, lv_tag and 32-bit reference counts with 3.12.
+    dict_kinds: bool = True
+    long_tag: bool = True
+    tuple_items: int = 24
+    dict_keys: int = 32
+    dict_values: int = 40
+
+    @property
+    def frame_size(self) -> int:
+        """Bytes of a frame before its slots."""
+        return self.frame_slots
+
+
+def _before_311(base: Layout) -> ObjectLayout:
+    minor = base.version[1]
+    return ObjectLayout(
+        base=base,
+        frame_globals=48,
+        frame_locals=56,
+        frame_slots=352 if minor == 10 else 360,
+        code_flags=36,
+        # co_varnames, co_cellvars, co_freevars
+        code_names=(72, 88, 80),
+        code_kinds=None,
+        interp_modules=56 if minor == 8 else 856,
+        type_qualname=856 if minor == 9 else 864,
+        type_keys=864 if minor == 9 else 872,
+        function_qualname=40 if minor == 10 else 104,
+        dict_kinds=False,
+        long_tag=False,
+    )
+
+
+def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
+    """The layout of objects beside ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+, else not used).
+
+    Raises CorruptTarget when an offset that the interpreter declares makes no sense.
+    """
+    if base.version < (3, 11):
+        return _before_311(base)
+    if base.version == (3, 11):
+        return ObjectLayout(
+            base=base,
+            frame_globals=8,
+            frame_locals=24,
+            frame_slots=72,
+            code_flags=48,
+            code_names=(96,),
+            code_kinds=104,
+            interp_modules=888,
+            type_qualname=864,
+            type_keys=872,
+            function_qualname=40,
+            managed="pointers",
+            long_tag=False,
+        )
+    if base.version == (3, 12):
+        return _since_312(base, modules=944, names=96, kinds=104, slots=72)
+    return _declared(base, runtime)
+
+
+def _since_312(
+    base: Layout, *, modules: int, names: int, kinds: int, slots: int, tuple_items: int = 24, keys: int = 32,
+    values: int = 40,
+) -> ObjectLayout:
+    return ObjectLayout(
+        base=base,
+        frame_globals=24,
+        frame_locals=40,
+        frame_slots=slots,
+        code_flags=48,
+        code_names=(names,),
+        code_kinds=kinds,
+        interp_modules=modules,
+        type_qualname=872,
+        type_keys=880,
+        function_qualname=40,
+        managed="tagged" if base.version == (3, 12) else "inline",
+        values_start=0 if base.version == (3, 12) else 8,
+        tuple_items=tuple_items,
+        dict_keys=keys,
+        dict_values=values,
+    )
+
+
+# Where _Py_DebugOffsets has: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of
+# a tuple, keys and values of a dict; each with the word that holds the size of its struct.
+_FIELDS = {
+    (3, 13): {"modules": (96, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
+              "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},
+    (3, 14): {"modules": (104, 48), "slots": (280, 248), "names": (368, 312), "kinds": (376, 312),
+              "tuple_items": (456, 448), "keys": (536, 528), "values": (544, 528)},
+}  # fmt: skip
+
+
+def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
+    found = {}
+    for name, (at, size_at) in _FIELDS[base.version].items():
+        if at + 8 > len(runtime):
+            raise CorruptTarget("the debug offsets of CPython are cut short")
+        offset, size = (struct.unpack_from("<Q", runtime, o)[0] for o in (at, size_at))
+        limit = min(size, _MAX_INTERPRETER if name == "modules" else _MAX_STRUCT)
+        # A tuple's and a frame's items begin where the fixed part of the struct may end.
+        if not 8 <= offset <= limit or offset % 8:
+            raise CorruptTarget(f"CPython declares the place of its {name.replace('_', ' ')} as {offset} of {size} bytes")
+        found[name] = offset
+    return _since_312(base, **found)

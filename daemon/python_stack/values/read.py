@@ -1,0 +1,230 @@
+"""Variables of a process by their names, read while it runs: the reader's request ``vars``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.python_stack.capture import capture
+from probing.daemon.python_stack.dump import check_process, prepared
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.threads import match_threads, read_threads
+from probing.daemon.python_stack.values.attributes import walk
+from probing.daemon.python_stack.values.frames import CHANGED, Frames
+from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.names import Name, parse_names
+from probing.daemon.python_stack.values.objects import Objects
+from probing.daemon.python_stack.values.render import Renderer, Value
+from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
+from probing.daemon.python_stack.walker import RawFrame
+
+__all__ = ("MAX_ROWS", "handlers", "read_values")
+
+MAX_ROWS = 256
+ATTEMPTS = 4
+NAME_IS_SECRET = "its name looks like a secret"
+_DEFAULT_TIMEOUT_MS = 1000
+_MAX_CALLS = 20_000
+_MAX_BYTES = 128 << 20
+MAX_INTERPRETERS = 64
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    tid: int
+    frames: list[tuple[RawFrame, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a name was found: at ``address`` is what ``parts`` go on from."""
+
+    tid: int
+    func: str
+    address: int
+    parts: tuple[str | int, ...]
+
+
+def read_values(
+    pid: int, start_ns: int, runtime: RuntimeInfo, names: list[str], deadline: float, memory: Memory | None = None
+) -> dict[str, Any]:
+    """The variables ``names`` of a process, each in the innermost frame of each thread that has it.
+
+    ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``, in
+    the order of ``names``, the main thread's first. Locals come before globals; globals that several threads see are
+    told once. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or
+    None with a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that is nowhere has
+    one row of its own. At most 256 rows.
+
+    ``deadline`` is on time.monotonic(). Raises UsageError for names that are none, and as ``dump_stacks`` does.
+    """
+    began = time.monotonic_ns()
+    wanted = parse_names(names)
+    memory = memory or ProcessMemory(pid, max_calls=_MAX_CALLS, max_bytes=_MAX_BYTES)
+    check_process(pid, start_ns)
+    reading = _Reading(pid, start_ns, runtime, deadline, memory)
+    found: dict[Name, list[dict[str, Any]]] = {}
+    for _ in range(ATTEMPTS):
+        reading.look()
+        for name in wanted:
+            if name not in found or any(row["reason"] == CHANGED for row in found[name]):
+                found[name] = reading.rows(name)
+        if not any(row["reason"] == CHANGED for rows in found.values() for row in rows):
+            break
+    check_process(pid, start_ns)
+    return {
+        "values": [row for name in wanted for row in found[name]][:MAX_ROWS],
+        "reads": memory.calls,
+        "bytes": memory.bytes_read,
+        "duration_ns": time.monotonic_ns() - began,
+    }
+
+
+def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """What a reader answers: ``vars`` {pid, start_ns, runtime, names, timeout_ms}, see ``read_values``."""
+    return {"vars": _vars}
+
+
+def _vars(request: dict[str, Any]) -> dict[str, Any]:
+    pid, start_ns = request.get("pid"), request.get("start_ns")
+    timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
+    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
+        raise UsageError("a request for variables takes pid, start_ns and timeout_ms")
+    runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
+    return read_values(pid, start_ns, runtime, request.get("names") or [], time.monotonic() + timeout_ms / 1000)
+
+
+class _Reading:
+    """The threads as they were at the last ``look``, and the variables in them."""
+
+    def __init__(self, pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory) -> None:
+        self._pid = pid
+        self._deadline = deadline
+        self._memory = memory
+        self._runtime = runtime
+        self._process = prepared(pid, start_ns, runtime, memory)
+        self._objects = Objects(Heap(memory, deadline), self._process.objects)
+        self._renderer = Renderer(self._objects)
+        self._frames = Frames(self._objects)
+        self._threads: list[_Thread] = []
+        self._changed = False
+
+    def look(self) -> None:
+        """Take the stacks as they are now."""
+        process = self._process
+        found = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
+        tids = match_threads([t for t, _ in found.threads], read_threads(self._pid))
+        threads = []
+        for tid, (thread, codes) in zip(tids, found.threads, strict=True):
+            frames = [(f, codes[f.code].func) for f in thread.frames if f.code in codes]
+            if tid is not None and frames:
+                threads.append(_Thread(tid, frames))
+        self._threads = sorted(threads, key=lambda t: t.tid != self._pid)
+        self._objects.refresh()
+        self._frames = Frames(self._objects)
+        self._frames.load(frame for t in threads for frame, _ in t.frames)
+
+    def rows(self, name: Name) -> list[dict[str, Any]]:
+        """What ``name`` is, in each thread that has it."""
+        self._changed = False
+        rows = []
+        for place in self._in_modules(name) if name.module else self._in_threads(name):
+            rows.append(_answer(place.tid, place.func, name, self._value(name, place)))
+            if len(rows) >= MAX_ROWS:
+                break
+        if rows:
+            return rows
+        reason = f"there is no variable {name.first!r} in any frame"
+        if name.module:
+            reason = f"no module {name.first!r} was imported"
+        return [_answer(self._pid, "", name, Value("", None, None, CHANGED if self._changed else reason))]
+
+    def _value(self, name: Name, place: _Place) -> Value:
+        if any(names_secret(part) for part in (name.first, *name.parts) if isinstance(part, str)):
+            return Value("", HIDDEN, None, NAME_IS_SECRET)
+        try:
+            value = self._renderer.value(walk(self._objects, place.address, place.parts))
+        except CorruptTarget as e:
+            value = Value("", None, None, e.message)
+        # What could not be read may be so because of what was read before: it may be old.
+        return value if self._objects.heap.held() else Value(value.type, None, None, CHANGED)
+
+    def _in_threads(self, name: Name) -> Iterator[_Place]:
+        told = set[int]()
+        for thread in self._threads:
+            place = self._local(thread, name) or self._global(thread, name, told)
+            if place is not None:
+                yield place
+
+    def _local(self, thread: _Thread, name: Name) -> _Place | None:
+        for frame, func in thread.frames:
+            if (found := self._begin(lambda f=frame: self._frames.local(f, name.first))) is not None:
+                return _Place(thread.tid, func, found, name.parts)
+        return None
+
+    def _global(self, thread: _Thread, name: Name, told: set[int]) -> _Place | None:
+        objects = self._objects
+        for frame, _ in thread.frames:
+            where = self._begin(lambda f=frame: self._frames.globals_of(f))
+            if not where or where in told:
+                continue
+            told.add(where)
+            module = self._begin(lambda at=where: objects.find(objects.entries(at), "__name__"))
+            func = self._begin(lambda at=module: self._renderer.string_of(at) if at else "?")
+            if (found := self._begin(lambda f=frame: self._in_globals(f, name.first))) is not None:
+                return _Place(thread.tid, func or "?", found, name.parts)
+        return None
+
+    def _in_globals(self, frame: RawFrame, name: str) -> int | None:
+        return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
+
+    def _in_modules(self, name: Name) -> Iterator[_Place]:
+        """The module with the longest name that the parts begin with, in the first interpreter that has it."""
+        names = [str(part) for part in (name.first, *name.parts)]
+        for interpreter in self._interpreters():
+            for n in range(len(names), 0, -1):
+                found = self._begin(lambda i=interpreter, at=".".join(names[:n]): self._module(i, at))
+                if found is not None:
+                    yield _Place(self._pid, ".".join(names[:n]), found, name.parts[n - 1 :])
+                    return
+
+    def _module(self, interpreter: int, name: str) -> int | None:
+        objects = self._objects
+        modules = objects.heap.word(interpreter + objects.layout.interp_modules)
+        return objects.find(objects.entries(modules), name) if objects.type_of(modules).kind == "dict" else None
+
+    def _interpreters(self) -> list[int]:
+        """The interpreters, the main one first: it is the oldest."""
+        layout, heap = self._process.layout, self._objects.heap
+        found: list[int] = []
+        at = heap.word(self._runtime.runtime + layout.interpreters_head)
+        while at and at not in found and len(found) < MAX_INTERPRETERS:
+            found.append(at)
+            at = heap.word(at + layout.interp_next)
+        return found[::-1]
+
+    def _begin(self, look: Callable[[], _Found]) -> _Found | None:
+        # What is noted from here on is the way to the value.
+        self._objects.heap.begin()
+        try:
+            return look()
+        except CorruptTarget as e:
+            self._changed = self._changed or e.message == CHANGED
+            return None
+
+
+def _answer(tid: int, func: str, name: Name, value: Value) -> dict[str, Any]:
+    return {
+        "tid": tid,
+        "func": func,
+        "name": name.text,
+        "type": value.type,
+        "value": value.text,
+        "number": value.number,
+        "reason": value.reason,
+    }

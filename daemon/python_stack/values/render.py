@@ -1,0 +1,225 @@
+"""Values as Python would write them, bounded, without running any code of the target."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from probing.api.errors import CorruptTarget
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.python_stack.values.objects import Objects, Type
+from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret
+from probing.daemon.python_stack.values.tensors import Tensor, read_tensor
+
+__all__ = ("SECRET", "Renderer", "Value")
+
+MAX_DEPTH = 3
+MAX_ITEMS = 16
+MAX_CHARACTERS = 256
+MAX_TOTAL = 1024
+SECRET = "it looks like a secret"  # noqa: S105
+_NUMPY = {
+    "numpy.float16": "e", "numpy.float32": "f", "numpy.float64": "d", "numpy.int8": "b", "numpy.int16": "h",
+    "numpy.int32": "i", "numpy.int64": "q", "numpy.uint8": "B", "numpy.uint16": "H", "numpy.uint32": "I",
+    "numpy.uint64": "Q", "numpy.longlong": "q", "numpy.ulonglong": "Q", "numpy.bool": "?", "numpy.bool_": "?",
+}  # fmt: skip
+_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "dict": "{}"}
+_ENUMS = ("EnumType", "EnumMeta")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``text`` is None when there is a ``reason`` why the value cannot be shown. ``number``: for a number."""
+
+    type: str
+    text: str | None
+    number: float | None = None
+    reason: str = ""
+
+
+class Renderer:
+    """Writes objects. Collections are cut at 16 items, three levels and 1024 characters, strings at 256 characters."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._left = 0
+        self._kinds: dict[str, Callable[[int], str]] = {
+            "NoneType": lambda _: "None",
+            "bool": lambda a: str(objects.integer(a) != 0),
+            "int": lambda a: str(objects.integer(a)),
+            "float": lambda a: repr(objects.floats(a, 1)[0]),
+            "complex": lambda a: repr(complex(*objects.floats(a, 2))),
+            "str": self._string,
+            "bytes": self._bytes,
+            "type": lambda a: f"<class '{self.class_name(objects.type_at(a))}'>",
+            "module": lambda a: f"<module '{self.module_name(a)}'>",
+            "function": lambda a: f"<function {self._function(a)}>",
+            "method": self._method,
+            "builtin": self._builtin,
+            "tensor": lambda a: _tensor_text(read_tensor(objects, a)),
+        }
+
+    def value(self, address: int) -> Value:
+        """The object at ``address``. Raises CorruptTarget when it cannot be read."""
+        of = self._objects.type_of(address)
+        self._left = MAX_TOTAL
+        if of.kind == "tensor":
+            tensor = read_tensor(self._objects, address)
+            text = None if tensor.reason else _tensor_text(tensor)
+            return Value(of.short, text, _as_float(tensor.number), tensor.reason)
+        text = self._text(address, 0, ())
+        if text == HIDDEN:
+            return Value(of.short, HIDDEN, None, SECRET)
+        if len(text) > MAX_TOTAL:
+            text = text[: MAX_TOTAL - 3] + "..."
+        return Value(of.short, clean_text(text, MAX_TOTAL), self._number(address, of))
+
+    def class_name(self, of: Type) -> str:
+        """Module and qualified name of a class."""
+        if not of.is_heap or "." in of.name:
+            return of.name
+        objects = self._objects
+        try:
+            name = self.string_at(of.address + objects.layout.type_qualname)
+            module = objects.find(objects.entries(of.attributes), "__module__") if of.attributes else None
+            where = self.string_of(module) if module else "builtins"
+        except CorruptTarget:
+            return of.name
+        return name if where == "builtins" else f"{where}.{name}"
+
+    def module_name(self, address: int) -> str:
+        """``__name__`` of the module object at ``address``; ? when it has none."""
+        objects = self._objects
+        found = objects.find(objects.instance_entries(address, objects.type_of(address)), "__name__")
+        return self.string_of(found) if found else "?"
+
+    def string_of(self, address: int) -> str:
+        """The first characters of the str at ``address``; ? for anything else."""
+        if self._objects.type_of(address).kind != "str":
+            return "?"
+        return clean_text(self._objects.text(address, MAX_CHARACTERS)[0], MAX_CHARACTERS)
+
+    def string_at(self, slot: int) -> str:
+        """The same of the object that the pointer at ``slot`` leads to."""
+        return self.string_of(self._objects.heap.word(slot))
+
+    def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
+        of = self._objects.type_of(address)
+        if self._objects.type_at(of.metatype).short in _ENUMS and of.is_heap:
+            text = self._enum(address, of)
+        elif of.kind in _BRACKETS:
+            opening, closing = _BRACKETS[of.kind]
+            if address in above or depth >= MAX_DEPTH or self._left <= 0:
+                return f"{opening}...{closing}"
+            return self._collection(address, of, depth, (*above, address))
+        elif of.kind in self._kinds:
+            text = self._kinds[of.kind](address)
+        elif code := _NUMPY.get(of.name):
+            text = str(self._numpy(address, code))
+        else:
+            text = f"<{self.class_name(of)} object>"
+        self._left -= len(text)
+        return text
+
+    def _collection(self, address: int, of: Type, depth: int, above: tuple[int, ...]) -> str:
+        opening, closing = _BRACKETS[of.kind]
+        if of.kind == "dict":
+            parts, total = self._pairs(address, depth, above), self._objects.dict_length(address)
+        else:
+            items, total = self._items(address, of.kind)
+            self._objects.heap.load_near((a, 64) for a in items)
+            parts = (self._text(item, depth + 1, above) for item in items)
+        shown = []
+        for part in parts:
+            shown.append(part)
+            self._left -= 2
+            if self._left <= 0:
+                break
+        if len(shown) < total:
+            shown.append("...")
+        if of.kind == "set" and not shown:
+            return "set()"
+        comma = "," if of.kind == "tuple" and len(shown) == 1 else ""
+        text = f"{opening}{', '.join(shown)}{comma}{closing}"
+        return text if of.kind != "frozenset" else f"frozenset({text if shown else ''})"
+
+    def _items(self, address: int, kind: str) -> tuple[list[int], int]:
+        if kind in ("set", "frozenset"):
+            return self._objects.members(address, MAX_ITEMS)
+        return self._objects.items(address, kind, MAX_ITEMS)
+
+    def _pairs(self, address: int, depth: int, above: tuple[int, ...]) -> Iterator[str]:
+        objects = self._objects
+        entries = list(islice(objects.entries(address), MAX_ITEMS))
+        objects.heap.load_near((a, 64) for _, key, value in entries for a in (key, value))
+        for slot, key, value in entries:
+            if objects.heap.word(slot) != value:
+                raise CorruptTarget("it changed while it was read")
+            name = self._text(key, depth + 1, above)
+            is_name = objects.type_of(key).kind in ("str", "bytes")
+            secret = is_name and names_secret(name.strip("b'\""))
+            yield f"{name}: {HIDDEN if secret else self._text(value, depth + 1, above)}"
+
+    def _string(self, address: int) -> str:
+        text, length = self._objects.text(address, 2 * MAX_CHARACTERS)
+        # A token that begins within what is shown is told by more of it.
+        if looks_secret(text):
+            return HIDDEN
+        return repr(text[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")
+
+    def _bytes(self, address: int) -> str:
+        data, length = self._objects.bytes_of(address, 2 * MAX_CHARACTERS)
+        if looks_secret(data.decode("latin-1")):
+            return HIDDEN
+        return repr(data[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")
+
+    def _enum(self, address: int, of: Type) -> str:
+        objects = self._objects
+        parts: dict[str, int | None] = {}
+        for name in ("_name_", "_value_"):
+            parts[name] = objects.find(objects.instance_entries(address, of), name)
+        name, value = parts["_name_"], parts["_value_"]
+        if not name or not value or value == address:
+            return f"<{self.class_name(of)} object>"
+        shown = self._text(value, MAX_DEPTH, ()) if objects.type_of(value).kind in self._kinds else "..."
+        return f"<{self.class_name(of).rpartition('.')[2]}.{self.string_of(name)}: {shown}>"
+
+    def _function(self, address: int) -> str:
+        return self.string_at(address + self._objects.layout.function_qualname)
+
+    def _method(self, address: int) -> str:
+        objects = self._objects
+        function, of_self = objects.heap.word(address + 16), objects.type_of(objects.heap.word(address + 24))
+        name = self._function(function) if objects.type_of(function).kind == "function" else "?"
+        return f"<bound method {name} of <{self.class_name(of_self)} object>>"
+
+    def _builtin(self, address: int) -> str:
+        # PyCFunctionObject.m_ml, and ml_name first in it (Include/methodobject.h).
+        heap = self._objects.heap
+        return f"<built-in function {self._objects.c_text(heap.word(heap.word(address + 16)))}>"
+
+    def _numpy(self, address: int, code: str) -> float | int | bool:
+        size = struct.calcsize(code)
+        number: float | int = struct.unpack(f"<{code}", self._objects.heap.read(address + 16, size))[0]
+        return number
+
+    def _number(self, address: int, of: Type) -> float | None:
+        if of.kind in ("bool", "int"):
+            return _as_float(self._objects.integer(address))
+        if of.kind == "float":
+            return self._objects.floats(address, 1)[0]
+        return _as_float(self._numpy(address, code)) if (code := _NUMPY.get(of.name)) else None
+
+
+def _tensor_text(tensor: Tensor) -> str:
+    what = repr(tensor.number) if tensor.number is not None else f"shape={list(tensor.shape)}"
+    return f"tensor({what}, dtype={tensor.dtype}, device={tensor.device})"
+
+
+def _as_float(number: float | int | None) -> float | None:
+    try:
+        return None if number is None else float(number)
+    except OverflowError:
+        return None
