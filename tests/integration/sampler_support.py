@@ -1,0 +1,58 @@
+"""A reader as the daemon has it, but in this process: requests go through its own loop."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from probing.daemon.ipc import Channel, Message
+from probing.daemon.python_stack.layouts import Layout
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.memory import ProcessMemory
+from probing.daemon.python_stack.snapshot import Snapshot
+from probing.daemon.python_stack.walker import Limits, RawThread, Walker
+from probing.daemon.reader import serve
+
+__all__ = ("ServedReaders", "offset_of", "readers", "walked")
+
+
+class ServedReaders:
+    """``processes.pool.ReaderPool`` with one reader."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self.asked: list[str] = []
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        with self._lock:
+            self.asked.append(op)
+            return self._channel.request({"op": op, "pid": pid, "start_ns": start_ns, **args}, timeout=timeout + 30)
+
+
+@contextmanager
+def readers() -> Iterator[ServedReaders]:
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve, args=(Channel(theirs),), daemon=True)
+    thread.start()
+    try:
+        yield ServedReaders(Channel(ours))
+    finally:
+        ours.close()
+        thread.join(10)
+        theirs.close()
+
+
+def walked(pid: int, runtime: RuntimeInfo, layout: Layout) -> list[RawThread]:
+    """The threads with their frames, of a process that stands still."""
+    return Walker(Snapshot(ProcessMemory(pid)), layout, Limits(), float("inf")).walk(runtime.runtime)
+
+
+def offset_of(layout: Layout, code: int, instr: int) -> int:
+    """The byte in the code, as the sampler in the kernel tells it."""
+    if layout.code_adaptive is not None:
+        return instr - (code + layout.code_adaptive)
+    return instr * 2 if layout.instr == "lasti_units" else instr
