@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client import messages
 from probing.client.connection import Connection
 from probing.client.settings import DEFAULT_TARGET
 from probing.federation.answer import Answer, Reply
@@ -25,9 +26,10 @@ from probing.federation.fanout import Answered, Gathered, fan_out
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("Cluster", "Stacks")
+__all__ = ("Cluster", "Stacks", "Variables")
 
 T = TypeVar("T")
+_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
@@ -39,6 +41,17 @@ class Stacks:
     """
 
     threads: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """``values``: dicts node, job, rank, pid, tid, func, name, type, value, number, reason.
+
+    ``failures``: as those of Stacks.
+    """
+
+    values: list[dict[str, Any]]
     failures: list[dict[str, Any]]
 
 
@@ -150,27 +163,83 @@ class Cluster:
         """The training processes: the columns of process.processes."""
         return self.query(PS_SQL)
 
-    def stacks(self, pids: Sequence[int] = (), job: str = "") -> Stacks:
+    def stacks(
+        self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
+    ) -> Stacks:
         """Stacks of all threads of the chosen processes. Raises NotFound when no node has one of them."""
+        # Each node's call writes its deadline into a request of its own.
+        replies = self._some(
+            lambda connection, seconds: connection.stacks(
+                pb.StacksRequest(pids=pids, job=job, native=native, locals=local_variables), seconds
+            )
+        )
+        return Stacks(
+            [
+                messages.thread(reply.node, thread, native=native, local_variables=local_variables)
+                for reply in replies
+                for thread in reply.threads
+            ],
+            [messages.failure(reply.node, failed) for reply in replies for failed in reply.failures],
+        )
+
+    def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
+        """Values of the dotted ``names`` in the chosen processes. Raises NotFound when no node has one of them."""
+        replies = self._some(
+            lambda connection, seconds: connection.variables(
+                pb.VarsRequest(pids=pids, job=job, names=names), seconds
+            )
+        )
+        return Variables(
+            [messages.value(reply.node, value) for reply in replies for value in reply.values],
+            [messages.failure(reply.node, failed) for reply in replies for failed in reply.failures],
+        )
+
+    def config(
+        self,
+        key: str = "",
+        value: str | None = None,
+        *,
+        job: str = "",
+        pid: int = 0,
+        seconds: float = 0.0,
+        persist: bool = False,
+        reset: bool = False,
+        node: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The settings (node, key, value, default, job, pid, until, persisted, doc), all or that of ``key``.
+
+        With ``value`` it is set first, for ``job`` or ``pid`` alone if given and for ``seconds`` unless 0; ``reset``
+        takes a change back. ``node`` leaves out the nodes of other names. Raises NotFound when no node has the job,
+        the process or the key, UsageError for what is no value of it.
+        """
+        request = pb.ConfigRequest(
+            key=key, value=value, job=job, pid=pid, for_ms=round(seconds * 1000), persist=persist, reset=reset
+        )
+
+        def ask(connection: Connection, left: float) -> pb.ConfigReply:
+            if node is not None and connection.status(left).node != node:
+                raise NotFound(f"there is no node {node}")
+            return connection.config(request, left)
+
+        return [messages.setting(reply.node, s) for reply in self._some(ask) for s in reply.settings]
+
+    def _some(self, ask: Callable[[Connection, float], _R]) -> list[_R]:
+        """The replies of the nodes that have what is asked for. Raises NotFound when none has."""
         missing: list[NotFound] = []
 
-        def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | None]:
+        def attempt(connection: Connection, seconds: float) -> tuple[str, _R | None]:
             try:
-                reply = connection.stacks(pids, job, seconds)
+                reply = ask(connection, seconds)
             except NotFound as e:
                 # Other nodes may have it; that this one does not is an answer.
                 missing.append(e)
                 return connection.address, None
             return reply.node, reply
 
-        gathered = self.each(ask)
-        replies = [a.value for a in gathered.answered if a.value is not None]
+        replies = [a.value for a in self.each(attempt).answered if a.value is not None]
         if not replies and missing:
             raise missing[0]
-        return Stacks(
-            [_thread(reply.node, thread) for reply in replies for thread in reply.threads],
-            [_failure(reply.node, failure) for reply in replies for failure in reply.failures],
-        )
+        return replies
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
         """Address and status of every node that answers."""
@@ -188,29 +257,3 @@ class Cluster:
 
 def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:
     return reply.node, reply
-
-
-def _thread(node: str, t: pb.Thread) -> dict[str, Any]:
-    return {
-        "node": node,
-        "job": t.job,
-        "rank": t.rank if t.HasField("rank") else None,
-        "pid": t.pid,
-        "tid": t.tid,
-        "thread": t.thread,
-        "state": t.state,
-        "gil": t.gil if t.HasField("gil") else None,
-        "complete": t.complete,
-        "frames": [_frame(f) for f in t.frames],
-    }
-
-
-def _frame(f: pb.Frame) -> dict[str, Any]:
-    lineno = f.lineno if f.HasField("lineno") else None
-    return {"func": f.func, "file": f.file, "lineno": lineno, "frame_type": f.frame_type}
-
-
-def _failure(node: str, f: pb.TargetFailure) -> dict[str, Any]:
-    rank = f.rank if f.HasField("rank") else None
-    error = {"kind": f.error.kind, "reason": f.error.message, "hint": f.error.hint}
-    return {"node": node, "pid": f.pid, "rank": rank, "job": f.job, **error}

@@ -69,9 +69,16 @@ class Connection:
             lambda: _reply(self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata), max_bytes)
         )
 
-    def stacks(self, pids: Iterable[int], job: str, timeout: float) -> pb.StacksReply:
-        request = pb.StacksRequest(pids=pids, job=job, timeout_ms=_milliseconds(timeout))
+    def stacks(self, request: pb.StacksRequest, timeout: float) -> pb.StacksReply:
+        request.timeout_ms = _milliseconds(timeout)
         return self._simple(pb.StacksReply, self._stub.Stacks, request, timeout + 0.3)
+
+    def variables(self, request: pb.VarsRequest, timeout: float) -> pb.VarsReply:
+        request.timeout_ms = _milliseconds(timeout)
+        return self._simple(pb.VarsReply, self._stub.Vars, request, timeout + 0.3)
+
+    def config(self, request: pb.ConfigRequest, timeout: float) -> pb.ConfigReply:
+        return self._simple(pb.ConfigReply, self._stub.Config, request, timeout)
 
     def status(self, timeout: float) -> pb.StatusReply:
         return self._simple(pb.StatusReply, self._stub.Status, pb.StatusRequest(), timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from probing.api.errors import InternalError, ProbingError, UsageError
-from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token
+from probing.client import main_python
+from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token, seconds
 
-__all__ = ("main", "nccl", "nodes", "pause", "ps", "query", "stacks", "status", "tables", "top", "version")
+__all__ = ("main", "nccl", "nodes", "pause", "ps", "query", "status", "tables", "top", "version")
 
 _EPILOG = "The options above may stand before or after the command."
 # Which click typer brings along differs by its version.
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 app = typer.Typer(
     name="probingctl",
@@ -60,22 +59,8 @@ def _options(
         format=output_format,
         output=output,
         report=report,
-        timeout=_seconds(timeout),
+        timeout=seconds(timeout),
     )
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text.strip())
-    seconds = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
-    if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1d")
-    return seconds
-
-
-def _pid(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
-        raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
-    return int(text)
 
 
 @app.command()
@@ -100,7 +85,7 @@ def top(
     """Live, all ranks: rates, what is in flight, lag, Python."""
     from probing.client import top as command
 
-    command.run(context.obj, job, once=once, interval=_seconds(interval), window=_seconds(window))
+    command.run(context.obj, job, once=once, interval=seconds(interval), window=seconds(window))
 
 
 @app.command()
@@ -113,7 +98,7 @@ def nccl(
     """Collectives: times, bandwidth, lag by rank, in flight."""
     from probing.client import nccl as command
 
-    command.run(context.obj, job, comm, _seconds(since))
+    command.run(context.obj, job, comm, seconds(since))
 
 
 @app.command()
@@ -126,22 +111,6 @@ def query(
     from probing.client import query as command
 
     command.run(context.obj, sql, explain=explain)
-
-
-@app.command()
-def stacks(
-    context: typer.Context,
-    pids: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="All if left out.")] = None,
-    job: Annotated[str, typer.Option(help="Only this job.")] = "",
-) -> None:
-    """Python stacks of all threads, innermost frame first."""
-    from probing.client import stacks as command
-
-    command.run(context.obj, [_pid(text) for text in pids or []], job)
-
-
-for _alias in ("backtrace", "bt"):
-    app.command(_alias, help="The same as stacks.", hidden=True)(stacks)
 
 
 @app.command()
@@ -187,6 +156,9 @@ def version() -> None:
     from probing.client import version as command
 
     command.run()
+
+
+main_python.register(app)
 
 
 def _everywhere(context: typer.Context) -> None:

@@ -21,7 +21,7 @@ from probing.client.text import escape
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("write_objects", "write_report", "write_rows", "write_table")
+__all__ = ("write_bytes", "write_objects", "write_report", "write_rows", "write_table")
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
@@ -55,6 +55,18 @@ def write_objects(
 def write_table(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> None:
     """Rows that are plain data already."""
     write_objects(settings, rows, _people(settings, fields, rows) if settings.format == "table" else "", rows)
+
+
+def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
+    """A whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
+    if settings.output is not None:
+        with _replacing(settings.output) as file:
+            file.write(data)
+        return
+    if not on_terminal:
+        _refuse_terminal(kind)
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
@@ -120,12 +132,16 @@ def _write_binary(settings: Settings, table: pa.Table) -> None:
         with _replacing(settings.output) as file:
             _encode(settings.format, table, file)
         return
-    if sys.stdout.isatty():
-        raise UsageError(f"{settings.format} is not for a terminal", hint="name a file with -o FILE, or redirect")
+    _refuse_terminal(settings.format)
     buffer = io.BytesIO()
     _encode(settings.format, table, buffer)
     sys.stdout.buffer.write(buffer.getvalue())
     sys.stdout.flush()
+
+
+def _refuse_terminal(kind: str) -> None:
+    if sys.stdout.isatty():
+        raise UsageError(f"{kind} is not for a terminal", hint="name a file with -o FILE, or redirect")
 
 
 def _encode(kind: str, table: pa.Table, file: Any) -> None:
@@ -142,9 +158,12 @@ def _encode(kind: str, table: pa.Table, file: Any) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place when all is written. What is no plain file is written directly."""
+    """A file beside ``path`` that takes its place when all is written.
+
+    What is no plain file is written directly; a link as well, since /dev/stdout may lead to a plain file.
+    """
     try:
-        if path.exists() and not path.is_file():
+        if path.is_symlink() or (path.exists() and not path.is_file()):
             with path.open("wb") as file:
                 yield file
             return

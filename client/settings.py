@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from probing.api.errors import UsageError
 
-__all__ = ("DEFAULT_TARGET", "FORMATS", "Settings", "hoist", "node_list", "read_token")
+__all__ = ("DEFAULT_TARGET", "FORMATS", "Settings", "hoist", "node_list", "process_id", "read_token", "seconds")
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
@@ -22,6 +23,7 @@ _VALUED = frozenset(
     }
 )  # fmt: skip
 _FLAGS = frozenset({"--all-nodes", "--strict"})
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,22 @@ def node_list(text: str) -> tuple[str, ...]:
     if not found:
         raise UsageError(f"--nodes {text}: no node in it", hint="give addresses as A,B,C or a file with one a line")
     return found
+
+
+def seconds(text: str) -> float:
+    """``500ms``, ``5``, ``30s``, ``5m``, ``2h`` or ``1d`` as seconds."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)(ms|s|m|h|d)?", text.strip())
+    length = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
+    if not 0 < length <= 366 * 86400:
+        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1d")
+    return length
+
+
+def process_id(text: str) -> int:
+    """``text`` as a pid."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 2**31:
+        raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
+    return int(text)
 
 
 def read_token(token: str | None, token_file: str | None) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from datetime import datetime, timezone
 
-__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "size")
+__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "size", "utc")
 
 # Controls, surrogates, and what reorders a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -51,6 +52,15 @@ def age(ns: float | None) -> str:
     if hours < 1:
         return f"{minutes}m{seconds % 60:02d}s"
     return f"{hours}h{minutes % 60:02d}m" if days < 2 else f"{days}d{hours % 24:02d}h"
+
+
+def utc(ns: int) -> str:
+    """CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``; what no calendar has is given as the number."""
+    try:
+        second = datetime.fromtimestamp(ns // 1_000_000_000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return str(ns)
+    return f"{second:%Y-%m-%dT%H:%M:%S}.{ns % 1_000_000_000:09d}Z"
 
 
 def size(number: float | None) -> str:

@@ -14,7 +14,7 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from probing.api.errors import NotFound, ProbingError
+from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.tables import TABLES
@@ -23,6 +23,8 @@ from probing.federation.errors import from_duckdb
 from probing.federation.times import fix_times
 
 SECOND = 1_000_000_000
+# Value and default.
+_VARIABLES = {"variables.watch": ["", ""], "variables.interval_s": ["1", "1"]}
 # One instant for all rows, so that lags are what a test says. Within the time that commands look back.
 _BEGIN = time.time_ns() - 20 * SECOND
 
@@ -46,6 +48,11 @@ class FakeNode(NodeServicer):
         self.asked: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.paused = False
+        self.values: list[pb.Value] = []
+        self.jobs: set[str] = {"j1"}
+        self.settings = {"sampling.hz": ["19", "19"], "sampling.off_cpu": ["true", "true"], **_VARIABLES}
+        self.configured: list[pb.ConfigRequest] = []
+        self.stacks_asked: list[pb.StacksRequest] = []
         self._db = duckdb.connect()
         for table_name, table in TABLES.items():
             self._put(table_name, pa.Table.from_pylist((tables or {}).get(table_name, []), schema=table.logical))
@@ -112,11 +119,40 @@ class FakeNode(NodeServicer):
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:
+        self.stacks_asked.append(request)
         pids = set(request.pids)
         chosen = [t for t in self.threads if (not pids or t.pid in pids) and (not request.job or t.job == request.job)]
         if not chosen and (pids or request.job) and not self.failures:
             self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
         return pb.StacksReply(node=self.name, threads=chosen, failures=self.failures)
+
+    def Vars(self, request: pb.VarsRequest, context: grpc.ServicerContext) -> pb.VarsReply:
+        pids, names = set(request.pids), set(request.names)
+        chosen = [v for v in self.values if (not pids or v.pid in pids) and (not request.job or v.job == request.job)]
+        if not chosen and (pids or request.job) and not self.failures:
+            self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
+        found = [v for v in chosen if v.variable.name in names]
+        return pb.VarsReply(node=self.name, values=found, failures=self.failures)
+
+    def Config(self, request: pb.ConfigRequest, context: grpc.ServicerContext) -> pb.ConfigReply:
+        self.configured.append(request)
+        if request.key and request.key not in self.settings:
+            self._abort(context, UsageError(f"there is no setting {request.key}", hint="`probingctl config` lists all"))
+        if request.job and request.job not in self.jobs:
+            self._abort(context, NotFound(f"there is no job {request.job}", hint="`probingctl ps` lists them"))
+        if request.HasField("value"):
+            if request.key == "sampling.hz" and not request.value.isdigit():
+                self._abort(context, UsageError(f"{request.value} is no number", hint="sampling.hz takes 0 to 999"))
+            self.settings[request.key][0] = request.value
+        if request.reset:
+            self.settings[request.key][0] = self.settings[request.key][1]
+        until = 2_000_000_000 * SECOND + 5 if request.for_ms else 0
+        shown = [
+            pb.Setting(key=key, value=value, default=default, job=request.job, pid=request.pid, until_ns=until,
+                       persisted=request.persist, doc="what it means")
+            for key, (value, default) in self.settings.items() if request.key in ("", key)
+        ]  # fmt: skip
+        return pb.ConfigReply(node=self.name, settings=shown)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         return pb.StatusReply(
@@ -181,6 +217,46 @@ def thread(rank: int, pid: int, tid: int, name: str, *frames: tuple[str, str, in
     )  # fmt: skip
 
 
+def variable(rank: int, name: str, kind: str, shown: str | None, **more: Any) -> pb.Value:
+    """A value of ``main`` in the process of ``rank``; ``shown`` None with a ``reason``."""
+    one = pb.Variable(name=name, type=kind, value=shown, **more)
+    return pb.Value(job="j1", run="r1", rank=rank, pid=1000 + rank, tid=1000 + rank, func="main", variable=one)
+
+
+def sample(node: str, rank: int | None, stack_id: int, count: int, **more: Any) -> dict[str, Any]:
+    """A row of python.samples: ``count`` samples of 10 ms on the CPU, 20 s ago."""
+    pid = 900 if rank is None else 1000 + rank
+    return {
+        "node": node, "ts": _BEGIN, "job": "j1", "run": "r1", "pid": pid, "start_ns": SECOND, "rank": rank,
+        "tid": pid, "thread": "MainThread", "stack_id": stack_id, "on_cpu": True, "gil": True, "count": count,
+        "duration_ns": count * 10_000_000, **more,
+    }  # fmt: skip
+
+
+def stack(node: str, stack_id: int, *frames: tuple[str, str, int | None], complete: bool = True) -> dict[str, Any]:
+    """A row of python.stacks; ``frames`` innermost first."""
+    shown = [{"func": func, "file": file, "lineno": lineno} for func, file, lineno in frames]
+    return {"node": node, "ts": _BEGIN, "stack_id": stack_id, "complete": complete, "frames": shown}
+
+
+_TRAIN, _TORCH = "/home/user/train.py", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+_HIGH = (1 << 64) - 1
+_STACKS: tuple[tuple[Any, ...], ...] = (
+    (1, ("all_reduce", _TORCH, 2810), ("step", _TRAIN, 60), ("main", _TRAIN, 88)),
+    (2, ("all_reduce", _TORCH, 2811), ("step", _TRAIN, 60), ("main", _TRAIN, 88)),
+    (_HIGH, ("read_batch", _TRAIN, 31), ("main", _TRAIN, 87)),
+)
+
+
+def _samples(node: str, rank: int) -> list[dict[str, Any]]:
+    """100 samples of each rank: 3 of 4 in all_reduce, but of rank 2 nine of ten in read_batch; and 5 s off the CPU."""
+    reading = 90 if rank == 2 else 25
+    return [
+        sample(node, rank, 1, 100 - reading - 5), sample(node, rank, 2, 5), sample(node, rank, _HIGH, reading),
+        sample(node, rank, 1, 3, on_cpu=False, duration_ns=5 * SECOND, thread="pin_memory"),
+    ]  # fmt: skip
+
+
 def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
     """Two nodes with two ranks each; ranks 0, 1 and 3 wait in an all_reduce that rank 2 has not called."""
     ranks = {"alpha": (0, 1), "beta": (2, 3)}
@@ -193,6 +269,9 @@ def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
             "comm.ops": [operation(name, r, s, 40_000_000 if r == 2 else r * 1000) for r in own for s in range(last)],
             "comm.inflight": [inflight(name, r, last, 35 * SECOND + r) for r in own if r != 2],
             "comm.communicators": [communicator(name, r) for r in own],
+            "python.samples": [row for r in own for row in _samples(name, r)],
+            # Each node writes the same stack down, and again after an hour.
+            "python.stacks": [stack(name, *entry) for entry in _STACKS * 2],
             "probing.table_docs": [
                 {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
                  "description": t.doc, "live": "yes" if t.live else "no"}

@@ -1,0 +1,166 @@
+"""Many stacks as few trees: what all ranks share once, and a branch where they differ, the fewest ranks first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ("MAX_DEPTH", "Group", "Member", "Node", "merge", "pids_of", "plain_groups", "ranks_of")
+
+# A tree is at most this deep, so that whoever walks it may recurse: beyond it the middle of a stack is one node.
+MAX_DEPTH = 200
+
+Member = tuple[int | None, int, int, str]
+"""Who has a stack: rank, pid, tid, node."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A frame and who has it. ``lineno`` is None where it is not known; ``complete`` False marks a single stack whose
+    frames are not all there, which is compared with no other."""
+
+    func: str
+    file: str
+    lineno: int | None
+    frame_type: str
+    complete: bool = True
+    members: list[Member] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[int]:
+        return ranks_of(self.members)
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that have no rank."""
+        return pids_of(self.members)
+
+    @property
+    def ends(self) -> list[Member]:
+        """Those whose innermost frame this is."""
+        return _without(self.members, self.children)
+
+
+@dataclass(slots=True)
+class Group:
+    """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ."""
+
+    job: str
+    thread: str
+    members: list[Member] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[int]:
+        return ranks_of(self.members)
+
+    @property
+    def pids(self) -> list[int]:
+        return pids_of(self.members)
+
+    @property
+    def ends(self) -> list[Member]:
+        """Those without any frame."""
+        return _without(self.members, self.children)
+
+
+def merge(threads: Iterable[dict[str, Any]], *, every_thread: bool = False) -> list[Group]:
+    """Groups of ``threads`` (docs/json.md, ``stacks``), by job; main threads alone unless ``every_thread``.
+
+    Main threads come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
+    """
+    chosen: dict[tuple[str, bool, str], list[dict[str, Any]]] = {}
+    for thread in threads:
+        main = thread["tid"] == thread["pid"]
+        if main or every_thread:
+            name = "main thread" if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
+            chosen.setdefault((thread["job"], not main, name), []).append(thread)
+    return [_group(job, name, chosen[job, other, name]) for job, other, name in sorted(chosen)]
+
+
+def _group(job: str, name: str, threads: Sequence[dict[str, Any]]) -> Group:
+    names = {thread["thread"] for thread in threads if thread["thread"]}
+    group = Group(job, names.pop() if len(names) == 1 else name)
+    shared: dict[Any, Any] = {}
+    for thread in sorted(threads, key=lambda t: _order(_member(t))):
+        _add(group, shared if thread["complete"] else {}, thread)
+    _sort(group.children)
+    return group
+
+
+def _add(group: Group, known: dict[Any, Any], thread: dict[str, Any]) -> None:
+    """``known`` leads from a frame to its node and the same for the node's children."""
+    member = _member(thread)
+    group.members.append(member)
+    siblings = group.children
+    for key, frame in _path(thread["frames"]):
+        if key not in known:
+            node = Node(
+                frame["func"], frame["file"], frame["lineno"], frame["frame_type"], complete=thread["complete"]
+            )
+            siblings.append(node)
+            known[key] = (node, {})
+        node, known = known[key]
+        node.members.append(member)
+        siblings = node.children
+
+
+def _path(frames: Sequence[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
+    """The frames outermost first, each with what makes it equal to another."""
+    path = [((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)]
+    if len(path) <= MAX_DEPTH:
+        return path
+    half = (MAX_DEPTH - 1) // 2
+    middle = path[half:-half]
+    left_out = {"func": f"({len(middle)} frames left out)", "file": "", "lineno": None, "frame_type": "Python"}
+    return [*path[:half], (tuple(key for key, _ in middle), left_out), *path[-half:]]
+
+
+def _sort(nodes: list[Node]) -> None:
+    nodes.sort(key=lambda n: (not n.complete, len(n.members), _order(n.members[0])))
+    for node in nodes:
+        _sort(node.children)
+
+
+def _member(thread: dict[str, Any]) -> Member:
+    return thread["rank"], thread["pid"], thread["tid"], thread["node"]
+
+
+def _order(member: Member) -> tuple[Any, ...]:
+    rank, pid, tid, node = member
+    return rank is None, rank or 0, node, pid, tid
+
+
+def ranks_of(members: Iterable[Member]) -> list[int]:
+    """The ranks among ``members``, in order."""
+    return sorted({rank for rank, *_ in members if rank is not None})
+
+
+def pids_of(members: Iterable[Member]) -> list[int]:
+    """The processes among ``members`` that have no rank."""
+    return sorted({pid for rank, pid, *_ in members if rank is None})
+
+
+def _without(members: Sequence[Member], children: Iterable[Node]) -> list[Member]:
+    further = {member for child in children for member in child.members}
+    return [member for member in members if member not in further]
+
+
+def plain_groups(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """The groups as docs/json.md describes them."""
+    return [
+        {"job": g.job, "thread": g.thread, "ranks": g.ranks, "pids": g.pids, "threads": len(g.members),
+         "children": [_plain(child) for child in g.children]}
+        for g in groups
+    ]  # fmt: skip
+
+
+def _plain(node: Node) -> dict[str, Any]:
+    return {
+        "func": node.func, "file": node.file, "lineno": node.lineno, "frame_type": node.frame_type,
+        "ranks": node.ranks, "pids": node.pids, "threads": len(node.members), "complete": node.complete,
+        "children": [_plain(child) for child in node.children],
+    }  # fmt: skip

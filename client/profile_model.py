@@ -1,0 +1,108 @@
+"""A profile in memory: weighted stacks. What writers and tables are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+__all__ = ("Frame", "Profile", "Sample", "grouped", "label", "merged", "short_files", "without_lines")
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+
+
+class Frame(NamedTuple):
+    """``lineno`` is None where it is not known. What stands for no code has no ``file``."""
+
+    func: str
+    file: str = ""
+    lineno: int | None = None
+
+
+class Sample(NamedTuple):
+    """``frames`` outermost first, never empty. ``labels``: job, rank, node, pid, thread, state of who was seen.
+
+    ``ns`` is the time that the sample stands for, ``seen`` the number of times it was seen.
+    """
+
+    frames: tuple[Frame, ...]
+    ns: int
+    seen: int
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``kind`` is cpu, wall or off_cpu. The interval: ``begin_ns`` is CLOCK_REALTIME, 0 when unknown."""
+
+    title: str
+    kind: str
+    samples: tuple[Sample, ...]
+    begin_ns: int = 0
+    length_ns: int = 0
+
+    @property
+    def ns(self) -> int:
+        """Time of all samples together."""
+        return sum(sample.ns for sample in self.samples)
+
+    @property
+    def seen(self) -> int:
+        return sum(sample.seen for sample in self.samples)
+
+
+def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
+    """Samples with equal frames as one, in the order of their frames.
+
+    ``labels`` keeps samples with other labels apart.
+    """
+    sums: dict[tuple[tuple[Frame, ...], tuple[tuple[str, str], ...]], tuple[int, int]] = {}
+    for sample in samples:
+        key = (sample.frames, sample.labels if labels else ())
+        ns, seen = sums.get(key, (0, 0))
+        sums[key] = (ns + sample.ns, seen + sample.seen)
+    found = [Sample(frames, ns, seen, kept) for (frames, kept), (ns, seen) in sums.items()]
+    return tuple(sorted(found, key=lambda s: ([(f.func, f.file, f.lineno or 0) for f in s.frames], repr(s.labels))))
+
+
+def without_lines(profile: Profile) -> Profile:
+    """Functions as they are, whichever line of theirs was executed."""
+    samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
+    return replace(profile, samples=tuple(samples))
+
+
+def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
+    """With an outermost frame for each label in ``keys``: ``rank 3``, ``thread MainThread``."""
+    samples = (
+        s._replace(frames=(*(Frame(f"{key} {dict(s.labels).get(key, '-')}") for key in keys), *s.frames))
+        for s in profile.samples
+    )
+    return replace(profile, samples=tuple(samples))
+
+
+def label(frame: Frame, short: dict[str, str]) -> str:
+    """A frame as text: ``func (file)`` or ``func (file:line)``. ``short`` is of ``short_files``."""
+    if not frame.file:
+        return frame.func or "?"
+    where = short.get(frame.file, frame.file)
+    return f"{frame.func or '?'} ({where})" if frame.lineno is None else f"{frame.func or '?'} ({where}:{frame.lineno})"
+
+
+def short_files(profiles: Iterable[Profile]) -> dict[str, str]:
+    """A short name for each file: within its package, else its last two parts; whole where two would look the same."""
+    files = {frame.file for profile in profiles for sample in profile.samples for frame in sample.frames}
+    short = {file: _short(file) for file in files}
+    taken: dict[str, int] = {}
+    for name in short.values():
+        taken[name] = taken.get(name, 0) + 1
+    return {file: name if taken[name] == 1 else file for file, name in short.items()}
+
+
+def _short(file: str) -> str:
+    for folder in _LIBRARIES:
+        if folder in file:
+            return file.rpartition(folder)[2]
+    head, found, tail = file.rpartition("/lib/python3")
+    if found and head and "/" in tail:
+        return tail.partition("/")[2]
+    return "/".join(file.split("/")[-2:])

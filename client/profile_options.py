@@ -1,0 +1,172 @@
+"""What ``profile`` is asked for: which samples, of which time, compared with what, written how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from probing.api.errors import UsageError
+from probing.client.session import sql_text
+from probing.client.settings import process_id, seconds
+
+__all__ = ("KINDS", "Options", "Selection", "options")
+
+KINDS = ("table", "folded", "speedscope", "svg", "pprof")
+_LABELS = ("job", "rank", "node", "pid", "thread", "state")
+_DEFAULT_SINCE = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Whose samples, and of when: from ``since`` to ``until`` seconds before the query, or from an instant
+    (CLOCK_REALTIME s) where one is given; ``shift`` moves both into the past. ``state`` is cpu, wall or off_cpu."""
+
+    pids: tuple[int, ...] = ()
+    job: str = ""
+    rank: int | None = None
+    state: str = "cpu"
+    since: float = _DEFAULT_SINCE
+    until: float = 0.0
+    since_at: float | None = None
+    until_at: float | None = None
+    shift: float = 0.0
+
+    def where(self) -> str:
+        """The condition on python.samples."""
+        parts = [f"ts >= {_instant(self.since_at, self.since, self.shift)}"]
+        parts.append(f"ts < {_instant(self.until_at, self.until, self.shift)}")
+        if self.job:
+            parts.append(f"job = {sql_text(self.job)}")
+        if self.rank is not None:
+            parts.append(f"rank = {self.rank}")
+        if self.pids:
+            parts.append(f"pid IN ({', '.join(map(str, self.pids))})")
+        if self.state != "wall":
+            parts.append("on_cpu" if self.state == "cpu" else "NOT on_cpu")
+        return " AND ".join(parts)
+
+    def title(self) -> str:
+        """For people: whose samples these are."""
+        who = [f"job {self.job}"] if self.job else []
+        who += [] if self.rank is None else [f"rank {self.rank}"]
+        who += [f"pid {', '.join(map(str, self.pids))}"] if self.pids else []
+        return ", ".join(who) or "all processes"
+
+    def interval(self) -> str:
+        """For people: of when."""
+        begin = _when(self.since_at, self.since, self.shift)
+        end = _when(self.until_at, self.until, self.shift)
+        return f"since {begin}" if end == "now" else f"from {begin} until {end}"
+
+    def span(self, now_ns: int) -> tuple[int, int]:
+        """Begin and end as CLOCK_REALTIME ns, for a query at ``now_ns``."""
+        now = now_ns / 1e9
+        begin = self.since_at if self.since_at is not None else now - self.since
+        end = self.until_at if self.until_at is not None else now - self.until
+        return round((begin - self.shift) * 1e9), round((end - self.shift) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base``: what ``selected`` is compared with."""
+
+    selected: Selection
+    base: Selection | None
+    base_name: str
+    kind: str
+    live: float
+    hz: int
+    by: tuple[str, ...]
+    lines: bool
+
+
+def options(
+    *, pids: Sequence[int], job: str, rank: int | None, live: str | None, since: str | None, until: str | None,
+    wall: bool, off_cpu: bool, hz: int, by: str | None, lines: bool, kind: str, diff: str | None,
+) -> Options:  # fmt: skip
+    """From what the command line says. Raises UsageError for what makes no sense."""
+    if kind not in KINDS:
+        raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
+    if wall and off_cpu:
+        raise UsageError("--wall and --off-cpu contradict each other", hint="--wall is time on and off the CPU")
+    if live is not None and (since is not None or until is not None):
+        raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
+    length = 0.0 if live is None else seconds(live)
+    if length > 3600:
+        raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
+    state = "wall" if wall else "off_cpu" if off_cpu else "cpu"
+    selected = _timed(Selection(tuple(pids), job, rank, state), since, until)
+    base = None if diff is None else _base(selected, diff)
+    if base is not None and kind == "pprof":
+        hint = "write two profiles and compare them with pprof -diff_base"
+        raise UsageError("a pprof file holds no difference", hint=hint)
+    keys = _keys(by)
+    return Options(selected, base, diff or "", kind, length, hz, keys, lines)
+
+
+def _timed(selection: Selection, since: str | None, until: str | None) -> Selection:
+    since_at, until_at = _date(since), _date(until)
+    if since is not None and since_at is None:
+        selection = replace(selection, since=seconds(since))
+    if until is not None and until_at is None:
+        selection = replace(selection, until=seconds(until))
+    if since_at is None and until_at is None and selection.until >= selection.since:
+        hint = "both look back from now: --since 10m --until 5m"
+        raise UsageError(f"--until {until} is not after --since {since or '5m'}", hint=hint)
+    if since_at is not None and until_at is not None and until_at <= since_at:
+        raise UsageError(f"--until {until} is not after --since {since}")
+    return replace(selection, since_at=since_at, until_at=until_at)
+
+
+def _date(text: str | None) -> float | None:
+    """An ISO 8601 instant as seconds since 1970, UTC unless it says otherwise; None for a length of time."""
+    if text is None or not re.match(r"\d{4}-\d\d-\d\d", text):
+        return None
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00").replace("z", "+00:00"))
+    except ValueError:
+        raise UsageError(f"{text} is no time", hint="for example 5m, or 2026-11-21T08:19:20Z") from None
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _base(selected: Selection, text: str) -> Selection:
+    kind, _, value = text.partition(":")
+    if kind == "rank" and value.isascii() and value.isdigit() and len(value) < 9:
+        return replace(selected, rank=int(value), pids=())
+    if kind == "pid":
+        return replace(selected, pids=(process_id(value),), rank=None)
+    if kind == "job" and value:
+        return replace(selected, job=value)
+    if kind == "before" and value:
+        return replace(selected, shift=seconds(value))
+    raise UsageError(f"--diff {text} is not understood", hint="rank:R, pid:P, job:J or before:10m")
+
+
+def _keys(by: str | None) -> tuple[str, ...]:
+    keys = tuple(dict.fromkeys(part.strip() for part in (by or "").split(",") if part.strip()))
+    for key in keys:
+        if key not in _LABELS:
+            raise UsageError(f"--by {key} is not known", hint=f"one or several of {', '.join(_LABELS)}")
+    return keys
+
+
+def _instant(at: float | None, ago: float, shift: float) -> str:
+    if at is not None:
+        moment = datetime.fromtimestamp(at - shift, timezone.utc)
+        return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}'"
+    milliseconds = round((ago + shift) * 1000)
+    return f"now() - INTERVAL {milliseconds} MILLISECOND" if milliseconds else "now()"
+
+
+def _when(at: float | None, ago: float, shift: float) -> str:
+    if at is not None:
+        return f"{datetime.fromtimestamp(at - shift, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+    back = ago + shift
+    if not back:
+        return "now"
+    for scale, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if back >= scale and back % scale == 0:
+            return f"{back / scale:g}{unit} ago"
+    return f"{back:g}s ago"
