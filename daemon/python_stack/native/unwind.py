@@ -99,6 +99,9 @@ def _named(frame: CFrame) -> tuple[str, str]:
     found = place.module.function(place.address) if place.module and place.address is not None else None
     if found:
         return found[0], path
+    row = place.module.row(place.address) if place.module and place.address is not None else None
+    if row is not None and row.signal:
+        return "<signal handler called>", path
     at = place.address if place.address is not None else place.offset
     return f"{path.rpartition('/')[2]}+{at:#x}", path
 

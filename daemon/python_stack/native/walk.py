@@ -2,8 +2,9 @@
 
 Of a blocked thread only the stack and instruction pointers are known at first. The registers that functions save for
 their callers become known with the frames that restore them. A frame that is found through one that is not known yet
-(rbp, in functions with stacks of changing size) is looked for among the return addresses above, and such a stack is
-never said to be whole: an old return address can look like the one that counts.
+(rbp, in functions that keep a frame pointer) is taken from where the function's first instructions put it, if a return
+address lies there. In functions with stacks of changing size it is looked for among the return addresses above, and
+such a stack is never said to be whole: an old return address can look like the one that counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _INDIRECT_CALL = re.compile(
 )
 _PLT = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?(?:\xf2)?\xff\x25", re.DOTALL)
 _ANYWHERE = -1
+# sub imm8, %rsp and sub imm32, %rsp, among the first bytes of a function.
+_TAKES_STACK = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(.{3}\x00))", re.DOTALL)
+_PROLOGUE = 96
 
 _Registers = dict[int, int]
 
@@ -103,8 +107,10 @@ class _Walk:
         try:
             cfa = self._cfa(row, registers)
             if cfa is None and row.cfa_register == _RBP and guesses and place is not None:
-                cfa = self._search(place, row, registers)
-                self.searched = self.searched or cfa is not None
+                cfa = self._expected(place, row, registers[_RSP])
+                if cfa is None:
+                    cfa = self._search(place, row, registers)
+                    self.searched = self.searched or cfa is not None
             if cfa is None:
                 raise _End("a frame is found through a register that is not known")
             if cfa <= registers[_RSP] and not row.signal:
@@ -157,6 +163,19 @@ class _Walk:
             return {_RBP: above, _RSP: base + 16, _RIP: back}
         name = place.mapping.path.rpartition("/")[2] if place else ""
         raise _End(f"{name or 'the code'} does not say how its frames lie")
+
+    def _expected(self, place: Place, row: Row, sp: int) -> int | None:
+        """The CFA of a function that keeps rbp and has a stack of a fixed size, which it takes at its begin."""
+        if place.module is None or place.address is None:
+            return None
+        code = place.module.code(place.offset - (place.address - row.start), _PROLOGUE)
+        sizes = {0, *(int.from_bytes(m[1] or m[2], "little") for m in _TAKES_STACK.finditer(code))}
+        pushed = sum(1 for register, rule in row.rules.items() if register in _SAVED and rule.kind == "offset")
+        for size in sorted(sizes):
+            cfa = sp + size + 8 * pushed + 8
+            if self._call(self._word(cfa - 8)) is not None:
+                return cfa
+        return None
 
     def _search(self, place: Place, row: Row, registers: _Registers) -> int | None:
         """The CFA of a function whose rbp is not known, or None."""
