@@ -31,7 +31,8 @@ SOON_S = 0.01
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
 # it waits for many; a power cut costs what waits. Whoever asks for rows has the rings drained first.
 REST_S = 1.0
-# A ring that is so full is drained at once; one that is a quarter as full is looked at soon.
+# A ring that is so full is drained at once; one that is a quarter as full is looked at soon. Of a ring of large records
+# a few fill that share: it is told what it can take until the next look.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
@@ -50,7 +51,11 @@ class Log(Protocol):
 
 class DrainLoop:
     """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look, and ``record``
-    with all that a ring held."""
+    with all that a ring held.
+
+    ``ready`` says for a ring up to which position it may be drained now; ``shares`` at which part of it, one
+    of so many, a ring is drained at once, where that is not a sixteenth.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class DrainLoop:
         each_look: Iterable[Callable[[], None]] = (),
         lost: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[str, ClockPair, npt.NDArray[Any]], None] | None = None,
+        ready: Mapping[str, Callable[[], int]] | None = None,
+        shares: Mapping[str, int] | None = None,
     ) -> None:
         self._log = log
         self._rings = dict(rings)
@@ -71,6 +78,8 @@ class DrainLoop:
         self._each_look = tuple(each_look)
         self._lost = lost
         self._record = record
+        self._ready = dict(ready or {})
+        self._shares = {name: (shares or {}).get(name, FULL_SHARE) for name in self._rings}
         self._positions: Positions = {}
         self._wake = threading.Event()
         self._stopped = False
@@ -93,7 +102,7 @@ class DrainLoop:
         """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
         looks = 0
         while not self._stopped:
-            asked = self._wake.wait(SOON_S if self._filling(4 * FULL_SHARE) else LOOK_S)
+            asked = self._wake.wait(SOON_S if self._filling(4) else LOOK_S)
             self._wake.clear()
             for step in self._each_look:
                 step()
@@ -133,7 +142,8 @@ class DrainLoop:
         ends: dict[str, int] = {}
         size = 0
         for name, ring in self._rings.items():
-            records, end = ring.drain(MAX_DRAIN_BYTES)
+            ready = self._ready.get(name)
+            records, end = ring.drain(MAX_DRAIN_BYTES) if ready is None else ring.drain(MAX_DRAIN_BYTES, until=ready())
             if not len(records):
                 continue
             size += records.nbytes
@@ -169,10 +179,14 @@ class DrainLoop:
     def _due(self) -> bool:
         if time.monotonic() - self._drained >= REST_S:
             return True
-        return self._filling(FULL_SHARE)
+        return self._filling(1)
 
-    def _filling(self, share: int) -> bool:
-        return any(ring.backlog * share >= ring.size for ring in self._rings.values())
+    def _filling(self, times: int) -> bool:
+        """Whether a ring is so full that it is drained at once, or a part of it, one of ``times``."""
+        return any(
+            ring.backlog * share * times >= ring.size
+            for ring, share in zip(self._rings.values(), self._shares.values(), strict=True)
+        )
 
     def _drain(self) -> None:
         try:
