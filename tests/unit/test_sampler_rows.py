@@ -149,7 +149,8 @@ def test_an_address_used_again_is_other_code(world: World) -> None:
 
 def test_code_that_is_gone_is_told_and_counted(world: World) -> None:
     known = world.knows(4096, "f")
-    batches = world.assemble(record((9_999, 0, 1), known, ktime=5), record((9_999, 0, 1), known, ktime=7), record(known))
+    gone = [record((9_999, 0, 1), known, ktime=ktime) for ktime in (5, 7)]
+    batches = world.assemble(*gone, record(known))
     stacks = plain(batches["python.stacks"])
     assert [("?", "?", None), ("f", "a.py", 1)] in [frames_of(row) for row in stacks]
     (loss,) = world.losses
