@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from python_stack_helpers import INTERPRETERS, cleaned, dump, frames_of, program, runtime_of
@@ -31,15 +34,28 @@ def test_which_interpreters(capsys: pytest.CaptureFixture[str]) -> None:
             print("  3.14 and 3.15 are NOT tested: packaging/dev/sid-python.sh makes them, and they take root")
 
 
+def utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def reported(process: subprocess.Popen[str]) -> dict[int, list[list[Any]]]:
+    """[func, file, lineno] of each frame by tid, as the program says once all its threads are parked."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("report\n")
+    process.stdin.flush()
+    return {int(tid): frames for tid, frames in json.loads(process.stdout.readline()).items()}
+
+
 @pytest.mark.parametrize("python", INTERPRETERS)
 def test_all_threads_in_all_shapes(python: str, until: Callable[..., object]) -> None:
     with program(python, "shapes.py") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("report\n")
-        process.stdin.flush()
-        said = {int(tid): cleaned(frames) for tid, frames in json.loads(process.stdout.readline()).items()}
-        assert len(said) > 20
+        said = {tid: cleaned(frames) for tid, frames in reported(process).items()}
+        assert len(said) == 44
 
         runtime = runtime_of(process.pid)
         for attempt in ("cold", "warm"):
@@ -60,3 +76,22 @@ def test_all_threads_in_all_shapes(python: str, until: Callable[..., object]) ->
         stopped = {t["tid"]: t for t in dump(process.pid, runtime)["threads"]}
         assert {t["state"] for t in stopped.values()} == {"stopped"}
         assert {tid: frames_of(stopped[tid]) for tid in said} == said
+
+
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_py_spy_sees_the_same(python: str) -> None:
+    """py-spy 0.4.3 reads 3.8 to 3.15. A frame whose file name is no UTF-8 is left out by it, and so by us here."""
+    with program(python, "shapes.py") as process:
+        said = reported(process)
+        surrogates = [frame for frames in said.values() for frame in frames if not utf8(frame[1])]
+        assert len(surrogates) == 1
+        ((_, unspoken, _),) = cleaned(surrogates)
+        ours = {t["tid"]: frames_of(t) for t in dump(process.pid, runtime_of(process.pid))["threads"]}
+        command = [Path(sys.executable).with_name("py-spy"), "dump", "--json", "--pid", str(process.pid)]
+        theirs = {
+            thread["os_thread_id"]: cleaned([[f["name"], f["filename"], f["line"]] for f in thread["frames"]])
+            for thread in json.loads(subprocess.check_output(command, text=True))
+        }
+        assert theirs.keys() >= said.keys()
+        for tid in said:
+            assert [f for f in ours[tid] if f[1] != unspoken] == theirs[tid]

@@ -4,6 +4,7 @@ It runs on every CPython from 3.8 on, and on nothing but the standard library. A
 """
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import json
@@ -21,6 +22,12 @@ def park(*_):
     # One line: a thread that has arrived but does not wait yet is at the same line. Both calls are C functions.
     os.write(ARRIVED_W, b"x"), os.read(NEVER_R, 1)
     return 0
+
+
+def check_long(code):
+    table = code.co_linetable if hasattr(code, "co_linetable") else code.co_lnotab
+    if len(table) <= 4096:
+        os.abort()
 
 
 def plain():
@@ -178,7 +185,9 @@ def long_table():
     lines = ["def f(n):"]
     lines += ["    n = n + 1" if i % 3 else "\n    n = (n\n         + 1)" for i in range(3000)]
     lines += ["    park()", "    return n", "f(0)"]
-    exec(compile("\n".join(lines), "<long>", "exec"), {"park": park})
+    code = compile("\n".join(lines), "<long>", "exec")
+    check_long(next(c for c in code.co_consts if hasattr(c, "co_code")))
+    exec(code, {"park": park})
 
 
 def big_jump():
@@ -204,7 +213,195 @@ def imported():
         __import__("parking_module")
 
 
+def decorated():
+    def twice(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return function(*args) + function(*args)
+
+        return wrapper
+
+    @twice
+    @functools.lru_cache(maxsize=None)  # noqa: UP033
+    def parked(n):
+        return park() + n
+
+    return parked(1)
+
+
+def decorator_runs():
+    def parking(function):
+        park()
+        return function
+
+    @parking
+    @functools.wraps(park)
+    def unused():
+        pass
+
+
+def class_hooks():
+    class Meta(type):
+        def __call__(cls, *args):
+            return super().__call__(*args)
+
+    class Base(metaclass=Meta):
+        def __init_subclass__(cls, **options):
+            cls.found = options
+
+        def __init__(self, n):
+            self.n = park(n)
+
+    class Derived(Base, wanted=1):
+        def __init__(self):
+            super().__init__(2)
+
+    return Derived()
+
+
+def async_generator():
+    async def numbers():
+        for i in range(3):
+            yield i
+            await asyncio.sleep(0)
+            park()
+
+    async def outer():
+        return [i async for i in numbers() if i < 2]
+
+    asyncio.run(outer())
+
+
+def awaits(n=40):
+    async def deep(n):
+        if n:
+            await deep(n - 1)
+        else:
+            park()
+
+    asyncio.run(deep(n))
+
+
+def task_callback():
+    async def outer():
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: park())
+        await asyncio.sleep(9999)
+
+    asyncio.run(outer())
+
+
+def generator_send():
+    def echo():
+        got = None
+        while True:
+            got = yield got
+            if got == 2:
+                park()
+
+    first = echo()
+    next(first)
+    first.send(1)
+    first.send(2)
+
+
+def generator_throw():
+    def patient():
+        try:
+            yield 1
+        except ValueError:
+            park()
+
+    one = patient()
+    next(one)
+    one.throw(ValueError("expected"))
+
+
+def generator_chain(n=30):
+    def links(n):
+        if n:
+            yield from links(n - 1)
+        else:
+            yield park()
+
+    return next(links(n))
+
+
+def through_c(n=20):
+    # Each level is a call of Python from C from Python.
+    return sorted([n], key=lambda n: park() if n == 0 else through_c(n - 1) or 0)
+
+
+def comparison():
+    class Odd:
+        def __eq__(self, other):
+            return bool(park())
+
+        def __hash__(self):
+            return 1
+
+    return {Odd(): 1, Odd(): 2}
+
+
+def nested_comprehensions():
+    return [{(i, j) for j in range(2) if not park()} for i in range(2)]
+
+
+def lambda_default():
+    return (lambda a, b=lambda: park(): b() + a)(1)
+
+
+def context_manager():
+    @contextlib.contextmanager
+    def managed():
+        park()
+        yield 1
+
+    with managed() as one:
+        return one
+
+
+def executed_twice():
+    space = {"park": park}
+    exec("exec('def inner():\\n  class C:\\n    x = [park() for _ in (1,)]\\n\\n\\ninner()')", space)
+
+
+def partial_call():
+    return functools.partial(lambda *a, **k: park(), 1, key=2)()
+
+
+def wide_table():
+    # Over 4,096 bytes of line table in one expression, and the call in the middle of it.
+    terms = ["y +\\\n(y + y *\ny)"] * 700
+    terms[500] = "y +\\\npark()"
+    code = compile("x = (\n" + " +\n".join(terms) + "\n)\n", "<wide>", "exec")
+    check_long(code)
+    exec(code, {"park": park, "y": 1})
+
+
+def one_line():
+    before = park(); before += 1; return before  # noqa: E702
+
+
 SHAPES = [
+    decorated,
+    decorator_runs,
+    class_hooks,
+    async_generator,
+    awaits,
+    task_callback,
+    generator_send,
+    generator_throw,
+    generator_chain,
+    through_c,
+    comparison,
+    nested_comprehensions,
+    lambda_default,
+    context_manager,
+    executed_twice,
+    partial_call,
+    wide_table,
+    one_line,
     plain,
     generator,
     coroutine,
