@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
-import platform
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from probing.api.errors import AttachError, PrivilegeError
 from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, set_program
 
 __all__ = ("attach_multi", "attach_perf", "attach_perf_by_ioctl", "refused")
-
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-_PERF_FLAG_FD_CLOEXEC = 8
-_ATTR_SIZE = 112
-_IOC_SET_BPF, _IOC_ENABLE = 0x40042408, 0x2400
 
 
 def attach_multi(program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool) -> int:
@@ -44,8 +38,8 @@ def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool) ->
     """The event's descriptor: the probe ends with it, since kernels before 5.15 cannot pin it. Raises OSError."""
     event = _open_event(fd, offset, on_return)
     try:
-        fcntl.ioctl(event, _IOC_SET_BPF, program)
-        fcntl.ioctl(event, _IOC_ENABLE, 0)
+        set_program(event, program)
+        enable(event)
     except OSError:
         os.close(event)
         raise
@@ -69,12 +63,5 @@ def _open_event(fd: int, offset: int, on_return: bool) -> int:
         raise OSError(errno.ENODEV, "the kernel has no uprobes for perf") from e
     path = ctypes.create_string_buffer(f"/proc/self/fd/{fd}".encode())
     config = 1 << bit if on_return else 0
-    attributes = struct.pack("<IIQQQQQIIQQ", kind, _ATTR_SIZE, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(path), offset)
-    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTR_SIZE, b"\0"), _ATTR_SIZE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    number = _PERF_EVENT_OPEN[platform.machine()]
-    event = int(libc.syscall(number, buffer, -1, 0, -1, ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC)))
-    if event < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return event
+    attributes = struct.pack("<IIQQQQQIIQQ", kind, ATTR_SIZE, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(path), offset)
+    return perf_event_open(attributes, 0)

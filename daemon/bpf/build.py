@@ -18,8 +18,10 @@ from probing.api.errors import ConfigError, ProbingError
 __all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
-# v2: what the verifier of 5.10 takes; v3 would let atomics that fetch slip in, which need 5.12.
-_FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v2", "-Wall", "-Werror")
+# v2: what the verifier of 5.10 takes; v3 would let atomics that fetch slip in, which need 5.12. Objects that sessions
+# can do without may have them.
+_FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Werror")
+_CPU = {"python_off": "v3"}
 
 
 def build(folder: Path = FOLDER) -> list[Path]:
@@ -59,7 +61,8 @@ def _compile(source: Path, target: Path, flags: list[str]) -> None:
     partial = Path(name)
     try:
         # -ffile-prefix-map: the same sources give the same object, and so the same layout, wherever they lie.
-        command = [clang, *_FLAGS, *flags, f"-ffile-prefix-map={source.parent}=.", *_includes(source)]
+        cpu = _CPU.get(source.name.removesuffix(".bpf.c"), "v2")
+        command = [clang, *_FLAGS, f"-mcpu={cpu}", *flags, f"-ffile-prefix-map={source.parent}=.", *_includes(source)]
         _run([*command, "-c", str(source), "-o", str(partial)])
         if strip := shutil.which("llvm-strip"):
             _run([strip, "-g", str(partial)])

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.cpu_clock import open_cpu_clock
 from probing.daemon.bpf.libbpf import kernel_types
+from probing.daemon.bpf.perf_events import online_cpus
 
 __all__ = ("Capability", "Features", "capabilities", "detect")
 
@@ -23,6 +25,9 @@ _READ_COOKIE = struct.pack("<BBhi", 0x85, 0, 0, _HELPER_ATTACH_COOKIE) + _RETURN
 _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
 _FIND_VMA = "bpf_find_vma"
+_SWITCH_TYPE = "btf_trace_sched_switch"
+# Of 5.13, as old as the walk over a map; atomics that fetch are older.
+_FOR_EACH = "bpf_for_each_map_elem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Features:
     tp_btf: bool
     preempt: bool
     real_inode: bool
+    cpu_clock: bool
+    off_cpu: bool
 
     def without_multi(self) -> Features:
         """The road of kernels before 6.6."""
@@ -99,24 +106,32 @@ def _test_run() -> int:
         os.close(program)
 
 
+def _cpu_clock() -> int:
+    return _errno(lambda: open_cpu_clock(online_cpus()[0], 1))
+
+
+def _tracepoint(types: dict[str, int], name: str) -> int:
+    if name not in types:
+        return errno.ENOENT
+    return _errno(lambda: syscalls.load_program(_PROG_TRACING, _RETURN_0, _TRACE_RAW_TP, types[name]))
+
+
 def _try_all() -> dict[str, int]:
     """The error's number for each field of Features, 0 where it works."""
-    types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA)
-    found = {
+    types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH)
+    return {
         "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
         "ringbuf": _errno(lambda: syscalls.create_map(_MAP_RINGBUF, 0, 0, os.sysconf("SC_PAGESIZE"))),
         "uprobe_multi": _uprobe_multi(),
         "attach_cookie": _errno(lambda: syscalls.load_program(_PROG_KPROBE, _READ_COOKIE)),
         "perf_link": _perf_link(),
         "test_run": _test_run(),
-        "tp_btf": errno.ENOENT,
+        "tp_btf": _tracepoint(types, _EXEC_TYPE),
         "real_inode": 0 if _FIND_VMA in types else errno.ENOENT,
         "preempt": 0 if all(name in types for name in _PREEMPT) else errno.ENOENT,
+        "cpu_clock": _cpu_clock(),
+        "off_cpu": _tracepoint(types, _SWITCH_TYPE) if _FOR_EACH in types else errno.ENOENT,
     }
-    if _EXEC_TYPE in types:
-        load = (_PROG_TRACING, _RETURN_0, _TRACE_RAW_TP, types[_EXEC_TYPE])
-        found["tp_btf"] = _errno(lambda: syscalls.load_program(*load))
-    return found
 
 
 def detect() -> Features:
@@ -133,6 +148,8 @@ _COSTS = {
     "test_run": "an operation that never ends is closed only when its process exits (Linux before 5.10)",
     "tp_btf": "tracepoints are read through relocated structures instead of typed arguments",
     "preempt": "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
+    "cpu_clock": "Python stacks are read on demand only: no samples of what runs (CAP_PERFMON)",
+    "off_cpu": "no time of Python threads off the CPU in the samples (Linux before 5.13)",
     "real_inode": "a library that several containers share is counted once for each of them (Linux before 5.17)",
 }
 

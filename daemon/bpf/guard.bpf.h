@@ -17,7 +17,7 @@
 struct control {
 	__u64 heartbeat_ns; /* CLOCK_MONOTONIC */
 	__u32 paused;
-	__u32 reserved;
+	__u32 generation; /* another one when programs were off meanwhile: what they had begun is void */
 };
 
 struct {
@@ -118,6 +118,9 @@ static __always_inline __u64 guard_cookie(void *ctx)
 {
 	return has_cookie ? bpf_get_attach_cookie(ctx) : fixed_cookie;
 }
+
+/* A program on a tracepoint that is attached when somebody asks for it (session.py), not when the session opens. */
+#define ON_DEMAND(name) const volatile __u8 name##_on_demand = 1
 
 /* UPROBE(name) { ... } is a program on user code; its body sees `void *ctx` and `struct probe *probe`. */
 #define UPROBE(name)                                                                                                   \

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from probing.api.errors import AttachError
@@ -67,12 +68,13 @@ class Links(dict[str, Link]):
         link.fds.append(syscalls.object_get(path))
         link.pins.append(path)
 
-    def tracepoint(self, program: str, handle: int, tracepoint: str | None) -> None:
+    def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
         """Attach a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
         if program in self:
             return
         link = Link(program, program, None, adopted=False)
-        self._try(link, lambda: self._pin(link, syscalls.open_raw_tracepoint(handle, tracepoint)))
+        keep = partial(self._pin, link) if pinned else link.fds.append
+        self._try(link, lambda: keep(syscalls.open_raw_tracepoint(handle, tracepoint)))
 
     def uprobe(
         self,

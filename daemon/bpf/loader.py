@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from probing.api.errors import AttachError, NotFound
+from probing.api.errors import AttachError, NotFound, PrivilegeError
 from probing.daemon.bpf import attach, syscalls
 from probing.daemon.bpf.capabilities import Features
 from probing.daemon.bpf.libbpf import Object
@@ -35,13 +35,18 @@ def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
 
 
 class Loaded:
-    """Descriptors of what is in the kernel. ``sections``: program -> section, which says what it attaches to."""
+    """Descriptors of what is in the kernel. ``sections``: program -> section, which says what it attaches to.
+
+    ``on_demand``: programs that are not attached at the start. ``refused``: optional objects that did not load.
+    """
 
     def __init__(self) -> None:
         self.maps: dict[str, Map] = {}
         self.rings: dict[str, Ring] = {}
         self.programs: dict[str, int] = {}
         self.sections: dict[str, str] = {}
+        self.on_demand: set[str] = set()
+        self.refused: dict[str, AttachError | PrivilegeError] = {}
 
     def close(self) -> None:
         for found in self.maps.values():
@@ -52,6 +57,7 @@ class Loaded:
             os.close(fd)
         for names in (self.maps, self.rings, self.programs, self.sections):
             names.clear()
+        self.on_demand.clear()
 
 
 class Loader:
@@ -64,8 +70,10 @@ class Loader:
         features: Features,
         constants: Mapping[str, int],
         sizes: Mapping[str, int],
+        optional: Collection[str] = (),
     ) -> None:
         self.features = features
+        self._optional = optional
         self._sizes = sizes
         self._sources = sources
         self._owner: dict[str, str] = {}
@@ -92,7 +100,13 @@ class Loader:
         adopted = True
         for name, data in self._sources.items():
             with Object(name, data) as found:
-                adopted &= self._complete(name, found)
+                try:
+                    adopted &= self._complete(name, found)
+                except (AttachError, PrivilegeError) as e:
+                    if name not in self._optional:
+                        raise
+                    loaded.refused[name] = e
+                    continue
                 self._collect(found, loaded)
         return adopted
 
@@ -140,6 +154,9 @@ class Loader:
 
     def _collect(self, found: Object, loaded: Loaded) -> None:
         loaded.sections.update(found.sections)
+        # As ON_DEMAND() of guard.bpf.h marks them.
+        variables = found.btf.variables(".rodata")
+        loaded.on_demand.update(program for program in found.sections if f"{program}_on_demand" in variables)
         for program in found.sections:
             loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
         for name in found.maps:

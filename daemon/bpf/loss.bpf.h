@@ -37,9 +37,9 @@ struct loss {
  * bpf_ringbuf_output, not reserve and submit: a producer preempted between the two would hold back the whole ring.
  * Returns 0, or the error when the record was lost.
  */
-static __always_inline long ring_push(void *ring, void *counters, void *record, __u64 size)
+static __always_inline long ring_push(void *ring, void *counters, void *record, __u64 size, __u64 flags)
 {
-	long error = bpf_ringbuf_output(ring, record, size, 0);
+	long error = bpf_ringbuf_output(ring, record, size, flags);
 	__u32 zero = 0;
 	struct loss *loss = bpf_map_lookup_elem(counters, &zero);
 
@@ -62,7 +62,9 @@ static __always_inline void loss_count(void *counters)
 		loss->lost++;
 }
 
-#define RING_PUSH(name, record) ring_push(&name, &name##_loss, record, sizeof(*(record)))
+#define RING_PUSH(name, record) RING_PUSH_FLAGS(name, record, 0)
+/* `flags`: BPF_RB_NO_WAKEUP or BPF_RB_FORCE_WAKEUP, where the program knows who waits for what. */
+#define RING_PUSH_FLAGS(name, record, flags) ring_push(&name, &name##_loss, record, sizeof(*(record)), flags)
 #define RING_LOST(name) loss_count(&name##_loss)
 
 #endif

@@ -6,27 +6,21 @@ include/uapi/linux/perf_event.h. Records have several sizes, so they are walked 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import mmap
 import os
-import platform
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from probing.daemon.bpf.attach import refused
+from probing.daemon.bpf.perf_events import ATTR_SIZE, online_cpus, perf_event_open
 
 __all__ = ("Mapping", "MmapWatch")
 
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-_FD_CLOEXEC = 8
-_ATTR_SIZE = 112
 _TYPE_SOFTWARE, _COUNT_DUMMY = 1, 9
 # Bits of perf_event_attr behind read_format.
 _MMAP, _WATERMARK, _EXCLUDE_KERNEL, _MMAP2, _BUILD_ID = 1 << 8, 1 << 14, 1 << 5, 1 << 23, 1 << 34
@@ -78,7 +72,7 @@ class MmapWatch:
         self._interesting = interesting
         self._buffers: list[_Buffer] = []
         try:
-            for cpu in _online_cpus():
+            for cpu in online_cpus():
                 self._open(cpu)
         except OSError as e:
             self.close()
@@ -173,22 +167,6 @@ class MmapWatch:
         return Mapping(pid, start, length, offset, path, None, (major, minor), inode)
 
 
-def _online_cpus() -> list[int]:
-    cpus: list[int] = []
-    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
-        with contextlib.suppress(ValueError):
-            first, _, last = part.partition("-")
-            cpus.extend(range(int(first), int(last or first) + 1))
-    return cpus
-
-
 def _open_event(cpu: int, flags: int, read_format: int) -> int:
-    attributes = struct.pack("<IIQQQQQII", _TYPE_SOFTWARE, _ATTR_SIZE, _COUNT_DUMMY, 0, 0, read_format, flags, 1, 0)
-    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTR_SIZE, b"\0"), _ATTR_SIZE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    number = _PERF_EVENT_OPEN[platform.machine()]
-    fd = int(libc.syscall(number, buffer, -1, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return fd
+    fields = (_TYPE_SOFTWARE, ATTR_SIZE, _COUNT_DUMMY, 0, 0, read_format, flags, 1, 0)
+    return perf_event_open(struct.pack("<IIQQQQQII", *fields), cpu)

@@ -19,11 +19,17 @@ struct signal_struct {
 	int group_exit_code;
 } __attribute__((preserve_access_index));
 
+struct mm_struct;
+
 struct task_struct {
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct signal_struct *signal;
+	struct mm_struct *mm; /* none: a thread of the kernel, or one that is ending */
 	__u64 start_boottime;
+	unsigned long nvcsw; /* switches away from it, of its own will and not */
+	unsigned long nivcsw;
+	unsigned int flags;
 	int pid;
 	int tgid;
 	int exit_code;

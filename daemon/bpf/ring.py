@@ -92,15 +92,41 @@ class Ring:
         """Bytes that wait behind the committed position."""
         return int(self._memory.producer[0]) - self.position
 
-    def drain(self, max_bytes: int = 1 << 30) -> Drained:
+    def drain(self, max_bytes: int = 1 << 30, until: int | None = None) -> Drained:
         """All finished records behind the committed position, up to ``max_bytes`` of ring (at least one record).
 
-        It stops before a record that is still being written. Until ``commit`` the same records come again.
-        Raises FormatError when the ring holds records of another size.
+        It stops before a record that is still being written, and at position ``until``. Until ``commit`` the same
+        records come again. Raises FormatError when the ring holds records of another size.
         """
+        return self._read(self.position, max_bytes, until)
+
+    def peek(self, position: int, max_bytes: int = 1 << 30) -> Drained:
+        """Like ``drain``, but from ``position`` on, which lies at a record's begin; nothing is given back by it.
+
+        For a second reader, who looks at records before they are drained, also from another thread: what is committed
+        meanwhile is left out, and a position before the committed one is taken for that. Raises FormatError, also for a
+        position behind the last record.
+        """
+        while True:
+            start = max(position, self.position)
+            if start > int(self._memory.producer[0]):
+                raise FormatError(f"ring {self.name}: position {position} is behind what was written")
+            try:
+                drained = self._read(start, max_bytes, None)
+            except FormatError:
+                if self.position <= start:
+                    raise
+                continue
+            # Else the kernel may have written over what was being copied.
+            if self.position <= start:
+                return drained
+
+    def _read(self, start: int, max_bytes: int, until: int | None) -> Drained:
         memory, slot = self._memory, self._slot.itemsize
-        start = self.position
-        count = min(int(memory.producer[0]) - start, max(max_bytes, slot), memory.size) // slot
+        end = int(memory.producer[0])
+        if until is not None:
+            end = min(end, until)
+        count = min(end - start, max(max_bytes, slot), memory.size) // slot
         if count <= 0:
             return Drained(np.empty(0, self.record), start)
         view = np.frombuffer(memory.data, self._slot, count, start & (memory.size - 1))

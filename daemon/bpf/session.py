@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from probing.api.errors import NotFound, PrivilegeError
+from probing.api.errors import AttachError, NotFound, PrivilegeError
 from probing.daemon.bpf import attach, pins, syscalls
 from probing.daemon.bpf.btf import dtype_to_json
 from probing.daemon.bpf.capabilities import Features, detect
@@ -35,14 +35,16 @@ _CONTROL = struct.Struct("<QII")
 class Session:
     """Made by ``open``. Not safe for two threads, but ``heartbeat`` and ``counters`` may come from any.
 
-    ``adopted``: all was pinned already. ``blind``: the interval (CLOCK_MONOTONIC ns) in which adopted programs did
-    nothing, since nobody listened. ``links`` holds those of the daemon before us from the start.
+    ``adopted``: all was pinned already, but for what was ``refused``. ``blind``: the interval (CLOCK_MONOTONIC ns) in
+    which adopted programs did nothing, since nobody listened. ``links`` holds those of the daemon before us from the
+    start.
     """
 
     def __init__(self, folder: Path, loader: Loader) -> None:
         self._folder, self._loader, self._loaded = folder, loader, Loaded()
         self._lock = -1
         self._paused = False
+        self._generation = 0
         self.links = Links(loader)
         self.foreign: list[Foreign] = []
         self.adopted = False
@@ -58,8 +60,11 @@ class Session:
         constants: Mapping[str, int] | None = None,
         features: Features | None = None,
         sizes: Mapping[str, int] | None = None,
+        optional: Sequence[str | Path] = (),
     ) -> Session:
         """Load ``objects`` (names of built objects, or paths) or adopt them, attach their tracepoints, and beat once.
+
+        Those of ``optional`` come last, and the session opens without the ones that the kernel refuses.
 
         ``fallback`` takes the road of kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
         sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries of maps. Raises AttachError,
@@ -73,9 +78,10 @@ class Session:
         if not found.btf:
             raise PrivilegeError("the kernel has no BTF", hint="use a kernel built with CONFIG_DEBUG_INFO_BTF")
         own = ["identity"] if found.real_inode and found.test_run else []
-        sources = dict(read_object(name, found) for name in (*objects, *own))
+        extra = dict(read_object(name, found) for name in optional)
+        sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
         folder = pins.prepare(instance, pin_root)
-        session = cls(folder, Loader(folder, sources, found, constants or {}, sizes or {}))
+        session = cls(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra))
         try:
             session._start()
         except PermissionError as e:
@@ -97,7 +103,7 @@ class Session:
         self.links.adopt()
         for program, section in self._loaded.sections.items():
             kind, _, tracepoint = section.partition("/")
-            if tracepoint and kind in ("raw_tp", "tp_btf"):
+            if tracepoint and kind in ("raw_tp", "tp_btf") and program not in self._loaded.on_demand:
                 self.links.tracepoint(program, self.programs[program], tracepoint if kind == "raw_tp" else None)
 
     def _describe(self) -> None:
@@ -109,10 +115,11 @@ class Session:
             pins.write_meta(path, {"rings": rings, "maps": maps})
 
     def _revive(self) -> None:
-        heartbeat, paused, _ = _CONTROL.unpack(self.maps["control"].lookup(0).tobytes())
+        heartbeat, paused, self._generation = _CONTROL.unpack(self.maps["control"].lookup(0).tobytes())
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         if heartbeat and now > heartbeat + STALE_NS:
             self.blind = (heartbeat + STALE_NS, now)
+            self._renew()
         self._paused = bool(paused)
         self.heartbeat()
 
@@ -134,6 +141,11 @@ class Session:
         return self._loaded.rings
 
     @property
+    def refused(self) -> dict[str, AttachError | PrivilegeError]:
+        """Optional objects that did not load, and why."""
+        return self._loaded.refused
+
+    @property
     def programs(self) -> dict[str, int]:
         """Name -> descriptor."""
         return self._loaded.programs
@@ -145,12 +157,17 @@ class Session:
     def heartbeat(self) -> None:
         """Programs do nothing when this was not called for 60 s."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), 0))
+        self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), self._generation))
 
     def pause(self, paused: bool) -> None:
         """Switch all programs off, or on again; a restart keeps it."""
         self._paused = paused
+        self._renew()
         self.heartbeat()
+
+    def _renew(self) -> None:
+        # What programs had begun before they were off, they could not follow.
+        self._generation = (self._generation + 1) & 0xFFFF_FFFF
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Sums over the CPUs: a ring's name -> pushed, lost; "probe:SLOT" -> hits, refused, off_ns."""
@@ -177,6 +194,21 @@ class Session:
             return syscalls.run_raw_tracepoint(self._program(name), context)
         except OSError as e:
             raise attach.refused(e, f"program {name} cannot be run") from e
+
+    def attach_tracepoint(self, program: str) -> Link:
+        """Attach a tracepoint program that is marked ON_DEMAND, until ``detach`` or our end; a second time is the same.
+
+        What the program had begun when it was attached before is void. Raises AttachError, PrivilegeError, NotFound.
+        """
+        handle = self._program(program)
+        if program not in self.links:
+            kind, _, tracepoint = self._loaded.sections[program].partition("/")
+            if not tracepoint or kind not in ("raw_tp", "tp_btf"):
+                raise AttachError(f"{program} is no program of a tracepoint")
+            self._renew()
+            self.heartbeat()
+            self.links.tracepoint(program, handle, tracepoint if kind == "raw_tp" else None, pinned=False)
+        return self.links[program]
 
     def attach_uprobe(
         self,

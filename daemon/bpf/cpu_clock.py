@@ -1,0 +1,149 @@
+"""The clock of the sampler: a timer on each CPU (PERF_COUNT_SW_CPU_CLOCK) that runs a program at each tick.
+
+A period, not a frequency: that the kernel corrects all the time, and bounds by kernel.perf_event_max_sample_rate.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from pathlib import Path
+
+from probing.api.errors import UsageError
+from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.attach import refused
+from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, online_cpus, perf_event_open, set_program
+
+__all__ = ("MAX_HZ", "CpuClock", "known_to_freeze", "open_cpu_clock", "running_release")
+
+MAX_HZ = 999
+_TYPE_SOFTWARE, _COUNT_CPU_CLOCK = 1, 0
+# Bits of perf_event_attr behind read_format.
+_DISABLED, _EXCLUDE_IDLE = 1 << 0, 1 << 7
+_SECOND_NS = 1_000_000_000
+_RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+# First and last release of each line without the fix.
+_FREEZING = (
+    ((5, 19, 0), (6, 0, 1 << 16)),
+    ((6, 1, 0), (6, 1, 35)),
+    ((6, 2, 0), (6, 2, 1 << 16)),
+    ((6, 3, 0), (6, 3, 9)),
+)
+
+
+class CpuClock:
+    """Runs the perf_event program open at ``program`` so often a second on each CPU that is online and not idle.
+
+    Ends with its process. The descriptor stays the caller's, and may be closed while the clock runs.
+    """
+
+    def __init__(self, program: int) -> None:
+        self._program = program
+        self._events: dict[int, list[int]] = {}
+        self.hz = 0
+
+    def set(self, hz: int) -> None:
+        """``hz`` ticks a second, 0 for none. At a failure the clock stands.
+
+        Raises UsageError for what is not between 0 and MAX_HZ, PrivilegeError, AttachError.
+        """
+        if not 0 <= hz <= MAX_HZ:
+            raise UsageError(f"a clock of {hz} Hz", hint=f"use 0 to {MAX_HZ}")
+        self.close()
+        self.hz = hz
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Go on CPUs that came online since, and forget those that went. Raises PrivilegeError, AttachError."""
+        online = set(online_cpus()) if self.hz else set()
+        for cpu in self._events.keys() - online:
+            _close(self._events.pop(cpu))
+        try:
+            for cpu in sorted(online - self._events.keys()):
+                if opened := self._open(cpu):
+                    self._events[cpu] = opened
+        except OSError as e:
+            self.close()
+            raise refused(e, "no clock can be had for the sampler") from e
+
+    def close(self) -> None:
+        self.hz = 0
+        while self._events:
+            _close(self._events.popitem()[1])
+
+    @property
+    def cpus(self) -> list[int]:
+        """Where it ticks."""
+        return sorted(self._events)
+
+    def _open(self, cpu: int) -> list[int]:
+        try:
+            event = open_cpu_clock(cpu, self.hz)
+        except OSError as e:
+            # It went offline meanwhile.
+            if e.errno == errno.ENODEV:
+                return []
+            raise
+        try:
+            held = self._attach(event)
+        except OSError:
+            os.close(event)
+            raise
+        try:
+            enable(event)
+        except OSError:
+            _close(held)
+            raise
+        return held
+
+    def _attach(self, event: int) -> list[int]:
+        try:
+            return [syscalls.link_perf_event(self._program, event, 0), event]
+        except OSError as e:
+            # Links to perf events came in 5.15.
+            if e.errno != errno.EINVAL:
+                raise
+        set_program(event, self._program)
+        return [event]
+
+
+def open_cpu_clock(cpu: int, hz: int) -> int:
+    """The descriptor of an event, not yet enabled, that overflows ``hz`` times a second on ``cpu``. Raises OSError."""
+    fields = (_TYPE_SOFTWARE, ATTR_SIZE, _COUNT_CPU_CLOCK, _SECOND_NS // hz, 0, 0, _DISABLED | _EXCLUDE_IDLE)
+    return perf_event_open(struct.pack("<IIQQQQQ", *fields), cpu)
+
+
+def known_to_freeze(release: str) -> str | None:
+    """Why a program that reads user memory in an interrupt may freeze a kernel of this release; None where it cannot.
+
+    With hardened usercopy, 5.19 to 6.3 take a lock that the interrupted code may hold; Linux kernel commit d319f344561d
+    ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
+    """
+    found = _RELEASE.match(release)
+    if found is None:
+        return None
+    version = tuple(int(part or 0) for part in found.groups())
+    if any(first <= version <= last for first, last in _FREEZING):
+        return f"Linux {release} may freeze when the sampler reads user memory (fixed in 6.1.36, 6.3.10 and 6.4)"
+    return None
+
+
+def running_release() -> str:
+    """The release of the running kernel; Debian and Ubuntu name theirs after the first release of the line only."""
+    system = os.uname()
+    # "... Debian 6.1.99-1 (2024-07-15)" is what `uname -v` says.
+    if found := re.search(r"\bDebian (\d+\.\d+\.\d+)", system.version):
+        return found[1]
+    try:
+        # "Ubuntu 6.2.0-39.40-generic 6.2.16"
+        signed = Path("/proc/version_signature").read_text().split()
+    except OSError:
+        return system.release
+    return signed[-1] if len(signed) == 3 and _RELEASE.match(signed[-1]) else system.release
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,49 @@
+"""Opening perf events, one a CPU. Layout: include/uapi/linux/perf_event.h."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+from pathlib import Path
+
+__all__ = ("ATTR_SIZE", "enable", "online_cpus", "perf_event_open", "set_program")
+
+ATTR_SIZE = 112
+"""Of the struct perf_event_attr that we fill; kernels take any size that they know."""
+
+_NUMBER = {"x86_64": 298, "aarch64": 241}
+_FD_CLOEXEC = 8
+_IOC_SET_BPF, _IOC_ENABLE = 0x40042408, 0x2400
+
+
+def online_cpus() -> list[int]:
+    cpus: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        with contextlib.suppress(ValueError):
+            first, _, last = part.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def perf_event_open(attributes: bytes, cpu: int) -> int:
+    """The descriptor of an event for all processes on ``cpu``. Raises OSError (ENODEV: the CPU is offline)."""
+    buffer = ctypes.create_string_buffer(attributes.ljust(ATTR_SIZE, b"\0"), ATTR_SIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(_NUMBER[platform.machine()], buffer, -1, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+def set_program(event: int, program: int) -> None:
+    """Run ``program`` at each overflow, for as long as the event is open. Raises OSError."""
+    fcntl.ioctl(event, _IOC_SET_BPF, program)
+
+
+def enable(event: int) -> None:
+    """Raises OSError."""
+    fcntl.ioctl(event, _IOC_ENABLE, 0)

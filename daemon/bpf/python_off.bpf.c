@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Off-CPU time of Python threads: where a thread was when it left the CPU, and for how long it was away.
+ *
+ * Of the times that a thread leaves, a random part is walked, and each stands for those that were not: its time counts
+ * 1 / chance times, so sums are right whatever the chance was. Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ */
+#include "python_walk.bpf.h"
+
+#define PF_EXITING 0x4
+#define TOLD_AFTER_NS SECOND_NS
+
+/* A thread that is off the CPU. `since` is 0 while nobody may tell of it; whoever changes it owns the time before. */
+struct python_off {
+	__u64 since;
+	__u64 switches; /* of this thread so far: it has not run since */
+	__u32 rate;
+	__u32 out_of;
+	__u32 generation;
+	__u32 reserved;
+	struct python_sample sample;
+};
+
+/* How often a thread leaves the CPU, by seconds of CLOCK_MONOTONIC. */
+struct python_switches {
+	__u64 second;
+	__u32 count;
+	__u32 before;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2048);
+	__type(key, __u32);
+	__type(value, struct python_off);
+} python_off SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct python_switches);
+} python_switches SEC(".maps");
+
+struct python_leaving {
+	struct python_scratch walk;
+	struct python_off entry;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct python_leaving);
+} python_leaving SEC(".maps");
+
+/* Of the flush, which a switch of tasks may interrupt. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct python_sample);
+} python_telling SEC(".maps");
+
+
+/* How often this thread leaves in a second, at least once. */
+static __always_inline __u32 leaves_a_second(__u32 tid, __u64 now)
+{
+	struct python_switches *known = bpf_map_lookup_elem(&python_switches, &tid);
+	__u64 second = now / SECOND_NS;
+
+	if (!known) {
+		struct python_switches first = { .second = second, .count = 1 };
+
+		bpf_map_update_elem(&python_switches, &tid, &first, BPF_ANY);
+		return 1;
+	}
+	if (known->second != second) {
+		known->before = known->second + 1 == second ? known->count : 0;
+		known->count = 0;
+		known->second = second;
+	}
+	known->count++;
+	return larger(known->count, known->before);
+}
+
+static __always_inline __u32 generation(void)
+{
+	__u32 zero = 0;
+	struct control *c = bpf_map_lookup_elem(&control, &zero);
+
+	return c ? c->generation : 0;
+}
+
+static __always_inline __u64 switches_of(struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
+/* `prev` is the calling thread, and its memory is still there. */
+static __always_inline void leave(struct task_struct *prev)
+{
+	__u32 tid = prev->pid, tgid = prev->tgid, zero = 0, out_of;
+	struct python_process *process;
+	struct python_leaving *leaving;
+	struct python_thread *thread;
+	struct python_scratch *walk;
+	struct python_off *entry;
+	__u64 now;
+
+	if (!prev->mm || prev->flags & PF_EXITING)
+		return;
+	thread = bpf_map_lookup_elem(&python_threads, &tid);
+	if (!thread || !thread->state)
+		return;
+	process = bpf_map_lookup_elem(&python_processes, &tgid);
+	if (!process || !process->off_rate || process->start_ns != thread->start_ns)
+		return;
+	now = bpf_ktime_get_ns();
+	if (!guard_open(now))
+		return;
+	out_of = leaves_a_second(tid, now);
+	if (!chosen(process->off_rate, out_of))
+		return;
+	if (process->start_ns != start_ns_of(prev))
+		return;
+	leaving = bpf_map_lookup_elem(&python_leaving, &zero);
+	if (!leaving)
+		return;
+	walk = &leaving->walk;
+	entry = &leaving->entry;
+	/* Who is not resolved here is told of when it runs. */
+	if (!plan_make(&walk->plan, &process->layout) || !same_thread(prev, &walk->plan.layout, thread))
+		return;
+	sample_begin(&entry->sample, process->start_ns, now, SAMPLE_OFF_CPU);
+	entry->sample.user_ip = task_user_ip();
+	python_walk(walk, &entry->sample, thread->state);
+	entry->sample.flags |= gil_flags(&walk->plan.layout, process->gil, thread->state);
+	entry->since = now;
+	entry->switches = switches_of(prev);
+	entry->rate = smaller(process->off_rate, out_of);
+	entry->out_of = out_of;
+	entry->generation = generation();
+	if (bpf_map_update_elem(&python_off, &tid, entry, BPF_ANY))
+		RING_LOST(python_samples);
+}
+
+static __always_inline void tell(struct python_off *entry, struct python_sample *sample, __u64 since, __u64 now)
+{
+	sample->ktime = since;
+	sample->duration_ns = (now - since) * entry->out_of / (entry->rate ? entry->rate : 1);
+	sample_push(sample);
+}
+
+static __always_inline void enter(struct task_struct *next)
+{
+	__u32 tid = next->pid;
+	struct python_off *entry;
+	__u64 now, since;
+
+	if (!next->mm)
+		return;
+	entry = bpf_map_lookup_elem(&python_off, &tid);
+	if (!entry)
+		return;
+	now = bpf_ktime_get_ns();
+	if (!guard_open(now))
+		return;
+	since = __sync_lock_test_and_set(&entry->since, 0);
+	if (since && entry->generation == generation() && entry->switches == switches_of(next) &&
+	    entry->sample.start_ns == start_ns_of(next))
+		tell(entry, &entry->sample, since, now);
+	bpf_map_delete_elem(&python_off, &tid);
+}
+
+SEC("tp_btf/sched_switch")
+int python_switch(__u64 *ctx)
+{
+	leave((struct task_struct *)ctx[1]);
+	enter((struct task_struct *)ctx[2]);
+	return 0;
+}
+ON_DEMAND(python_switch);
+
+struct flush {
+	__u64 now;
+	__u32 told;
+};
+
+/* Whether the thread of this entry is still to be told of. */
+static __always_inline int sampled(struct python_off *entry)
+{
+	__u32 tgid = entry->sample.tgid;
+	struct python_process *process = bpf_map_lookup_elem(&python_processes, &tgid);
+
+	return process && process->off_rate && process->start_ns == entry->sample.start_ns &&
+	       entry->generation == generation();
+}
+
+/* The sample is copied before the entry is claimed: once the thread runs, another may have its place. */
+static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct flush *flush)
+{
+	__u64 since = entry->since, next = 0;
+	struct python_sample *sample;
+	__u32 zero = 0;
+
+	if (!since || since + TOLD_AFTER_NS > flush->now)
+		return 0;
+	sample = bpf_map_lookup_elem(&python_telling, &zero);
+	if (!sample || bpf_probe_read_kernel(sample, sizeof(*sample), &entry->sample))
+		return 0;
+	if (sampled(entry))
+		next = flush->now;
+	if (__sync_val_compare_and_swap(&entry->since, since, next) != since)
+		return 0;
+	if (next) {
+		tell(entry, sample, since, flush->now);
+		flush->told++;
+	} else {
+		bpf_map_delete_elem(map, tid);
+	}
+	return 0;
+}
+
+/* Tells of the threads that have been away for a second, as far as that has not been told. Returns how many. */
+SEC("raw_tp")
+int python_off_flush(void *ctx)
+{
+	struct flush flush = { .now = bpf_ktime_get_ns() };
+
+	if (guard_open(flush.now))
+		bpf_for_each_map_elem(&python_off, flush_one, &flush, 0);
+	return flush.told;
+}
+
+char LICENSE[] SEC("license") = "GPL";

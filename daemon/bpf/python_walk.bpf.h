@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The maps of the Python sampler, and the walk of the calling thread's Python frames. The thread does not run meanwhile,
+ * so its chain of frames holds still; what it points at may be anything, so all that is read is bounded.
+ */
+#ifndef PROBING_PYTHON_WALK_BPF_H
+#define PROBING_PYTHON_WALK_BPF_H
+
+#include "guard.bpf.h"
+#include "loss.bpf.h"
+#include "process.bpf.h"
+#include "python.bpf.h"
+#include "regs.bpf.h"
+
+/* The fields of a frame, and those of a code object, lie within so many bytes. */
+#define WINDOW 128
+#define NO_SHIMS 0xff
+/* No byte is so large: no owner is a shim. */
+#define ABOVE_BYTES 0x100
+#define X86_CS 136
+#define ARM64_PSTATE 264
+
+/* Preallocated, as programs on perf events want it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2048);
+	__type(key, __u32);
+	__type(value, struct python_process);
+} python_processes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct python_thread);
+} python_threads SEC(".maps");
+
+/* Stacks that were told already: only a new one wakes whoever decodes them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, __u8);
+} python_seen SEC(".maps");
+
+RING(python_samples, struct python_sample, 8 << 20);
+
+/* What the walk takes from the layout: bytes of the windows, the owner from which frames do not count. */
+struct python_plan {
+	struct python_layout layout;
+	__u32 frame_size;
+	__u32 code_begin;
+	__u32 code_size;
+	__u32 shim_owner;
+};
+
+/* `frame` and `code` are windows of the target's memory. */
+struct python_scratch {
+	__u8 frame[WINDOW];
+	__u8 code[WINDOW];
+	struct python_plan plan;
+};
+
+struct task_struct___x86 {
+	struct {
+		unsigned long fsbase;
+	} thread;
+} __attribute__((preserve_access_index));
+
+/* Chance rate / out_of. */
+static __always_inline int chosen(__u32 rate, __u32 out_of)
+{
+	return rate >= out_of || (__u64)bpf_get_prandom_u32() * out_of >> 32 < rate;
+}
+
+static __always_inline __u64 word_at(const __u8 *window, __u32 offset)
+{
+	return *(const __u64 *)(window + (offset & (WINDOW - 8)));
+}
+
+static __always_inline long read_word(__u64 *value, __u64 address)
+{
+	return bpf_probe_read_user(value, sizeof(*value), (const void *)address);
+}
+
+static __always_inline __u32 half_at(const __u8 *window, __u32 offset)
+{
+	return *(const __u32 *)(window + (offset & (WINDOW - 4)));
+}
+
+static __always_inline __u32 larger(__u32 a, __u32 b)
+{
+	return a > b ? a : b;
+}
+
+static __always_inline __u32 smaller(__u32 a, __u32 b)
+{
+	return a < b ? a : b;
+}
+
+static __always_inline __u64 mixed(__u64 hash, __u64 value)
+{
+	hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ hash >> 29;
+}
+
+/* Whether this thread still has this PyThreadState. Of another architecture than x86-64 only the state is asked. */
+static __always_inline int same_thread(struct task_struct *task, const struct python_layout *layout,
+				       const struct python_thread *thread)
+{
+	struct task_struct___x86 *x86 = (struct task_struct___x86 *)task;
+	__u64 value;
+
+	if (bpf_core_field_exists(x86->thread.fsbase) && BPF_CORE_READ(x86, thread.fsbase) != thread->thread_id)
+		return 0;
+	return !read_word(&value, thread->state + layout->thread_id) && value == thread->thread_id;
+}
+
+static __always_inline __u8 gil_flags(const struct python_layout *layout, __u64 gil, __u64 state)
+{
+	__u64 holder;
+	__s32 locked = 1;
+
+	switch (layout->gil_kind) {
+	case GIL_CURRENT:
+		if (read_word(&holder, gil))
+			return FLAG_GIL_UNKNOWN;
+		break;
+	case GIL_STRUCT:
+		if (read_word(&holder, gil + layout->gil_holder) ||
+		    bpf_probe_read_user(&locked, sizeof(locked), (const void *)(gil + layout->gil_locked)))
+			return FLAG_GIL_UNKNOWN;
+		break;
+	default:
+		return FLAG_GIL_UNKNOWN;
+	}
+	return locked > 0 && holder == state ? FLAG_GIL : 0;
+}
+
+/* Returns 0 for a layout whose fields lie too far apart. */
+static __always_inline int plan_make(struct python_plan *plan, const struct python_layout *layout)
+{
+	__u32 begin = smaller(smaller(layout->code_filename, layout->code_name),
+			      smaller(layout->code_linetable, layout->code_firstlineno)) & ~7U;
+	__u32 end = larger(larger(layout->code_filename, layout->code_name),
+			   larger(layout->code_linetable, layout->code_firstlineno)) + 8;
+	__u32 frame_size = larger(larger(layout->frame_previous, layout->frame_code), layout->frame_instr) + 8;
+
+	if (layout->frame_owner != ABSENT)
+		frame_size = larger(frame_size, layout->frame_owner + 1);
+	plan->layout = *layout;
+	plan->frame_size = frame_size;
+	plan->code_begin = begin;
+	plan->code_size = end - begin;
+	plan->shim_owner = layout->shim_owner == NO_SHIMS ? ABOVE_BYTES : layout->shim_owner;
+	return frame_size <= WINDOW && end - begin <= WINDOW;
+}
+
+/*
+ * Fill the sample's frames, depth, hash and flags, as `scratch->plan` says. What is behind its frames stays as it was.
+ *
+ * The verifier follows the loop once for each combination of what it knows of the variables. So the plan and the depth
+ * are read from memory at each use: of what lies there it knows nothing.
+ */
+static __always_inline void python_walk(struct python_scratch *scratch, struct python_sample *sample, __u64 state)
+{
+	const volatile struct python_plan *plan = &scratch->plan;
+	const volatile struct python_layout *layout = &plan->layout;
+	volatile __u16 *depth = &sample->depth;
+	__u64 frame, hash = 0;
+	__u8 flags = 0;
+
+	*depth = 0;
+	if (read_word(&frame, state + layout->thread_frame) ||
+	    (layout->cframe_frame != ABSENT && frame && read_word(&frame, frame + layout->cframe_frame))) {
+		flags = FLAG_FAULT;
+		frame = 0;
+	}
+	for (int i = 0; i < PYTHON_FRAMES && frame; i++) {
+		struct python_frame *slot = &sample->frames[*depth & (PYTHON_FRAMES - 1)];
+		__u32 begin = plan->code_begin, offset, check;
+		__u64 code, instr;
+
+		if (bpf_probe_read_user(scratch->frame, plan->frame_size & (2 * WINDOW - 1), (const void *)frame)) {
+			flags = FLAG_FAULT;
+			break;
+		}
+		frame = word_at(scratch->frame, layout->frame_previous);
+		if (scratch->frame[layout->frame_owner & (WINDOW - 1)] >= plan->shim_owner)
+			continue;
+		code = word_at(scratch->frame, layout->frame_code) & ~(__u64)layout->tag_mask;
+		if (bpf_probe_read_user(scratch->code, plan->code_size & (2 * WINDOW - 1), (const void *)(code + begin))) {
+			flags = FLAG_FAULT;
+			break;
+		}
+		check = code_check(word_at(scratch->code, layout->code_filename - begin),
+				   word_at(scratch->code, layout->code_name - begin),
+				   word_at(scratch->code, layout->code_linetable - begin),
+				   half_at(scratch->code, layout->code_firstlineno - begin));
+		instr = word_at(scratch->frame, layout->frame_instr);
+		if (layout->instr == INSTR_ADDRESS)
+			offset = instr - code - layout->code_adaptive;
+		else
+			offset = layout->instr == INSTR_UNITS ? instr * 2 : instr;
+		slot->code = code;
+		slot->offset = offset;
+		slot->check = check;
+		hash = mixed(mixed(hash, code), (__u64)offset << 32 | check);
+		++*depth;
+	}
+	if (frame && !flags)
+		flags = FLAG_CUT;
+	sample->flags = flags;
+	sample->hash = hash;
+}
+
+/* Where the calling thread was in its own code; 0 before Linux 5.15. */
+static __always_inline __u64 task_user_ip(void)
+{
+	__u64 regs, ip = 0;
+
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_task_pt_regs))
+		return 0;
+	regs = bpf_task_pt_regs(bpf_get_current_task_btf());
+	bpf_probe_read_kernel(&ip, sizeof(ip), (const void *)(regs + (target_arch == ARCH_X86_64 ? X86_IP : ARM64_PC)));
+	return ip;
+}
+
+/* A sample of the calling thread, but for its frames. */
+static __always_inline void sample_begin(struct python_sample *sample, __u64 start_ns, __u64 now, __u8 kind)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+
+	sample->start_ns = start_ns;
+	sample->ktime = now;
+	sample->duration_ns = 0;
+	sample->user_ip = 0;
+	sample->tgid = thread >> 32;
+	sample->tid = (__u32)thread;
+	sample->kind = kind;
+	sample->reserved = 0;
+}
+
+/* Its hash is of the thread, so that each wakes the reader once. */
+static __always_inline void sample_unresolved(struct python_sample *sample)
+{
+	sample->kind = SAMPLE_UNRESOLVED;
+	sample->depth = 0;
+	sample->flags = FLAG_GIL_UNKNOWN;
+	sample->hash = mixed(SAMPLE_UNRESOLVED, sample->tid);
+}
+
+/* Wakes the reader for what it has not seen yet. */
+static __always_inline void sample_push(struct python_sample *sample)
+{
+	__u64 key = mixed(sample->hash, sample->start_ns);
+	__u8 one = 1;
+
+	if (bpf_map_lookup_elem(&python_seen, &key)) {
+		RING_PUSH_FLAGS(python_samples, sample, BPF_RB_NO_WAKEUP);
+	} else if (!RING_PUSH_FLAGS(python_samples, sample, BPF_RB_FORCE_WAKEUP)) {
+		bpf_map_update_elem(&python_seen, &key, &one, BPF_ANY);
+	}
+}
+
+#endif
