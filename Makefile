@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check test demo bench clean
+.PHONY: help deps install tree check format proto proto-check pythons test demo bench clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -55,7 +55,11 @@ proto-check:
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
 
-test: check ## all checks and all tests
+# Elsewhere than in CI the tests do without it, and say so.
+pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
+	@packaging/dev/sid-python.sh || [ -z "$$CI" ]
+
+test: check pythons ## all checks and all tests
 	$(HOST) $(PYTHON) -m pytest $(TESTS)
 
 demo: install ## a real training, watched
