@@ -18,7 +18,8 @@ from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layou
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.threads import KernelThread, match_threads, read_start_ns, read_threads
-from probing.daemon.python_stack.values.layout import ObjectLayout, object_layout
+from probing.daemon.python_stack.values.layout import object_layout
+from probing.daemon.python_stack.values.locals import LocalsReader
 from probing.daemon.python_stack.walker import RawFrame, RawThread
 from probing.daemon.python_stack.wire import pack
 
@@ -35,7 +36,6 @@ class Process:
     runtime: RuntimeInfo
     layout: Layout
     head: bytes
-    objects: ObjectLayout
     known: Known = field(default_factory=Known)
 
 
@@ -43,7 +43,13 @@ _processes: OrderedDict[tuple[int, int], Process] = OrderedDict()
 
 
 def dump_stacks(
-    pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None = None
+    pid: int,
+    start_ns: int,
+    runtime: RuntimeInfo,
+    deadline: float,
+    memory: Memory | None = None,
+    *,
+    with_locals: bool = False,
 ) -> dict[str, Any]:
     """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
 
@@ -51,13 +57,15 @@ def dump_stacks(
     "ip", "entry"}]}], "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first. ``entry``: the
     frame is the first of its run of the C interpreter loop. A thread without
     Python frames has none; ``gil`` and ``lineno`` are None when they cannot be known. ``complete`` is False for a stack
-    that changed while it was read, or was cut. ``reads`` counts process_vm_readv calls.
+    that changed while it was read, or was cut. ``reads`` counts process_vm_readv calls. ``with_locals`` adds to each
+    frame ``"locals": [{"name", "type", "value", "number", "reason"}]``, see ``values.locals``.
 
     ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
     CorruptTarget when ``runtime`` does not hold for the process (it may have called exec).
     """
     began = time.monotonic_ns()
-    memory = memory or ProcessMemory(pid)
+    if memory is None:
+        memory = ProcessMemory(pid, max_calls=40_000, max_bytes=256 << 20) if with_locals else ProcessMemory(pid)
     check_process(pid, start_ns)
     kernel = read_threads(pid)
     process = prepared(pid, start_ns, runtime, memory)
@@ -66,9 +74,11 @@ def dump_stacks(
     except CorruptTarget:
         _processes.pop((pid, start_ns), None)
         raise
+    reader = _locals_reader(memory, process, found, deadline) if with_locals else None
+    threads = _threads(found, process.layout, kernel, reader)
     check_process(pid, start_ns)
     return {
-        "threads": _threads(found, process.layout, kernel),
+        "threads": threads,
         "reads": memory.calls,
         "bytes": memory.bytes_read,
         "duration_ns": time.monotonic_ns() - began,
@@ -81,7 +91,7 @@ def forget(pid: int, start_ns: int) -> None:
 
 
 def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms}, packed as ``wire.unpack`` reads it."""
+    """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}, as ``wire.unpack`` reads it."""
     return {"stacks": _stacks}
 
 
@@ -91,7 +101,8 @@ def _stacks(request: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
         raise UsageError("a request for stacks takes pid, start_ns and timeout_ms")
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
-    return pack(dump_stacks(pid, start_ns, runtime, time.monotonic() + timeout_ms / 1000))
+    deadline = time.monotonic() + timeout_ms / 1000
+    return pack(dump_stacks(pid, start_ns, runtime, deadline, with_locals=bool(request.get("locals"))))
 
 
 def check_process(pid: int, start_ns: int) -> None:
@@ -111,8 +122,7 @@ def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> P
     if head is None or (runtime.version_at and len(head) == 4 and int.from_bytes(head, "little") != runtime.hexversion):
         raise CorruptTarget(f"process {pid} does not run the CPython that it ran before")
     if process is None or process.runtime != runtime or process.head != head:
-        layout = layout_of(runtime.version, head)
-        process = Process(runtime, layout, head, object_layout(layout, head))
+        process = Process(runtime, layout_of(runtime.version, head), head)
         _processes[pid, start_ns] = process
     _processes.move_to_end((pid, start_ns))
     while len(_processes) > _MAX_PROCESSES:
@@ -120,17 +130,29 @@ def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> P
     return process
 
 
-def _threads(found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[dict[str, Any]]:
+def _locals_reader(memory: Memory, process: Process, found: Capture, deadline: float) -> LocalsReader:
+    reader = LocalsReader(memory, object_layout(process.layout, process.head), deadline)
+    reader.load(frame for thread, _ in found.threads for frame in thread.frames)
+    return reader
+
+
+def _threads(
+    found: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None
+) -> list[dict[str, Any]]:
     by_tid: dict[int, list[tuple[RawThread, dict[int, Code]]]] = {}
     tids = match_threads([thread for thread, _ in found.threads], kernel)
     for tid, entry in zip(tids, found.threads, strict=True):
         if tid is not None:
             by_tid.setdefault(tid, []).append(entry)
-    return [_thread(k, by_tid.get(k.tid, []), layout, found.complete) for k in kernel]
+    return [_thread(k, by_tid.get(k.tid, []), layout, found.complete, reader) for k in kernel]
 
 
 def _thread(
-    kernel: KernelThread, entries: list[tuple[RawThread, dict[int, Code]]], layout: Layout, complete: bool
+    kernel: KernelThread,
+    entries: list[tuple[RawThread, dict[int, Code]]],
+    layout: Layout,
+    complete: bool,
+    reader: LocalsReader | None,
 ) -> dict[str, Any]:
     # A thread that entered another interpreter has a state in each; the newest interpreter is listed first.
     frames: list[dict[str, Any]] = []
@@ -141,6 +163,8 @@ def _thread(
             code = codes.get(frame.code)
             complete = complete and code is not None and not code.cut
             frames.append(_frame(frame, code, layout, lines))
+            if reader is not None:
+                frames[-1]["locals"] = reader.read(frame)
     gils = [thread.gil for thread, _ in entries]
     return {
         "tid": kernel.tid,

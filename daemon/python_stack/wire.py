@@ -6,18 +6,22 @@ from typing import Any
 
 from probing.api.errors import InternalError
 
-__all__ = ("pack", "unpack")
+__all__ = ("CUT", "pack", "unpack")
+
+CUT = "further variables did not fit"
 
 # A message header holds 1 MiB of JSON (daemon/ipc.py), where a character takes up to 12 bytes.
 _MAX_BYTES = 900_000
 _FRAME_BYTES = 48
 _THREAD_BYTES = 168
+_VARIABLE_BYTES = 64
+_VARIABLE = ("name", "type", "value", "number", "reason")
 
 
 def pack(dump: dict[str, Any]) -> dict[str, Any]:
     """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
-    Frames that do not fit into a message are cut, outermost first.
+    Frames that do not fit into a message are cut, outermost first; then locals, those of outer frames first.
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
@@ -32,6 +36,7 @@ def pack(dump: dict[str, Any]) -> dict[str, Any]:
             frames.append([codes.setdefault(key, len(codes)), frame["lineno"], frame["ip"], int(frame["entry"])])
         cut = len(frames) < len(thread["frames"])
         threads.append({**thread, "frames": frames, "complete": thread["complete"] and not cut})
+    _pack_locals(dump["threads"], threads, left)
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
 
 
@@ -45,9 +50,31 @@ def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in packed.items() if k != "codes"}, "threads": threads}
 
 
-def _frame(codes: list[Any], index: int, lineno: int | None, ip: int, entry: int) -> dict[str, Any]:
+def _pack_locals(dumped: list[dict[str, Any]], threads: list[dict[str, Any]], left: int) -> None:
+    # Frames that have no list of locals then are those for which there was no room.
+    deepest = max((len(t["frames"]) for t in threads), default=0)
+    for depth in range(deepest):
+        for thread, packed in zip(dumped, threads, strict=True):
+            if depth >= len(packed["frames"]) or "locals" not in thread["frames"][depth]:
+                continue
+            kept: list[list[Any]] = []
+            packed["frames"][depth].append(kept)
+            for row in thread["frames"][depth]["locals"]:
+                left -= _VARIABLE_BYTES + _json_bytes(row["name"], row["type"], row["value"] or "", row["reason"])
+                if left < 0:
+                    kept.append(["...", "", None, None, CUT])
+                    return
+                kept.append([row[field] for field in _VARIABLE])
+
+
+def _frame(
+    codes: list[Any], index: int, lineno: int | None, ip: int, entry: int, variables: list[list[Any]] | None = None
+) -> dict[str, Any]:
     func, file = codes[index]
-    return {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
+    frame = {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
+    if variables is not None:
+        frame["locals"] = [dict(zip(_VARIABLE, row, strict=True)) for row in variables]
+    return frame
 
 
 def _json_bytes(*texts: str) -> int:

@@ -105,9 +105,12 @@ def _slot(objects: Objects, address: int, of: Type, descriptor: int) -> int:
 
 
 def _of_torch_module(objects: Objects, address: int, of: Type, name: str) -> int | None:
-    if of.is_heap and of.kind == "object":
-        for where in _MODULE_DICTS:
-            inner = objects.find(objects.instance_entries(address, of), where)
-            if inner and objects.type_of(inner).kind == "dict" and (found := objects.find(objects.entries(inner), name)):
+    if not of.is_heap or of.kind != "object":
+        return None
+    for where in _MODULE_DICTS:
+        inner = objects.find(objects.instance_entries(address, of), where)
+        if inner and objects.type_of(inner).kind == "dict":
+            found = objects.find(objects.entries(inner), name)
+            if found is not None:
                 return found
     return None

@@ -78,9 +78,13 @@ class Frames:
         for slot, key, value in objects.entries(names):
             if left <= 0:
                 return
-            left -= 1
-            if objects.type_of(key).kind == "str" and objects.heap.word(slot) == value:
-                yield clean_text(objects.text(key, MAX_NAME)[0], MAX_NAME), value
+            if objects.type_of(key).kind != "str" or objects.heap.word(slot) != value:
+                continue
+            name = objects.text(key, MAX_NAME)[0]
+            # Every module has those, and they tell nothing.
+            if not (name.startswith("__") and name.endswith("__")):
+                left -= 1
+                yield clean_text(name, MAX_NAME), value
 
     def globals_of(self, frame: RawFrame) -> int:
         """The dict of globals of ``frame``, 0 where there is none."""

@@ -2,7 +2,7 @@
 
 Offsets were taken with offsetof from the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
 ``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), x86-64, release builds with a GIL, and are
-constant within a minor version. What a CPython 3.13 or later declares itself (``_Py_DebugOffsets``) is taken from there.
+constant within a minor version. What a CPython 3.13 or later declares itself (``_Py_DebugOffsets``) is taken from it.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def _since_312(
 # Where _Py_DebugOffsets has: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of
 # a tuple, keys and values of a dict; each with the word that holds the size of its struct.
 _FIELDS = {
-    (3, 13): {"modules": (96, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
+    (3, 13): {"modules": (88, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
               "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},
-    (3, 14): {"modules": (104, 48), "slots": (280, 248), "names": (368, 312), "kinds": (376, 312),
+    (3, 14): {"modules": (96, 48), "slots": (280, 248), "names": (368, 312), "kinds": (376, 312),
               "tuple_items": (456, 448), "keys": (536, 528), "values": (544, 528)},
 }  # fmt: skip
 
@@ -147,6 +147,6 @@ def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
         limit = min(size, _MAX_INTERPRETER if name == "modules" else _MAX_STRUCT)
         # A tuple's and a frame's items begin where the fixed part of the struct may end.
         if not 8 <= offset <= limit or offset % 8:
-            raise CorruptTarget(f"CPython declares the place of its {name.replace('_', ' ')} as {offset} of {size} bytes")
+            raise CorruptTarget(f"CPython declares its {name.replace('_', ' ')} at {offset} in {size} bytes")
         found[name] = offset
     return _since_312(base, **found)

@@ -14,7 +14,9 @@ MAX_LENGTH = 256
 MAX_PARTS = 16
 _MODULE = "module:"
 _FIRST = re.compile(r"[^\W\d]\w*")
-_PART = re.compile(r"\.(?P<name>[^\W\d]\w*)|\.(?P<number>\d{1,9})|\[(?P<index>-?\d{1,9})\]|\[(?P<q>[\"'])(?P<key>.*?)(?P=q)\]")
+_PART = re.compile(
+    r"\.(?P<name>[^\W\d]\w*)|\.(?P<number>\d{1,9})|\[(?P<index>-?\d{1,9})\]|\[(?P<quote>[\"'])(?P<key>.*?)(?P=quote)\]"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ class Objects:
         parts = struct.unpack(f"<{digits}I", raw)
         if any(part >> 30 for part in parts):
             raise CorruptTarget("it is no int")
-        return sign * sum(part << 30 * i for i, part in enumerate(parts))
+        number: int = sum(part << 30 * i for i, part in enumerate(parts))
+        return sign * number
 
     def floats(self, address: int, count: int) -> tuple[float, ...]:
         """The double of a float at ``address``, or the two of a complex."""
@@ -233,8 +234,9 @@ class Objects:
 
     def entries(self, address: int) -> Iterator[Entry]:
         """The entries of the dict at ``address`` in its own order."""
-        keys, values = self.heap.word(address + self.layout.dict_keys), self.heap.word(address + self.layout.dict_values)
-        yield from self.table(keys, values + self.layout.values_start if values else 0)
+        layout, heap = self.layout, self.heap
+        keys, values = heap.word(address + layout.dict_keys), heap.word(address + layout.dict_values)
+        yield from self.table(keys, values + layout.values_start if values else 0)
 
     def table(self, keys: int, values: int) -> Iterator[Entry]:
         """The entries of a keys table. ``values``: where a split table has its first value, else 0."""

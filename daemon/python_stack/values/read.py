@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
@@ -16,6 +17,8 @@ from probing.daemon.python_stack.threads import match_threads, read_threads
 from probing.daemon.python_stack.values.attributes import walk
 from probing.daemon.python_stack.values.frames import CHANGED, Frames
 from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.layout import object_layout
+from probing.daemon.python_stack.values.locals import NAME_IS_SECRET, variable
 from probing.daemon.python_stack.values.names import Name, parse_names
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
@@ -26,7 +29,6 @@ __all__ = ("MAX_ROWS", "handlers", "read_values")
 
 MAX_ROWS = 256
 ATTEMPTS = 4
-NAME_IS_SECRET = "its name looks like a secret"
 _DEFAULT_TIMEOUT_MS = 1000
 _MAX_CALLS = 20_000
 _MAX_BYTES = 128 << 20
@@ -108,7 +110,7 @@ class _Reading:
         self._memory = memory
         self._runtime = runtime
         self._process = prepared(pid, start_ns, runtime, memory)
-        self._objects = Objects(Heap(memory, deadline), self._process.objects)
+        self._objects = Objects(Heap(memory, deadline), object_layout(self._process.layout, self._process.head))
         self._renderer = Renderer(self._objects)
         self._frames = Frames(self._objects)
         self._threads: list[_Thread] = []
@@ -163,22 +165,24 @@ class _Reading:
 
     def _local(self, thread: _Thread, name: Name) -> _Place | None:
         for frame, func in thread.frames:
-            if (found := self._begin(lambda f=frame: self._frames.local(f, name.first))) is not None:
+            if (found := self._begin(partial(self._frames.local, frame, name.first))) is not None:
                 return _Place(thread.tid, func, found, name.parts)
         return None
 
     def _global(self, thread: _Thread, name: Name, told: set[int]) -> _Place | None:
-        objects = self._objects
         for frame, _ in thread.frames:
-            where = self._begin(lambda f=frame: self._frames.globals_of(f))
+            where = self._begin(partial(self._frames.globals_of, frame))
             if not where or where in told:
                 continue
             told.add(where)
-            module = self._begin(lambda at=where: objects.find(objects.entries(at), "__name__"))
-            func = self._begin(lambda at=module: self._renderer.string_of(at) if at else "?")
-            if (found := self._begin(lambda f=frame: self._in_globals(f, name.first))) is not None:
+            func = self._begin(partial(self._name_of_globals, where))
+            if (found := self._begin(partial(self._in_globals, frame, name.first))) is not None:
                 return _Place(thread.tid, func or "?", found, name.parts)
         return None
+
+    def _name_of_globals(self, where: int) -> str:
+        name = self._objects.find(self._objects.entries(where), "__name__")
+        return self._renderer.string_of(name) if name else "?"
 
     def _in_globals(self, frame: RawFrame, name: str) -> int | None:
         return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
@@ -188,7 +192,7 @@ class _Reading:
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
             for n in range(len(names), 0, -1):
-                found = self._begin(lambda i=interpreter, at=".".join(names[:n]): self._module(i, at))
+                found = self._begin(partial(self._module, interpreter, ".".join(names[:n])))
                 if found is not None:
                     yield _Place(self._pid, ".".join(names[:n]), found, name.parts[n - 1 :])
                     return
@@ -219,12 +223,4 @@ class _Reading:
 
 
 def _answer(tid: int, func: str, name: Name, value: Value) -> dict[str, Any]:
-    return {
-        "tid": tid,
-        "func": func,
-        "name": name.text,
-        "type": value.type,
-        "value": value.text,
-        "number": value.number,
-        "reason": value.reason,
-    }
+    return {"tid": tid, "func": func, **variable(name.text, value)}

@@ -11,7 +11,7 @@ from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.values.objects import Objects, Type
 from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret
-from probing.daemon.python_stack.values.tensors import Tensor, read_tensor
+from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
 
 __all__ = ("SECRET", "Renderer", "Value")
 
@@ -25,7 +25,7 @@ _NUMPY = {
     "numpy.int32": "i", "numpy.int64": "q", "numpy.uint8": "B", "numpy.uint16": "H", "numpy.uint32": "I",
     "numpy.uint64": "Q", "numpy.longlong": "q", "numpy.ulonglong": "Q", "numpy.bool": "?", "numpy.bool_": "?",
 }  # fmt: skip
-_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "dict": "{}"}
+_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("{", "}"), "dict": ("{", "}")}
 _ENUMS = ("EnumType", "EnumMeta")
 
 
@@ -58,7 +58,7 @@ class Renderer:
             "function": lambda a: f"<function {self._function(a)}>",
             "method": self._method,
             "builtin": self._builtin,
-            "tensor": lambda a: _tensor_text(read_tensor(objects, a)),
+            "tensor": lambda a: str(read_tensor(objects, a)),
         }
 
     def value(self, address: int) -> Value:
@@ -67,7 +67,7 @@ class Renderer:
         self._left = MAX_TOTAL
         if of.kind == "tensor":
             tensor = read_tensor(self._objects, address)
-            text = None if tensor.reason else _tensor_text(tensor)
+            text = None if tensor.reason else str(tensor)
             return Value(of.short, text, _as_float(tensor.number), tensor.reason)
         text = self._text(address, 0, ())
         if text == HIDDEN:
@@ -119,7 +119,7 @@ class Renderer:
         elif code := _NUMPY.get(of.name):
             text = str(self._numpy(address, code))
         else:
-            text = f"<{self.class_name(of)} object>"
+            text = torch_text(self._objects, address, of.name) or f"<{self.class_name(of)} object>"
         self._left -= len(text)
         return text
 
@@ -177,10 +177,8 @@ class Renderer:
 
     def _enum(self, address: int, of: Type) -> str:
         objects = self._objects
-        parts: dict[str, int | None] = {}
-        for name in ("_name_", "_value_"):
-            parts[name] = objects.find(objects.instance_entries(address, of), name)
-        name, value = parts["_name_"], parts["_value_"]
+        name = objects.find(objects.instance_entries(address, of), "_name_")
+        value = objects.find(objects.instance_entries(address, of), "_value_")
         if not name or not value or value == address:
             return f"<{self.class_name(of)} object>"
         shown = self._text(value, MAX_DEPTH, ()) if objects.type_of(value).kind in self._kinds else "..."
@@ -211,11 +209,6 @@ class Renderer:
         if of.kind == "float":
             return self._objects.floats(address, 1)[0]
         return _as_float(self._numpy(address, code)) if (code := _NUMPY.get(of.name)) else None
-
-
-def _tensor_text(tensor: Tensor) -> str:
-    what = repr(tensor.number) if tensor.number is not None else f"shape={list(tensor.shape)}"
-    return f"tensor({what}, dtype={tensor.dtype}, device={tensor.device})"
 
 
 def _as_float(number: float | int | None) -> float | None:

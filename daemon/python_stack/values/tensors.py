@@ -2,7 +2,8 @@
 
 A Tensor object points at its ``c10::TensorImpl`` (``c10/core/TensorImpl.h``), which wheels ship without debug
 information. So its places are found by what must hold: sizes whose product is the number of elements, beside a known
-dtype and device. Measured with torch 2.13; up to 2.9 reference counts take a word more, as tried here too.
+dtype and device. Measured with torch 2.13. In versions whose ``intrusive_ptr_target`` has a word for each of its two
+counts, and a flag before the pointer, all lies one or two words further: the other candidates.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from probing.api.errors import CorruptTarget
 from probing.daemon.python_stack.snapshot import word
 from probing.daemon.python_stack.values.objects import Objects
 
-__all__ = ("Tensor", "read_tensor")
+__all__ = ("Tensor", "read_tensor", "torch_text")
 
 MAX_DIMENSIONS = 64
+_FLOAT32_MAX = 3.4028234e38
 _INLINE_DIMENSIONS = 5
 _HEAD = 256
 # THPVariable holds an at::Tensor, before torch 2.11 in a c10::MaybeOwned, whose flag comes first.
@@ -49,9 +51,11 @@ class Tensor:
     number: float | int | bool | None = None
     reason: str = ""
 
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
+    def __str__(self) -> str:
+        what = _shortest(self.number) if self.number is not None else f"shape={list(self.shape)}"
+        if isinstance(self.number, float) and self.dtype == "float64":
+            what = repr(self.number)
+        return f"tensor({what}, dtype={self.dtype}, device={self.device})"
 
 
 def read_tensor(objects: Objects, address: int) -> Tensor:
@@ -70,6 +74,18 @@ def read_tensor(objects: Objects, address: int) -> Tensor:
             if found := _shaped(objects, impl, data, head, at):
                 return found
     raise CorruptTarget("its tensor cannot be made out: a version of torch that is not known")
+
+
+def torch_text(objects: Objects, address: int, name: str) -> str | None:
+    """What torch writes for a torch.dtype or torch.device at ``address``; None for other types."""
+    if name not in ("torch.dtype", "torch.device"):
+        return None
+    kind, index = struct.unpack("<bb", objects.heap.read(address + 16, 2))
+    if name == "torch.dtype":
+        return f"torch.{_DTYPES[kind][0]}" if 0 <= kind < len(_DTYPES) else None
+    if not 0 <= kind < len(_DEVICES):
+        return None
+    return f"device(type='{_DEVICES[kind]}'{'' if index < 0 else f', index={index}'})"
 
 
 def _shaped(objects: Objects, impl: int, data: bytes, head: int, at: int) -> Tensor | None:
@@ -131,3 +147,16 @@ def _number(code: str, raw: bytes) -> float | int | bool:
         return raw != b"\0"
     number: float | int = struct.unpack(f"<{code}", raw)[0]
     return number
+
+
+def _shortest(number: float | int | bool) -> str:
+    """The shortest text that is the same float32."""
+    if not isinstance(number, float) or not math.isfinite(number):
+        return repr(number)
+    wanted = struct.pack("<f", number)
+    for digits in range(1, 9):
+        text = repr(float(f"{number:.{digits}g}"))
+        # Rounded up, the largest would not fit any more.
+        if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == wanted:
+            return text
+    return repr(number)

@@ -1,0 +1,101 @@
+"""The locals of all frames of a dump, read while the process runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from probing.api.errors import CorruptTarget, TargetTimeout
+from probing.daemon.python_stack.memory import Memory
+from probing.daemon.python_stack.values.frames import CHANGED, Frames
+from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.layout import ObjectLayout
+from probing.daemon.python_stack.values.objects import Objects
+from probing.daemon.python_stack.values.render import Renderer, Value
+from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
+from probing.daemon.python_stack.walker import RawFrame
+from probing.daemon.python_stack.wire import CUT
+
+__all__ = ("MAX_LOCALS", "NAME_IS_SECRET", "LocalsReader", "variable")
+
+MAX_LOCALS = 64
+MAX_ALL = 4096
+ATTEMPTS = 3
+NAME_IS_SECRET = "its name looks like a secret"  # noqa: S105
+
+
+class LocalsReader:
+    """Gives up with a reason, and never fails: the stacks are worth more than the values in them."""
+
+    def __init__(self, memory: Memory, layout: ObjectLayout, deadline: float) -> None:
+        self._objects = Objects(Heap(memory, deadline), layout)
+        self._frames = Frames(self._objects)
+        self._renderer = Renderer(self._objects)
+        self._left = MAX_ALL
+        self._why = ""
+
+    def load(self, frames: Iterable[RawFrame]) -> None:
+        """Read ahead what the locals of ``frames`` take."""
+        try:
+            self._frames.load(frames)
+        except (CorruptTarget, TargetTimeout) as e:
+            self._why = e.message
+
+    def read(self, frame: RawFrame) -> list[dict[str, Any]]:
+        """The locals of ``frame`` that are set, at most 64, as ``variable`` gives them."""
+        found: list[dict[str, Any]] = []
+        for attempt in range(ATTEMPTS):
+            if self._why or self._left <= 0:
+                return [variable("...", Value("", None, None, self._why or CUT))]
+            if attempt:
+                self._objects.refresh()
+            try:
+                self._objects.heap.begin()
+                found = list(self._variables(frame))
+                if self._objects.heap.held():
+                    break
+            except TargetTimeout as e:
+                self._why = e.message
+            except CorruptTarget as e:
+                found = [variable("...", Value("", None, None, e.message))]
+        else:
+            found = self._one_by_one(frame)
+        self._left -= len(found)
+        return found
+
+    def _variables(self, frame: RawFrame) -> Iterator[dict[str, Any]]:
+        for i, (name, address) in enumerate(self._frames.locals(frame, MAX_LOCALS + 1)):
+            if i == MAX_LOCALS:
+                yield variable("...", Value("", None, None, CUT))
+                return
+            yield variable(name, self._value(name, address))
+
+    def _value(self, name: str, address: int) -> Value:
+        if names_secret(name):
+            return Value("", HIDDEN, None, NAME_IS_SECRET)
+        try:
+            return self._renderer.value(address)
+        except CorruptTarget as e:
+            return Value("", None, None, e.message)
+
+    def _one_by_one(self, frame: RawFrame) -> list[dict[str, Any]]:
+        # Only what did change is left out.
+        found = []
+        try:
+            self._objects.refresh()
+            for row in list(self._variables(frame)):
+                self._objects.heap.begin()
+                address = self._frames.local(frame, row["name"])
+                value = self._value(row["name"], address) if address else Value("", None, None, CHANGED)
+                held = address is not None and self._objects.heap.held()
+                found.append(variable(row["name"], value if held else Value(value.type, None, None, CHANGED)))
+        except TargetTimeout as e:
+            self._why = e.message
+        except CorruptTarget as e:
+            found.append(variable("...", Value("", None, None, e.message)))
+        return found
+
+
+def variable(name: str, value: Value) -> dict[str, Any]:
+    """``{"name", "type", "value", "number", "reason"}``: ``value`` is None with a ``reason``, else text."""
+    return {"name": name, "type": value.type, "value": value.text, "number": value.number, "reason": value.reason}
