@@ -1,22 +1,24 @@
-"""Records of the sampler, made by hand."""
+"""Records of the sampler made by hand, and a ring that holds them."""
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from probing.daemon.bpf.build import FOLDER
 from probing.daemon.python_stack.sampled_codes import SampledCode, code_check
 
-__all__ = ("FRAMES", "SAMPLE", "START", "code", "record")
+__all__ = ("FRAMES", "SAMPLE", "SLOT", "START", "FakeRing", "code", "record")
 
 FRAMES = 128
 START = 70_000_000
+SLOT = 2112
 _C_TYPES = {"__u64": "<u8", "__s32": "<i4", "__u32": "<u4", "__u16": "<u2", "__u8": "u1"}
 
 
@@ -53,3 +55,39 @@ def code(func: str, first_line: int = 1, file: str = "a.py") -> tuple[int, Sampl
     table = bytes([0x80 | 13 << 3, 0, 0x80 | 13 << 3, 4])
     check = code_check(zlib.crc32(file.encode()), zlib.crc32(func.encode()), 1 << 20, first_line)
     return check, SampledCode(func, file, first_line, table)
+
+
+class Peeked(NamedTuple):
+    records: np.ndarray[Any, Any]
+    position: int
+
+
+class FakeRing:
+    """A ring of records in a list; ``push`` wakes the reader when it is told to."""
+
+    def __init__(self) -> None:
+        self.records: list[np.ndarray[Any, Any]] = []
+        self.position = 0
+        self.size = 64 * SLOT
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+
+    @property
+    def backlog(self) -> int:
+        return len(self.records) * SLOT - self.position
+
+    def fileno(self) -> int:
+        return self._event
+
+    def push(self, *records: np.ndarray[Any, Any], wake: bool = True) -> None:
+        self.records += records
+        if wake:
+            os.eventfd_write(self._event, 1)
+
+    def peek(self, position: int, max_bytes: int) -> Peeked:
+        first = position // SLOT
+        taken = self.records[first : first + max(1, max_bytes // SLOT)]
+        records = np.concatenate(taken) if taken else np.empty(0, SAMPLE)
+        return Peeked(records, position + len(taken) * SLOT)
+
+    def close(self) -> None:
+        os.close(self._event)

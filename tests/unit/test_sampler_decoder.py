@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
-from sampler_records import SAMPLE, START, code, record
+from sampler_records import SLOT, START, FakeRing, code, record
 
 from probing.daemon.python_stack import sampled_decoder
 from probing.daemon.python_stack.sampled_codes import CodeKey, SampledCode
@@ -18,44 +16,7 @@ from probing.daemon.python_stack.sampled_decoder import Decoder
 from probing.daemon.python_stack.sampled_stacks import Key, Sampled
 
 Until = Callable[..., Any]
-SLOT = 2112
 CODE, OTHER = 4096, 8192
-
-
-class Peeked(NamedTuple):
-    records: np.ndarray[Any, Any]
-    position: int
-
-
-class FakeRing:
-    """A ring of records in a list; ``push`` wakes the reader when it is told to."""
-
-    def __init__(self) -> None:
-        self.records: list[np.ndarray[Any, Any]] = []
-        self.position = 0
-        self.size = 64 * SLOT
-        self._event = os.eventfd(0, os.EFD_NONBLOCK)
-
-    @property
-    def backlog(self) -> int:
-        return len(self.records) * SLOT - self.position
-
-    def fileno(self) -> int:
-        return self._event
-
-    def push(self, *records: np.ndarray[Any, Any], wake: bool = True) -> None:
-        self.records += records
-        if wake:
-            os.eventfd_write(self._event, 1)
-
-    def peek(self, position: int, max_bytes: int) -> Peeked:
-        first = position // SLOT
-        taken = self.records[first : first + max(1, max_bytes // SLOT)]
-        records = np.concatenate(taken) if taken else np.empty(0, SAMPLE)
-        return Peeked(records, position + len(taken) * SLOT)
-
-    def close(self) -> None:
-        os.close(self._event)
 
 
 class World:
