@@ -31,10 +31,11 @@ def sample(cluster: Cluster, options: Options) -> Options:
     changes = {"sampling.hz": str(options.hz)}
     if options.selected.state != "cpu":
         changes["sampling.off_cpu"] = "true"
+    # What is sampled while the last node is still being told belongs to it.
+    begun = time.monotonic()
     with _changed(cluster, changes, targets, options.live + _SLACK):
-        begun = time.monotonic()
-        _wait(options, begun)
-        past = time.monotonic() - begun
+        _wait(options)
+    past = time.monotonic() - begun
     base = None if options.base is None else replace(options.base, since=past)
     return replace(options, selected=replace(options.selected, since=past), base=base)
 
@@ -72,8 +73,8 @@ def _changed(
                     cluster.config(key, reset=True, **target)
 
 
-def _wait(options: Options, begun: float) -> None:
-    shown = sys.stderr.isatty()
+def _wait(options: Options) -> None:
+    begun, shown = time.monotonic(), sys.stderr.isatty()
     while (past := time.monotonic() - begun) < options.live:
         if shown:
             sys.stderr.write(f"\rsampling at {options.hz} Hz: {past:.0f} of {options.live:g} s ")

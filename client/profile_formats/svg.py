@@ -79,7 +79,7 @@ def _change_colour(before: float, after: float) -> str:
 
 
 def _tip(box: Box) -> str:
-    own = f", {age(box.own[0])} in itself" if box.own[0] != box.ns[0] else ""
+    own = f", {age(box.own[0])} in itself" if 0 < box.own[0] < box.ns[0] else ""
     return f"{age(box.ns[0])}, {_percent(box.shares[0])}{own}"
 
 

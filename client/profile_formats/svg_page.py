@@ -17,7 +17,7 @@ text { font: 12px ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-seri
 .f text { font: 11px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #23211e;
   pointer-events: none; }
 .f:hover rect { stroke: var(--ink); stroke-width: 1.4; }
-.f.parent { opacity: 0.5; }
+.f.parent rect { opacity: 0.6; }
 .f.hit rect { fill: #b072e0; }
 .f.gone { display: none; }
 #controls { display: none; }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,8 @@ _BEGIN = time.time_ns() - 20 * SECOND
 class FakeNode(NodeServicer):
     """Listens on ``unix:DIRECTORY/NAME.sock``.
 
-    ``error`` is raised by every query, ``hold`` makes queries wait, ``garbage`` is answered as it is.
+    ``error`` is raised by every query, ``hold`` makes queries wait, ``garbage`` is answered as it is; ``meanwhile``
+    is called before a query is answered.
     """
 
     def __init__(self, directory: Path, name: str, tables: Mapping[str, list[dict[str, Any]]] | None = None) -> None:
@@ -45,6 +46,7 @@ class FakeNode(NodeServicer):
         self.error: ProbingError | None = None
         self.hold: threading.Event | None = None
         self.garbage: list[pb.QueryReply] | None = None
+        self.meanwhile: Callable[[], None] | None = None
         self.asked: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.paused = False
@@ -83,11 +85,18 @@ class FakeNode(NodeServicer):
         self._db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
         self._db.unregister("given")
 
+    def insert(self, name: str, rows: list[dict[str, Any]]) -> None:
+        with self._db.cursor() as cursor:
+            cursor.register("more", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
+            cursor.execute(f"INSERT INTO {name} SELECT * FROM more")
+
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:
         self.asked.append(request.sql)
         self.metadata.append(dict(context.invocation_metadata()))
         if self.hold is not None:
             self.hold.wait(30)
+        if self.meanwhile is not None:
+            self.meanwhile()
         if self.garbage is not None:
             yield from self.garbage
             return
