@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 from probing.api.errors import CorruptTarget
-from probing.daemon.python_stack.values.objects import Objects, Type
+from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
 
 __all__ = ("step", "walk")
 
@@ -17,6 +17,8 @@ MAX_BASES = 128
 _OBJECT_MEMBERS = (6, 16)
 # torch.nn.Module answers for what lies in these (torch/nn/modules/module.py, __getattr__).
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+# The two are properties (Lib/enum.py) of what is kept under other names.
+_OF_ENUMS = {"name": "_name_", "value": "_value_"}
 _CODE_WANTED = {
     "property": "a property: its value is computed, and no code is run in the process",
     "getset": "computed by its type, and no code is run in the process",
@@ -65,12 +67,20 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
     kind = objects.type_of(in_class).kind if in_class else ""
     if in_class and kind == "member":
         return _slot(objects, address, of, in_class)
+    if in_class and of.kind == "tuple" and objects.type_of(in_class).short == "_tuplegetter":
+        # A field of a named tuple (Modules/_collectionsmodule.c): its index is at 16.
+        return _item(objects, address, "tuple", objects.heap.word(in_class + 16))
+    if name in _OF_ENUMS and of.is_heap and objects.type_at(of.metatype).short in ENUM_TYPES:
+        return objects.find(objects.instance_entries(address, of), _OF_ENUMS[name])
     if kind in _CODE_WANTED and of.kind != "module":
         raise CorruptTarget(_CODE_WANTED[kind])
     found = objects.find(objects.instance_entries(address, of), name)
-    if found is None:
-        found = in_class or _of_torch_module(objects, address, of, name)
-    return found
+    if found is None and in_class:
+        descriptor = objects.type_of(in_class)
+        if descriptor.is_heap and descriptor.kind == "object" and _in_classes(objects, descriptor, "__get__"):
+            raise CorruptTarget(_CODE_WANTED["property"])
+        return in_class
+    return found or _of_torch_module(objects, address, of, name)
 
 
 def _in_classes(objects: Objects, of: Type, name: str) -> int | None:

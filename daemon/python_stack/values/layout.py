@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from probing.api.errors import CorruptTarget
+from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.python_stack.layouts import Layout
 
 __all__ = ("ObjectLayout", "object_layout")
@@ -79,7 +79,8 @@ def _before_311(base: Layout) -> ObjectLayout:
 def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
     """The layout of objects beside ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+, else not used).
 
-    Raises CorruptTarget when an offset that the interpreter declares makes no sense.
+    Raises CorruptTarget when an offset that the interpreter declares makes no sense, UnsupportedTarget for a version
+    whose objects are not known.
     """
     if base.version < (3, 11):
         return _before_311(base)
@@ -106,7 +107,7 @@ def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
 
 def _since_312(
     base: Layout, *, modules: int, names: int, kinds: int, slots: int, tuple_items: int = 24, keys: int = 32,
-    values: int = 40,
+    values: int = 40, type_keys: int = 880,
 ) -> ObjectLayout:
     return ObjectLayout(
         base=base,
@@ -117,8 +118,9 @@ def _since_312(
         code_names=(names,),
         code_kinds=kinds,
         interp_modules=modules,
-        type_qualname=872,
-        type_keys=880,
+        # ht_qualname comes right before ht_cached_keys.
+        type_qualname=type_keys - 8,
+        type_keys=type_keys,
         function_qualname=40,
         managed="tagged" if base.version == (3, 12) else "inline",
         values_start=0 if base.version == (3, 12) else 8,
@@ -135,11 +137,18 @@ _FIELDS = {
               "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},
     (3, 14): {"modules": (96, 48), "slots": (280, 248), "names": (368, 312), "kinds": (376, 312),
               "tuple_items": (456, 448), "keys": (536, 528), "values": (544, 528)},
+    (3, 15): {"modules": (96, 48), "slots": (344, 312), "names": (432, 376), "kinds": (440, 376),
+              "tuple_items": (552, 544), "keys": (632, 624), "values": (640, 624), "type_keys": (536, 528)},
 }  # fmt: skip
 
 
 def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
     found = {}
+    if base.version not in _FIELDS:
+        raise UnsupportedTarget(
+            f"the objects of CPython {base.version[0]}.{base.version[1]} are not known",
+            hint="its stacks can be read, its variables cannot",
+        )
     for name, (at, size_at) in _FIELDS[base.version].items():
         if at + 8 > len(runtime):
             raise CorruptTarget("the debug offsets of CPython are cut short")

@@ -19,11 +19,13 @@ from probing.daemon.python_stack.snapshot import word
 from probing.daemon.python_stack.values.heap import Heap
 from probing.daemon.python_stack.values.layout import ObjectLayout
 
-__all__ = ("Entry", "Objects", "Type")
+__all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 
 # Where the value's pointer is kept, and then key and value.
 Entry = tuple[int, int, int]
 
+# What the types of enumerations are instances of, from 3.11 and before.
+ENUM_TYPES = ("EnumType", "EnumMeta")
 MAX_ENTRIES = 1 << 17
 MAX_BITS = 4096
 _CHUNK = 512
@@ -195,6 +197,8 @@ class Objects:
         if any(part >> 30 for part in parts):
             raise CorruptTarget("it is no int")
         number: int = sum(part << 30 * i for i, part in enumerate(parts))
+        if number.bit_length() > MAX_BITS:
+            raise CorruptTarget(f"it has more than {MAX_BITS} bits")
         return sign * number
 
     def floats(self, address: int, count: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.python_stack.values.objects import Objects, Type
+from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
 from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret
 from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
 
@@ -26,7 +26,6 @@ _NUMPY = {
     "numpy.uint64": "Q", "numpy.longlong": "q", "numpy.ulonglong": "Q", "numpy.bool": "?", "numpy.bool_": "?",
 }  # fmt: skip
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("{", "}"), "dict": ("{", "}")}
-_ENUMS = ("EnumType", "EnumMeta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class Renderer:
 
     def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
         of = self._objects.type_of(address)
-        if self._objects.type_at(of.metatype).short in _ENUMS and of.is_heap:
+        if self._objects.type_at(of.metatype).short in ENUM_TYPES and of.is_heap:
             text = self._enum(address, of)
         elif of.kind in _BRACKETS:
             opening, closing = _BRACKETS[of.kind]
