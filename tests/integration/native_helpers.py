@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,7 +19,19 @@ from probing.daemon.python_stack.native.unwind import handlers as parser_handler
 from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.threads import read_start_ns, read_threads
 
-__all__ = ("PROGRAMS", "TIMEOUT", "NativeParsers", "NativeReaders", "blocked_in", "built", "merged", "native", "pystack", "switches")
+__all__ = (
+    "PROGRAMS",
+    "TIMEOUT",
+    "NativeParsers",
+    "NativeReaders",
+    "blocked_in",
+    "built",
+    "merged",
+    "native",
+    "pystack",
+    "switches",
+    "tids",
+)
 
 PROGRAMS = Path(__file__).parent / "native_programs"
 TIMEOUT = 60.0
@@ -91,16 +102,20 @@ def merged(pid: int) -> dict[int, dict[str, Any]]:
     return {thread["tid"]: thread for thread in threads}
 
 
-def switches(pid: int) -> dict[str, list[str]]:
+def tids(pid: int) -> list[int]:
+    return sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
+
+
+def switches(pid: int) -> dict[int, list[str]]:
     """The counts of context switches of each thread, and who traces it."""
     words = ("voluntary_ctxt", "nonvoluntary_ctxt", "TracerPid")
     return {
         tid: [w for w in Path(f"/proc/{pid}/task/{tid}/status").read_text().splitlines() if w.startswith(words)]
-        for tid in sorted(os.listdir(f"/proc/{pid}/task"))
+        for tid in tids(pid)
     }
 
 
 def pystack(pid: int) -> str:
     """What pystack says of a process, which it stops for it."""
-    command = [str(Path(sys.executable).parent / "pystack"), "remote", "--native-all", "--no-block", str(pid)]
+    command = [str(Path(sys.executable).parent / "pystack"), "remote", "--native-all", str(pid)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_helpers import NativeParsers, NativeReaders, blocked_in, built, native, switches
+from native_helpers import NativeParsers, NativeReaders, blocked_in, built, native, switches, tids
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.ipc import Message
@@ -51,7 +51,7 @@ def test_frames_of_every_kind(tmp_path: Path, flags: tuple[str, ...]) -> None:
         thread = native(process.pid)[process.pid]
     frames = thread["frames"]
     assert own(thread, program)[:-1] == [*INNER, *["recurses"] * 6, "through_pointer", "main"]
-    assert own(thread, program)[-1] in ("_start", f"built+{frames[-1]['ip'] - 1 & 0xFFF:#x}") or "-s" in flags
+    assert own(thread, program)[-1] == "_start"
     assert frames[0]["func"] in ("read", "__read", "__GI___libc_read")
     assert all(f["frame_type"] == "Native" and f["lineno"] is None for f in frames)
     # Where the frame pointer was not known, the frame of has_alloca is the likely one, and the stack says so.
@@ -83,7 +83,7 @@ def test_through_a_signal_handler(tmp_path: Path, flags: tuple[str, ...]) -> Non
 def test_threads(tmp_path: Path) -> None:
     program = built(tmp_path, "blocked.c", *FLAGS["kept"])
     with running(program, "thread") as process:
-        (tid,) = {int(name) for name in os.listdir(f"/proc/{process.pid}/task")} - {process.pid}
+        (tid,) = set(tids(process.pid)) - {process.pid}
         blocked_in(process.pid, tid, READ)
         threads = native(process.pid)
     assert own(threads[tid], program) == [*INNER, *["recurses"] * 3, "in_thread"]
@@ -111,15 +111,16 @@ def test_names_of_cpp(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert wait.startswith("void outer::(anonymous namespace)::Hidden::wait<double>(std::vector<double")
     assert any("{lambda()#1}" in name for name in outer[:3])
     assert outer[-6] == "outer::calls(std::function<void ()> const&)"
-    assert outer[-5:] == ["outer::Derived::operator()(int)", "outer::runs(outer::Base&)", "block_in_cpp", "main", "_start"]
+    assert outer[-5:-3] == ["outer::Derived::operator()(int)", "outer::runs(outer::Base&)"]
+    assert outer[-3:] == ["block_in_cpp", "main", "_start"]
     assert thread["native_missing"] == ""
 
 
 def test_the_program_notices_nothing(tmp_path: Path) -> None:
     program = built(tmp_path, "blocked.c", *FLAGS["kept"])
     with running(program, "thread") as process:
-        for name in os.listdir(f"/proc/{process.pid}/task"):
-            blocked_in(process.pid, int(name), READ if int(name) != process.pid else FUTEX)
+        for tid in tids(process.pid):
+            blocked_in(process.pid, tid, READ if tid != process.pid else FUTEX)
         before = switches(process.pid)
         parsers = NativeParsers()
         for _ in range(100):

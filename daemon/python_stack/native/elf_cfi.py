@@ -45,13 +45,14 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What holds at one instruction of the function at ``start``, an address before relocation.
+    """What holds at one instruction of the function at ``start``, an address before relocation, of ``size`` bytes.
 
     The CFA is ``cfa_register`` + ``cfa_offset``, or what ``cfa_expression`` gives. ``signal``: the frame was made by
     the kernel, and its caller is where the signal came, not behind a call.
     """
 
     start: int
+    size: int
     cfa_register: int
     cfa_offset: int
     cfa_expression: bytes
@@ -135,7 +136,7 @@ class FrameTable:
         register, offset, expression = state.cfa
         if register < 0 and not expression:
             raise CorruptTarget("call frame information says nothing of the frame")
-        return Row(start, register, offset, expression, state.rules, cie.return_register, cie.signal)
+        return Row(start, size, register, offset, expression, state.rules, cie.return_register, cie.signal)
 
     def _entry(self, address: int) -> tuple[bytes, int]:
         """What an entry holds behind its length, and the address of that."""

@@ -5,6 +5,8 @@ Names are read as they are asked for, so that half a million symbols cost their 
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from probing.api.errors import UnsupportedTarget
@@ -19,6 +21,8 @@ _MAX_SYMBOLS = 8 << 20
 _MAX_NAME = 4096
 # Symbols that begin before the address and may still reach it: aliases, and functions within functions.
 _MAX_STEPS = 16
+# jmp rel32 and jcc rel32.
+_JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
@@ -45,6 +49,8 @@ class Functions:
 
     def find(self, address: int) -> tuple[bytes, int] | None:
         """The name of the function at ``address`` (before relocation) as the file has it, and where it begins."""
+        if not 0 <= address < 1 << 64:
+            return None
         index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         for at in range(index, max(-1, index - _MAX_STEPS), -1):
             start, size = int(self._starts[at]), int(self._sizes[at])
@@ -53,6 +59,23 @@ class Functions:
                 name = self._name(int(self._names[at]))
                 return (name, start) if name else None
         return None
+
+    def origin(self, start: int, code: bytes) -> bytes | None:
+        """The name of the function that ``code``, at ``start``, was split off from: the only one that it jumps into.
+
+        Compilers put what is seldom run elsewhere (GCC: NAME.cold), and the symbols of such parts do not survive strip.
+        """
+        found = None
+        for jump in _JUMP.finditer(code):
+            target = start + jump.end() + 4 + int.from_bytes(jump[1], "little", signed=True)
+            index = int(np.searchsorted(self._starts, np.uint64(target), side="right")) - 1 if target > 0 else -1
+            # To the very begin of a function leads a call at the end of another.
+            if index < 0 or not 0 < target - int(self._starts[index]) < int(self._sizes[index]):
+                continue
+            if found is not None and found != index:
+                return None
+            found = index
+        return self._name(int(self._names[found])) or None if found is not None else None
 
     def _name(self, offset: int) -> bytes:
         if self._strings is None or offset >= self._strings.size:

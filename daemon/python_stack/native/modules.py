@@ -22,6 +22,7 @@ _MAX_FILES = 512
 _MAX_SYMBOLS = 16 << 20
 _MAX_ALIASES = 16_384
 _MAX_KEPT = 8192
+_MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
 # Device (major, minor) and inode as a process's maps have them, and the process; (0, 0) where they hold for all.
@@ -41,6 +42,7 @@ class Module:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._rows: dict[int, Row | None] = {}
+        self._origins: dict[int, bytes | None] = {}
         self._named: dict[int, tuple[str, int] | None] = {}
         self._image = _or_none(lambda: ElfImage(fd))
         image = self._image
@@ -84,8 +86,19 @@ class Module:
             self._indexed = True
             self._functions = _or_none(lambda: Functions(image))
         functions = self._functions
-        found = _or_none(lambda: functions.find(address)) if functions else None
+        if functions is None or image is None:
+            return None
+        found = _or_none(lambda: functions.find(address))
+        row = None if found else self.row(address)
+        if row is not None and row.start not in self._origins:
+            _keep(self._origins, row.start, _or_none(lambda: self._origin(functions, image, row)))
+        if row is not None and (name := self._origins[row.start]):
+            return readable(name + b".cold"), row.start
         return (readable(found[0]), found[1]) if found else None
+
+    def _origin(self, functions: Functions, image: ElfImage, row: Row) -> bytes | None:
+        offset = image.offset_of(row.start)
+        return functions.origin(row.start, image.read(offset, min(row.size, _MAX_PART))) if offset is not None else None
 
 
 class Modules:

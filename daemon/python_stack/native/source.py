@@ -164,14 +164,15 @@ def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[dict[str, Any]], st
     try:
         codes = answer["codes"]
         return {
-            tid: ([_frame(*codes[code], ip) for code, ip in frames], str(reason))
+            tid: ([_frame(codes[code], ip) for code, ip in frames], str(reason))
             for tid, frames, reason in answer["threads"]
         }
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise CorruptTarget("a parser's answer holds no stacks") from e
 
 
-def _frame(func: str, file: str, ip: int) -> dict[str, Any]:
+def _frame(code: Sequence[str], ip: int) -> dict[str, Any]:
+    func, file = code
     return {"func": func, "file": file, "lineno": None, "frame_type": "Native", "ip": ip, "entry": False}
 
 
