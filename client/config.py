@@ -73,4 +73,5 @@ def _ends(setting: dict[str, Any]) -> str | None:
         return str(setting["until"])[:19] + "Z"
     if setting["persisted"]:
         return "kept"
-    return None if setting["value"] == setting["default"] else "restart"
+    particular = setting["job"] is not None or setting["pid"] is not None
+    return "restart" if particular or setting["value"] != setting["default"] else None

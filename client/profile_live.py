@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from probing.api.errors import NotFound, ProbingError
@@ -60,17 +61,41 @@ def _targets(cluster: Cluster, selection: Selection) -> list[dict[str, Any]]:
 def _changed(
     cluster: Cluster, changes: dict[str, str], targets: Sequence[dict[str, Any]], length: float
 ) -> Iterator[None]:
+    asked = [(target, key) for target in targets for key in changes]
+    earlier = [row for target, key in asked for row in _earlier(cluster, key, target)]
     try:
-        for target in targets:
-            for key, value in changes.items():
-                cluster.config(key, value, seconds=length, **target)
+        for target, key in asked:
+            cluster.config(key, changes[key], seconds=length, **target)
         yield
     finally:
-        for target in targets:
-            for key in changes:
-                # It ends by itself soon, and what is the matter the next question tells.
-                with suppress(ProbingError):
-                    cluster.config(key, reset=True, **target)
+        # A process may have ended, and should a node not answer now, its change ends by itself soon.
+        for target, key in asked:
+            with suppress(ProbingError):
+                cluster.config(key, reset=True, **target)
+        for row in earlier:
+            with suppress(ProbingError):
+                _restore(cluster, row)
+
+
+def _earlier(cluster: Cluster, key: str, target: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes of just what is to be changed now, made by somebody else."""
+    scope = (target.get("job"), target.get("pid"))
+    found = [row for row in cluster.config(key, **target) if (row["job"], row["pid"]) == scope]
+    everywhere = scope == (None, None)
+    return [row for row in found if not everywhere or row["value"] != row["default"] or row["persisted"]]
+
+
+def _restore(cluster: Cluster, row: dict[str, Any]) -> None:
+    left = 0.0
+    if row["until"] is not None:
+        # Python's datetime has microseconds.
+        left = datetime.fromisoformat(row["until"][:26] + "+00:00").timestamp() - time.time()
+        if left <= 0:
+            return
+    cluster.config(
+        row["key"], row["value"], job=row["job"] or "", pid=row["pid"] or 0,
+        seconds=left, persist=row["persisted"], node=row["node"],
+    )  # fmt: skip
 
 
 def _wait(options: Options) -> None:

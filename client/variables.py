@@ -52,15 +52,22 @@ def run(settings: Settings, names: Sequence[str], pids: Sequence[int], job: str)
 def watch(
     settings: Settings, names: Sequence[str], pids: Sequence[int], job: str, *, every: float | None, length: float
 ) -> None:
-    """Values of ``names`` are stored from now on, read each ``every`` seconds, for ``length`` seconds unless 0."""
+    """Values of ``names`` are stored from now on, for ``length`` seconds unless 0.
+
+    ``every``: seconds between two readings of all watched variables; None leaves it as it is.
+    """
     _require(names)
     for name in names:
         if "," in name:
             raise UsageError(f"{name}: a name has no comma", hint="give several names as several words")
 
-    def change(cluster: Cluster, pid: int) -> list[dict[str, Any]]:
-        changed = [] if every is None else cluster.config(_INTERVAL, f"{every:g}", job=job, pid=pid, seconds=length)
-        return cluster.config(_WATCH, ",".join(names), job=job, pid=pid, seconds=length) + changed
+    def change(cluster: Cluster) -> list[dict[str, Any]]:
+        changed = [
+            row for pid in pids or [0]
+            for row in cluster.config(_WATCH, ",".join(names), job=job, pid=pid, seconds=length)
+        ]  # fmt: skip
+        # One for all watches of a node.
+        return changed if every is None else changed + cluster.config(_INTERVAL, f"{every:g}", seconds=length)
 
     _change(settings, pids, job, change)
     if settings.format == "table":
@@ -72,20 +79,21 @@ def unwatch(settings: Settings, names: Sequence[str], pids: Sequence[int], job: 
     if names:
         raise UsageError("--unwatch takes no names", hint="it ends the watch of a job, a process, or everywhere")
 
-    def change(cluster: Cluster, pid: int) -> list[dict[str, Any]]:
-        changed = cluster.config(_WATCH, job=job, pid=pid, reset=True)
-        return changed + cluster.config(_INTERVAL, job=job, pid=pid, reset=True)
+    def change(cluster: Cluster) -> list[dict[str, Any]]:
+        changed = [row for pid in pids or [0] for row in cluster.config(_WATCH, job=job, pid=pid, reset=True)]
+        return changed if pids or job else changed + cluster.config(_INTERVAL, reset=True)
 
     _change(settings, pids, job, change)
 
 
 def _change(
-    settings: Settings, pids: Sequence[int], job: str, change: Callable[[Cluster, int], list[dict[str, Any]]]
+    settings: Settings, pids: Sequence[int], job: str, change: Callable[[Cluster], list[dict[str, Any]]]
 ) -> None:
     if pids and job:
         raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
     with opened(settings) as cluster:
-        write_settings(settings, [row for pid in pids or [0] for row in change(cluster, pid)])
+        found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in change(cluster)}
+        write_settings(settings, list(found.values()))
 
 
 def _require(names: Sequence[str]) -> None:

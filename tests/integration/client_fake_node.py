@@ -23,8 +23,7 @@ from probing.federation.errors import from_duckdb
 from probing.federation.times import fix_times
 
 SECOND = 1_000_000_000
-# Value and default.
-_VARIABLES = {"variables.watch": ["", ""], "variables.interval_s": ["1", "1"]}
+_SETTINGS = {"sampling.hz": "19", "sampling.off_cpu": "true", "variables.watch": "", "variables.interval_s": "1.0"}
 # One instant for all rows, so that lags are what a test says. Within the time that commands look back.
 _BEGIN = time.time_ns() - 20 * SECOND
 
@@ -52,7 +51,8 @@ class FakeNode(NodeServicer):
         self.paused = False
         self.values: list[pb.Value] = []
         self.jobs: set[str] = {"j1"}
-        self.settings = {"sampling.hz": ["19", "19"], "sampling.off_cpu": ["true", "true"], **_VARIABLES}
+        self.settings = dict(_SETTINGS)
+        self.changes: dict[tuple[str, str, int], tuple[str, int, bool]] = {}
         self.configured: list[pb.ConfigRequest] = []
         self.stacks_asked: list[pb.StacksRequest] = []
         self._db = duckdb.connect()
@@ -149,17 +149,24 @@ class FakeNode(NodeServicer):
             self._abort(context, UsageError(f"there is no setting {request.key}", hint="`probingctl config` lists all"))
         if request.job and request.job not in self.jobs:
             self._abort(context, NotFound(f"there is no job {request.job}", hint="`probingctl ps` lists them"))
+        scope = (request.key, request.job, request.pid)
         if request.HasField("value"):
             if request.key == "sampling.hz" and not request.value.isdigit():
                 self._abort(context, UsageError(f"{request.value} is no number", hint="sampling.hz takes 0 to 999"))
-            self.settings[request.key][0] = request.value
+            if request.key == "variables.interval_s" and (request.job or request.pid):
+                self._abort(context, UsageError(f"{request.key} is one for all processes", hint="leave --job out"))
+            until = 2_000_000_000 * SECOND + 5 if request.for_ms else 0
+            self.changes[scope] = (request.value, until, request.persist)
         if request.reset:
-            self.settings[request.key][0] = self.settings[request.key][1]
-        until = 2_000_000_000 * SECOND + 5 if request.for_ms else 0
+            self.changes.pop(scope, None)
+        wanted = (("", 0), (request.job, request.pid)) if request.job or request.pid else None
         shown = [
-            pb.Setting(key=key, value=value, default=default, job=request.job, pid=request.pid, until_ns=until,
-                       persisted=request.persist, doc="what it means")
-            for key, (value, default) in self.settings.items() if request.key in ("", key)
+            pb.Setting(key=key, value=value, default=self.settings[key], job=job, pid=pid, until_ns=until,
+                       persisted=kept, doc="what it means")
+            for name, default in self.settings.items() if request.key in ("", name)
+            for (key, job, pid), (value, until, kept) in
+            {(name, "", 0): (default, 0, False), **{s: c for s, c in self.changes.items() if s[0] == name}}.items()
+            if wanted is None or (job, pid) in wanted
         ]  # fmt: skip
         return pb.ConfigReply(node=self.name, settings=shown)
 

@@ -152,16 +152,17 @@ def test_watching_is_a_change_of_settings(pair: tuple[FakeNode, FakeNode], ctl: 
     assert ctl("query", query)[0] == 0
     for node in pair:
         assert [(c.key, c.value, c.job, c.for_ms) for c in node.configured] == [
-            ("variables.interval_s", "0.5", "j1", 600_000), ("variables.watch", "step,loss", "j1", 600_000),
+            ("variables.watch", "step,loss", "j1", 600_000), ("variables.interval_s", "0.5", "", 600_000),
         ]  # fmt: skip
     shown = json.loads(ctl("vars", "1000", "1001", "step", "--watch", "-f", "json")[1])
     assert [(s["key"], s["value"], s["pid"]) for s in shown] == [
-        ("variables.watch", "step", 1000), ("variables.watch", "step", 1001),
+        ("variables.watch", "", None), ("variables.watch", "step", 1000), ("variables.watch", "step", 1001),
     ]  # fmt: skip
     assert ctl("vars", "--unwatch", "--job", "j1")[0] == 0
-    assert [(c.key, c.job, c.reset) for c in pair[0].configured[-2:]] == [
-        ("variables.watch", "j1", True), ("variables.interval_s", "j1", True),
-    ]  # fmt: skip
+    assert ctl("vars", "--unwatch", "1000", "1001")[0] == 0
+    assert set(pair[0].changes) == {("variables.interval_s", "", 0)}
+    assert ctl("vars", "--unwatch")[0] == 0
+    assert pair[0].changes == {}
 
 
 def test_config_shows_and_sets(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -169,7 +170,7 @@ def test_config_shows_and_sets(pair: tuple[FakeNode, FakeNode], ctl: Run) -> Non
     assert lines[0].split() == ["KEY", "VALUE", "DEFAULT", "WHERE", "UNTIL", "MEANING"]
     assert lines[1].split()[:5] == ["sampling.hz", "19", "19", "everywhere", "-"]
     code, out, _ = ctl("config", "sampling.hz=99", "--pid", "1000", "--for", "10m", "-f", "json")
-    assert (code, json.loads(out)) == (0, [
+    assert (code, json.loads(out)[1:]) == (0, [
         {"node": "alpha", "key": "sampling.hz", "value": "99", "default": "19", "job": None, "pid": 1000,
          "until": "2033-05-18T03:33:20.000000005Z", "persisted": False, "doc": "what it means"},
     ])  # fmt: skip
@@ -178,10 +179,15 @@ def test_config_shows_and_sets(pair: tuple[FakeNode, FakeNode], ctl: Run) -> Non
     pair[1].jobs = set()
     # Of all nodes, those that have the job.
     lines = ctl("config", "sampling.hz=5", "--job", "j1", "--all-nodes", "--persist")[1].splitlines()
-    assert [line.split()[:4] for line in lines[1:]] == [["sampling.hz", "5", "19", "job"]]
-    assert len(ctl("config", "sampling.hz", "--all-nodes")[1].splitlines()) == 3
-    assert ctl("config", "sampling.hz", "--reset")[0] == 0
-    assert (pair[0].configured[-1].reset, pair[0].settings["sampling.hz"][0]) == (True, "19")
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["sampling.hz", "19", "19", "everywhere"], ["sampling.hz", "5", "19", "job"],
+    ]  # fmt: skip
+    assert "kept" in lines[2]
+    lines = ctl("config", "sampling.hz", "--all-nodes")[1].splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "alpha", "alpha", "alpha", "beta"]
+    assert ctl("config", "sampling.hz", "--reset", "--job", "j1")[0] == 0
+    assert list(pair[0].changes) == [("sampling.hz", "", 1000)]
+    assert "restart" in ctl("config", "sampling.hz=19", "--job", "j1")[1]
     # An empty value is a value.
     ctl("config", "variables.watch=")
     assert (pair[0].configured[-1].HasField("value"), pair[0].configured[-1].value) == (True, "")
@@ -294,15 +300,26 @@ def test_live_changes_the_rate_for_as_long_as_it_takes(
     code, _, err = ctl("profile", "--all-nodes", "--rank", "2", "--seconds", "50ms", "--hz", "250", "--wall")
     assert (code, err.splitlines()[0].startswith("error: there are no samples of rank 2 since")) == (1, True)
     assert pair[0].configured == []
-    assert [(c.key, c.value, c.pid, c.reset) for c in pair[1].configured] == [
+    changes = [c for c in pair[1].configured if c.HasField("value") or c.reset]
+    assert [(c.key, c.value, c.pid, c.reset) for c in changes] == [
         ("sampling.hz", "250", 1002, False), ("sampling.off_cpu", "true", 1002, False),
         ("sampling.hz", "", 1002, True), ("sampling.off_cpu", "", 1002, True),
     ]  # fmt: skip
-    assert all(c.for_ms == 5050 for c in pair[1].configured if not c.reset)
+    assert all(c.for_ms == 5050 for c in changes if not c.reset)
     ctl("profile", "--job", "j1", "--seconds", "10ms")
-    assert [(c.key, c.job) for c in pair[0].configured] == [("sampling.hz", "j1")] * 2
+    assert [(c.key, c.job) for c in pair[0].configured] == [("sampling.hz", "j1")] * 3
+    assert pair[0].changes == pair[1].changes == {}
     code, _, err = ctl("profile", "--rank", "77", "--seconds", "10ms")
     assert (code, err.splitlines()[0]) == (1, "error: there is no process of rank 77")
+
+
+def test_live_leaves_earlier_changes_as_they_were(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    ctl("config", "sampling.hz=50", "--job", "j1", "--persist")
+    ctl("config", "sampling.hz=7", "--for", "1h", "--all-nodes")
+    before = [dict(node.changes) for node in pair]
+    for words in ((), ("--job", "j1"), ("--rank", "0")):
+        ctl("profile", "--all-nodes", *words, "--seconds", "10ms")
+        assert [node.changes for node in pair] == before
 
 
 def test_live_shows_what_was_sampled_meanwhile(tmp_path: Path, ctl: Run) -> None:
@@ -340,7 +357,9 @@ def test_live_that_is_interrupted_takes_the_rate_back(pair: tuple[FakeNode, Fake
         running.kill()
         running.wait()
         os.close(ours)
-    assert [(c.job, c.reset) for c in pair[0].configured] == [("j1", False), ("j1", True)]
+    assert [(c.job, c.value, c.reset) for c in pair[0].configured] == [
+        ("j1", "", False), ("j1", "99", False), ("j1", "", True),
+    ]  # fmt: skip
 
 
 def test_an_svg_is_not_for_a_terminal(pair: tuple[FakeNode, FakeNode]) -> None:
@@ -415,7 +434,7 @@ def test_hostile_text_cannot_drive_the_terminal(tmp_path: Path, ctl: Run) -> Non
         node.values = [variable(0, "x", evil, evil)]
         node.threads = [thread(0, 5, 5, evil, (evil, evil, 1), native_missing=evil)]
         node.threads[0].frames[0].locals.append(pb.Variable(name=evil, type=evil, value=evil))
-        node.settings = {evil: [evil, evil]}
+        node.settings = {evil: evil}
         for command in (
             ("stacks", "--native", "--locals"), ("stacks", "--merge", "--native"), ("vars", "x"), ("config",),
             ("profile",), ("profile", "-F", "folded", "--by", "thread,job"), ("profile", "-F", "speedscope"),
