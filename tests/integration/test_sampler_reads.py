@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from python_stack_helpers import INTERPRETERS, LocalParsers, child, program
-from sampler_support import ServedReaders, offset_of, readers, walked
+from python_stack_helpers import INTERPRETERS, child, program
+from sampler_support import Parsers, ServedReaders, offset_of, readers, walked
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
 from probing.daemon.python_stack.locate import RuntimeInfo
@@ -46,7 +46,7 @@ def reader() -> Iterator[ServedReaders]:
 
 @pytest.fixture
 def stacks(reader: ServedReaders) -> Iterator[PythonStacks]:
-    found = PythonStacks(reader, LocalParsers())
+    found = PythonStacks(reader, Parsers())
     yield found
     found.close()
 

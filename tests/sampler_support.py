@@ -1,13 +1,14 @@
-"""A reader as the daemon has it, but in this process: requests go through its own loop."""
+"""A reader as the daemon has it, but in this process: requests go through its own loop. And a parser likewise."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Channel, Message
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.locate import RuntimeInfo
@@ -16,7 +17,7 @@ from probing.daemon.python_stack.snapshot import Snapshot
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker
 from probing.daemon.reader import serve
 
-__all__ = ("ServedReaders", "offset_of", "readers", "walked")
+__all__ = ("Parsers", "ServedReaders", "offset_of", "readers", "walked")
 
 
 class ServedReaders:
@@ -31,6 +32,15 @@ class ServedReaders:
         with self._lock:
             self.asked.append(op)
             return self._channel.request({"op": op, "pid": pid, "start_ns": start_ns, **args}, timeout=timeout + 30)
+
+
+class Parsers:
+    """``processes.pool.ParserPool``."""
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
+        elf = Elf(fd)
+        symbols = [{"name": s.name, "address": s.address} for s in elf.symbols(patterns)]
+        return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
 
 
 @contextmanager
