@@ -24,6 +24,7 @@ _TYPE_SOFTWARE, _COUNT_CPU_CLOCK = 1, 0
 _DISABLED, _EXCLUDE_IDLE = 1 << 0, 1 << 7
 _SECOND_NS = 1_000_000_000
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_SIGNATURE = Path("/proc/version_signature")
 # First and last release of each line without the fix.
 _FREEZING = (
     ((5, 19, 0), (6, 0, 1 << 16)),
@@ -138,7 +139,7 @@ def running_release() -> str:
         return found[1]
     try:
         # "Ubuntu 6.2.0-39.40-generic 6.2.16"
-        signed = Path("/proc/version_signature").read_text().split()
+        signed = _SIGNATURE.read_text().split()
     except OSError:
         return system.release
     return signed[-1] if len(signed) == 3 and _RELEASE.match(signed[-1]) else system.release

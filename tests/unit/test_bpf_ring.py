@@ -93,11 +93,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule(slots=st.one_of(st.just(1 << 20), st.integers(0, 60)), commit=st.booleans())
     def drain(self, slots: int, commit: bool) -> None:
         drained = self.ring.drain(slots * SLOT)
-        ready = []
-        for entry in self.model:
-            if entry[2] == "busy" or len(ready) == max(slots, 1):
-                break
-            ready.append(entry)
+        ready = self.ready(self.model, max(slots, 1))
         kept = [number for _, number, state in ready if state == "done"]
         assert drained.records["n"].tolist() == kept
         assert all(row["flag"] == row["n"] & 0xFF and row["comm"] == b"abc" for row in drained.records)
@@ -107,6 +103,32 @@ class RingMachine(RuleBasedStateMachine):
             del self.model[: len(ready)]
         # A copy: what the kernel writes later does not show in it.
         assert drained.records.base is None or drained.records.flags.owndata
+
+    @rule(data=st.data(), slots=st.one_of(st.just(1 << 20), st.integers(0, 60)))
+    def peek(self, data: st.DataObject, slots: int) -> None:
+        before = self.ring.position
+        skipped = data.draw(st.integers(0, len(self.model)))
+        drained = self.ring.peek(before + skipped * SLOT, slots * SLOT)
+        ready = self.ready(self.model[skipped:], max(slots, 1))
+        assert drained.records["n"].tolist() == [number for _, number, state in ready if state == "done"]
+        assert drained.position == before + (skipped + len(ready)) * SLOT
+        assert self.ring.position == before
+
+    @rule(data=st.data(), commit=st.booleans())
+    def drain_until(self, data: st.DataObject, commit: bool) -> None:
+        wanted = data.draw(st.integers(-2, len(self.model) + 2))
+        drained = self.ring.drain(until=self.ring.position + wanted * SLOT)
+        ready = self.ready(self.model[: max(wanted, 0)], 1 << 20)
+        assert drained.records["n"].tolist() == [number for _, number, state in ready if state == "done"]
+        assert drained.position == self.ring.position + len(ready) * SLOT
+        if commit:
+            self.ring.commit(drained.position)
+            del self.model[: len(ready)]
+
+    @staticmethod
+    def ready(entries: list[tuple[int, int, str]], most: int) -> list[tuple[int, int, str]]:
+        busy = next((i for i, entry in enumerate(entries) if entry[2] == "busy"), len(entries))
+        return entries[: min(busy, most)]
 
     @invariant()
     def backlog_is_what_the_model_holds(self) -> None:
@@ -128,6 +150,36 @@ def test_reset_takes_only_positions_of_the_backlog() -> None:
     assert ring.drain().records["n"].tolist() == list(range(7, 23))
     with pytest.raises(FormatError):
         ring.commit(SIZE)
+
+
+def test_a_second_reader_goes_on_where_the_first_has_committed() -> None:
+    fake = FakeRing(position=SIZE)
+    ring = fake.ring()
+    for n in range(23):
+        fake.put(record(n))
+    ring.commit(SIZE + 7 * SLOT)
+    assert ring.peek(SIZE).records["n"].tolist() == list(range(7, 23))
+    with pytest.raises(FormatError):
+        ring.peek(SIZE + 24 * SLOT)
+
+
+def test_what_is_committed_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRing(position=SIZE)
+    ring = fake.ring()
+    for n in range(23):
+        fake.put(record(n))
+    read, commits = ring._read, iter([7, 11])
+
+    def overtaken(*arguments: int) -> object:
+        if (at := next(commits, None)) is not None:
+            ring.commit(SIZE + at * SLOT)
+            # The kernel writes there at once.
+            fake.write(SIZE, b"\xff" * SLOT)
+        return read(*arguments)
+
+    monkeypatch.setattr(ring, "_read", overtaken)
+    assert ring.peek(SIZE).records["n"].tolist() == list(range(11, 23))
+    assert ring.peek(SIZE, 3 * SLOT).records["n"].tolist() == [11, 12, 13]
 
 
 def test_records_of_another_size_are_refused() -> None:
