@@ -67,7 +67,10 @@ class ElfImage:
         """``size`` bytes from ``offset`` on. Raises UnsupportedTarget when the file has not so many."""
         if offset < 0 or size < 0 or size > _MAX_READ or offset + size > self._length:
             raise UnsupportedTarget("the ELF file ends too early")
-        data = os.pread(self._fd, size, offset)
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as e:
+            raise UnsupportedTarget(f"the ELF file cannot be read: {e.strerror}") from e
         if len(data) != size:
             raise UnsupportedTarget("the ELF file shrank while it was read")
         return data

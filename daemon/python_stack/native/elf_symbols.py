@@ -47,15 +47,18 @@ class Functions:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def find(self, address: int) -> tuple[bytes, int] | None:
-        """The name of the function at ``address`` (before relocation) as the file has it, and where it begins."""
+    def find(self, address: int, begin: int | None = None) -> tuple[bytes, int] | None:
+        """The name of the function at ``address`` (before relocation) as the file has it, and where it begins.
+
+        ``begin`` is where the function begins for all that else is known: only there a symbol without a size counts.
+        """
         if not 0 <= address < 1 << 64:
             return None
         index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         for at in range(index, max(-1, index - _MAX_STEPS), -1):
             start, size = int(self._starts[at]), int(self._sizes[at])
-            # Functions in assembler may have no size; they end where the next symbol begins.
-            if address < start + size or (size == 0 and at == index):
+            # Those of _init and of functions in assembler: what follows them may be without a symbol.
+            if address < start + size or (size == 0 and start == begin):
                 name = self._name(int(self._names[at]))
                 return (name, start) if name else None
         return None

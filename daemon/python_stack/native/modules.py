@@ -88,13 +88,15 @@ class Module:
         functions = self._functions
         if functions is None or image is None:
             return None
-        found = _or_none(lambda: functions.find(address))
-        row = None if found else self.row(address)
-        if row is not None and row.start not in self._origins:
+        row = self.row(address)
+        if found := _or_none(lambda: functions.find(address, row.start if row else None)):
+            return readable(found[0]), found[1]
+        if row is None:
+            return None
+        if row.start not in self._origins:
             _keep(self._origins, row.start, _or_none(lambda: self._origin(functions, image, row)))
-        if row is not None and (name := self._origins[row.start]):
-            return readable(name + b".cold"), row.start
-        return (readable(found[0]), found[1]) if found else None
+        name = self._origins[row.start]
+        return (readable(name + b".cold"), row.start) if name else None
 
     def _origin(self, functions: Functions, image: ElfImage, row: Row) -> bytes | None:
         offset = image.offset_of(row.start)

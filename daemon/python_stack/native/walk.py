@@ -41,6 +41,12 @@ _ANYWHERE = -1
 # sub imm8, %rsp and sub imm32, %rsp, among the first bytes of a function.
 _TAKES_STACK = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(.{3}\x00))", re.DOTALL)
 _PROLOGUE = 96
+# What makes a stack of changing or rounded size: sub and mov with %rsp as target, but from %rbp, and and imm, %rsp.
+_MOVES_STACK = re.compile(
+    rb"[\x48\x4c](?:\x29[\xc4\xcc\xd4\xdc\xec\xf4\xfc]|\x89[\xc4\xcc\xd4\xdc\xf4\xfc])"
+    rb"|[\x48\x49](?:\x2b[\xe0-\xe7]|\x8b[\xe0-\xe3\xe6\xe7])|\x49\x8b\xe5|\x4c\x89\xec|\x48[\x81\x83]\xe4"
+)
+_MAX_FUNCTION = 64 << 10
 
 _Registers = dict[int, int]
 
@@ -168,8 +174,10 @@ class _Walk:
         """The CFA of a function that keeps rbp and has a stack of a fixed size, which it takes at its begin."""
         if place.module is None or place.address is None:
             return None
-        code = place.module.code(place.offset - (place.address - row.start), _PROLOGUE)
-        sizes = {0, *(int.from_bytes(m[1] or m[2], "little") for m in _TAKES_STACK.finditer(code))}
+        code = place.module.code(place.offset - (place.address - row.start), min(row.size, _MAX_FUNCTION))
+        if row.cfa_offset != 16 or not code or _MOVES_STACK.search(code):
+            return None
+        sizes = {0, *(int.from_bytes(m[1] or m[2], "little") for m in _TAKES_STACK.finditer(code, 0, _PROLOGUE))}
         pushed = sum(1 for register, rule in row.rules.items() if register in _SAVED and rule.kind == "offset")
         for size in sorted(sizes):
             cfa = sp + size + 8 * pushed + 8
