@@ -49,7 +49,8 @@ def cfi(functions: Sequence[Function], entry: bytes = AT_ENTRY) -> tuple[bytes, 
     for function in sorted(functions):
         at = FRAMES + len(frames)
         table.append((CODE + function.start - HEADER, at - HEADER))
-        pointers = struct.pack("<Iii", at + 4 - FRAMES - cies[function.signal], CODE + function.start - at - 8, function.size)
+        back, begin = at + 4 - FRAMES - cies[function.signal], CODE + function.start - at - 8
+        pointers = struct.pack("<Iii", back, begin, function.size)
         body = pointers + b"\x00" + function.program
         frames += struct.pack("<I", len(body)) + body
     header = struct.pack("<BBBBiI", 1, 0x1B, 0x03, 0x3B, FRAMES - HEADER - 4, len(table))

@@ -27,7 +27,7 @@ def call(at: int, to: int) -> bytes:
 
 FUNCTIONS = [
     Function(PLAIN, 0x80, b"\x0e\x20", "plain"),  # CFA = rsp + 32
-    Function(POINTER, 0x80, b"\x0e\x10\x86\x02\x0d\x06", "pointer"),  # CFA = rbp + 16, rbp saved below the return address
+    Function(POINTER, 0x80, b"\x0e\x10\x86\x02\x0d\x06", "pointer"),  # CFA = rbp + 16, rbp saved there
     Function(LEAF, 0x80, b"", "leaf"),
     Function(MAIN, 0x80, b"\x07\x10", "main"),  # its return address is not defined: the outermost
     # Registers rbp, rsp and the return address from where the kernel put them, at rsp + 8, 16 and 24.
@@ -124,7 +124,7 @@ def test_through_the_frame_of_a_signal() -> None:
     # The handler returns into the signal's frame, which was made at the first instruction of leaf. C libraries describe
     # that frame from a byte before on, because of those who look for the call.
     interrupted = STACK + 8 * 6
-    stack = walked(at(LEAF + 4), at(SIGNAL + 1), 0, STACK, interrupted, at(LEAF), 9, at(PLAIN + 0x15), 1, 2, 3, at(MAIN + 0x15))
+    stack = walked(at(LEAF + 4), at(SIGNAL + 1), 0, STACK, interrupted, at(LEAF), 9, *RETURNS)
     assert names(stack) == ["leaf", "?", "leaf", "plain", "main"]
     assert stack.reason == ""
     assert stack.frames[2].place is not None
