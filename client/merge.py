@@ -46,7 +46,10 @@ class Node:
 
 @dataclass(slots=True)
 class Group:
-    """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ."""
+    """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ.
+
+    Main threads are all MainThread, as in Python; the kernel calls each what its process is called.
+    """
 
     job: str
     thread: str
@@ -76,14 +79,14 @@ def merge(threads: Iterable[dict[str, Any]], *, every_thread: bool = False) -> l
     for thread in threads:
         main = thread["tid"] == thread["pid"]
         if main or every_thread:
-            name = "main thread" if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
+            name = "MainThread" if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
             chosen.setdefault((thread["job"], not main, name), []).append(thread)
-    return [_group(job, name, chosen[job, other, name]) for job, other, name in sorted(chosen)]
+    return [_group(job, name, chosen[job, other, name], other) for job, other, name in sorted(chosen)]
 
 
-def _group(job: str, name: str, threads: Sequence[dict[str, Any]]) -> Group:
+def _group(job: str, name: str, threads: Sequence[dict[str, Any]], named: bool) -> Group:
     names = {thread["thread"] for thread in threads if thread["thread"]}
-    group = Group(job, names.pop() if len(names) == 1 else name)
+    group = Group(job, names.pop() if named and len(names) == 1 else name)
     shared: dict[Any, Any] = {}
     for thread in sorted(threads, key=lambda t: _order(_member(t))):
         _add(group, shared if thread["complete"] else {}, thread)

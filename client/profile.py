@@ -15,7 +15,7 @@ from probing.client.render import terminal_width
 from probing.client.samples import read_profiles
 from probing.client.session import opened, require_job
 from probing.client.settings import Settings
-from probing.client.text import age, count, escape
+from probing.client.text import age, escape, plural
 from probing.client.version import program
 
 __all__ = ("run",)
@@ -124,7 +124,7 @@ def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
 
 def _subtitle(profile: Profile, when: str) -> str:
     what = {"cpu": "on the CPU", "off_cpu": "off the CPU", "wall": "on and off the CPU"}[profile.kind]
-    return escape(f"{age(profile.ns)} {what} in {count(profile.seen)} samples{f', {when}' if when else ''}")
+    return escape(f"{age(profile.ns)} {what} in {plural(profile.seen, 'sample')}{f', {when}' if when else ''}")
 
 
 def _width(settings: Settings) -> int | None:

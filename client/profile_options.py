@@ -169,4 +169,4 @@ def _when(at: float | None, ago: float, shift: float) -> str:
     for scale, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if back >= scale and back % scale == 0:
             return f"{back / scale:g}{unit} ago"
-    return f"{back:g}s ago"
+    return f"{back:.3g}s ago" if back < 1000 else f"{back:.0f}s ago"

@@ -6,7 +6,7 @@ from typing import Any
 
 from probing.client.profile_model import Frame, Profile, short_files
 from probing.client.render import Field, render
-from probing.client.text import age, escape
+from probing.client.text import age, escape, plural
 
 __all__ = ("difference_people", "difference_rows", "function_rows", "people")
 
@@ -77,7 +77,7 @@ def difference_people(base: Profile, chosen: Profile, width: int | None) -> str:
 def _head(profile: Profile, when: str) -> str:
     what = {"cpu": "on the CPU", "off_cpu": "off the CPU", "wall": "on and off the CPU"}[profile.kind]
     whose = f"{profile.title} {when}".rstrip()
-    return escape(f"{whose}: {age(profile.ns)} {what} in {profile.seen:,} samples")
+    return escape(f"{whose}: {age(profile.ns)} {what} in {plural(profile.seen, 'sample')}")
 
 
 def _rendered(

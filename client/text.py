@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from datetime import datetime, timezone
 
-__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "size", "utc")
+__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "plural", "size", "utc")
 
 # Controls, surrogates, and what reorders a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -85,6 +85,11 @@ def count(number: float | None) -> str:
     if number is None:
         return "-"
     return f"{number:,}" if isinstance(number, int) else _digits(number)
+
+
+def plural(number: int, what: str) -> str:
+    """``1 sample``, ``1,234 samples``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _digits(value: float) -> str:

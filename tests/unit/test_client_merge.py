@@ -160,3 +160,8 @@ def test_members_are_ranges() -> None:
     assert members_text([0, 1, 2, 5], []) == "0-2,5"
     assert members_text([], [7]) == "pid 7"
     assert members_text([1], [7, 9]) == "1 pids 7,9"
+
+
+def test_main_threads_are_one_group_whatever_the_kernel_calls_them() -> None:
+    groups = merge([stack(0, "f", thread="python3"), stack(1, "f", thread="train.py")])
+    assert [(g.thread, g.ranks) for g in groups] == [("MainThread", [0, 1])]

@@ -29,7 +29,7 @@ def given(**more: Any) -> Options:
             "AND job = 'it''s' AND rank = 3 AND NOT on_cpu",
         ),
         (
-            {"since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.5+02:00", "wall": True, "pids": [7, 8]},
+            {"since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.500+02:00", "wall": True, "pids": [7, 8]},
             "ts >= TIMESTAMP '2026-11-21 08:00:00.000000' AND ts < TIMESTAMP '2026-11-21 08:30:00.500000' "
             "AND pid IN (7, 8)",
         ),
