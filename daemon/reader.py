@@ -14,6 +14,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``stacks``: ``python_stack.dump``.
 * ``codes``, ``threads``: ``python_stack.sampled_codes`` and ``sampled_threads``.
+* ``native``: ``python_stack.native.registers``. ``vars``: ``python_stack.values.read``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.dump import handlers as stack_handlers
 from probing.daemon.python_stack.memory import ProcessMemory
+from probing.daemon.python_stack.native.registers import handlers as native_handlers
 from probing.daemon.python_stack.sampled_codes import answer_codes
 from probing.daemon.python_stack.sampled_threads import answer_threads
+from probing.daemon.python_stack.values.read import handlers as value_handlers
 
 __all__ = ("end_on_hangup", "main", "serve")
 
@@ -152,19 +155,24 @@ def _memory(target: Target, request: dict[str, Any]) -> Message:
     )
 
 
-def _handled(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Target, dict[str, Any]], Message]:
+def _by_request(handler: Callable[[dict[str, Any]], Message]) -> Callable[[Target, dict[str, Any]], Message]:
+    return lambda _, request: handler(request)
+
+
+def _in_header(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Target, dict[str, Any]], Message]:
     return lambda _, request: Message(handler(request))
 
 
 _WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {"list": _list, "ping": _ping, "state": _state}
 _OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
-    "codes": lambda _, request: answer_codes(request),
+    "codes": _by_request(answer_codes),
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,
     "open": _open,
-    "threads": lambda _, request: answer_threads(request),
-    **{op: _handled(handler) for op, handler in stack_handlers().items()},
+    "threads": _by_request(answer_threads),
+    **{op: _by_request(handler) for op, handler in native_handlers().items()},
+    **{op: _in_header(handler) for op, handler in {**stack_handlers(), **value_handlers()}.items()},
 }
 
 

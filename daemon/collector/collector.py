@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import threading
@@ -13,12 +12,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from probing.api.errors import ConfigError, InternalError, NotFound
-from probing.daemon.arrow import ipc_bytes
+from probing.api.errors import ConfigError, InternalError
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.recording import Recorder
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
+from probing.daemon.collector import sampling
+from probing.daemon.collector.changes import Changes
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import DrainLoop
@@ -26,8 +26,9 @@ from probing.daemon.collector.libraries import LibraryWatch, process_now
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.python_sources import PythonSources
+from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
-from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState, Status
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.collector.upgrade import take_over
@@ -35,7 +36,6 @@ from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.pool import ParserPool, ReaderPool
-from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.source import Identity, Loss
 from probing.daemon.store.store import Store
 
@@ -52,20 +52,18 @@ def _is_alive(pid: int, start_ns: int) -> bool:
 
 
 class _Followers:
-    """What other sources do when a process ends or becomes another program."""
+    """What the collectives do when a process ends."""
 
-    def __init__(self, collectives: CollectivesSource, stacks: PythonStacks) -> None:
+    def __init__(self, collectives: CollectivesSource) -> None:
         self._collectives = collectives
-        self._stacks = stacks
 
     def process_identified(self, who: Identity) -> None:
         pass
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        self._stacks.forget(pid, start_ns)
+        pass
 
     def process_exited(self, who: Identity) -> None:
-        self._stacks.forget(who.pid, who.start_ns)
         self._collectives.process_exited(who.pid, who.start_ns)
 
 
@@ -79,52 +77,54 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._undo = contextlib.ExitStack()
         self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
-        self._snapshots = threading.local()
         self._pause_file = self._runtime / "pause"
         self._asked_to_pause = False
 
     def start(self) -> None:
-        undo = self._undo
+        undo, config = self._undo, self._config
         # First, so that their processes start while the store is recovered and the programs are loaded.
         readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
         undo.callback(readers.close)
         parsers = ParserPool(str(self._runtime / "parser.sock"))
         undo.callback(parsers.close)
-        self._store = Store.open(
-            self._config.state_dir, node=self._node, clock=self._clock, limits=limits_of(self._config)
-        )
+        self._store = Store.open(config.state_dir, node=self._node, clock=self._clock, limits=limits_of(config))
         undo.callback(self._store.close)
+        self._changes = Changes(config, Path(config.state_dir) / "changes.json", lambda: self._clock.pair().real_ns)
         self._outbox = Outbox(self._node, self._clock)
         for loss in self._store.recovery_losses:
             self._outbox.lost(loss)
         self._session = Session.open(
-            self._config.instance,
+            config.instance,
             ["lifecycle", *OBJECTS],
-            pin_root=Path(self._config.probes.bpffs),
-            fallback=self._config.probes.force_fallback,
-            sizes={RING: ring_size(self._config)},
+            pin_root=Path(config.probes.bpffs),
+            fallback=config.probes.force_fallback,
+            sizes={RING: ring_size(config, "probes"), sampling.RING: ring_size(config, "sampling")},
+            optional=sampling.OBJECTS,
         )
         undo.callback(self._session.close, True)
         # A restart keeps a pause that somebody asked for; one by the file ends with the file.
         self._asked_to_pause = self._session.paused and not self._pause_file.exists()
-        self._stacks = PythonStacks(readers, parsers)
-        undo.callback(self._stacks.close)
         self._make_sources(readers, parsers)
         self._make_loop()
         self._begin()
 
     def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
+        self._python = PythonSources(
+            self._config, self._session, readers, parsers, self._outbox, self._clock, self._changes
+        )
+        self._undo.callback(self._python.close)
         self._discovery = Discovery(
             readers,
             self._outbox,
             self._clock,
             self._node,
-            python_version=self._stacks.python_version,
+            python_version=self._python.stacks.python_version,
             backends=lambda pid, start_ns: self._collectives.backends_of(pid, start_ns),
         )
         self._undo.callback(self._discovery.stop)
         self._collectives = CollectivesSource(self._session, self._discovery, self._node, symbols_by(parsers))
-        self._discovery.listeners.append(_Followers(self._collectives, self._stacks))
+        self._python.follow(self._discovery)
+        self._discovery.listeners += [_Followers(self._collectives), self._python]
         self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._libraries.interesting)
@@ -135,12 +135,14 @@ class Collector:
         self._loop = DrainLoop(
             self._store,
             self._session.rings,
-            {RING: self._collectives.assemble, "lifecycle": lifecycle.assemble},
+            {RING: self._collectives.assemble, "lifecycle": lifecycle.assemble, **self._python.assemble},
             self._outbox,
             self._clock,
             each_look=(lifecycle.read_mappings, self._tick),
             lost=lambda: self._losses.lost,
             record=self._recorder(),
+            ready=self._python.ready,
+            shares=dict.fromkeys(self._python.ready, sampling.FULL_SHARE),
         )
         self._losses = LossMeter(
             self._session,
@@ -173,15 +175,11 @@ class Collector:
         status.processes = lambda: len(self._discovery.live())
         status.paused = lambda: self._session.paused
         status.failure = lambda: self._loop.failure
-        users = frozenset({user_number(self._config.users.service)})
-        control = ControlServer(self._runtime / "collector.sock", self._handlers(), users)
-        control.on_disconnect = self._release_all
-        self._answers = StackAnswers(self._node, self._discovery, self._stacks)
-        control.start()
-        self._undo.callback(control.stop)
+        self._listen()
         self._collectives.start()
         self._take_over()
         self._libraries.start()
+        self._python.start()
         self._discovery.restore(self._store.rows("process.events"))
         self._discovery.start()
         self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
@@ -192,6 +190,24 @@ class Collector:
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._collectives.sweep(_is_alive)
         self._status.ready = True
+
+    def _listen(self) -> None:
+        clock, discovery = self._clock, self._discovery
+        answers = self._python.answers(self._node, discovery)
+        live = {
+            "comm.inflight": lambda: self._collectives.inflight(clock.pair()),
+            "process.processes": lambda: discovery.rows(clock.pair()),
+            "process.envs": lambda: discovery.envs(clock.pair()),
+            "python.backtrace": lambda: answers.backtrace(clock.pair().real_ns),
+        }
+        requests = Requests(
+            self._store, answers, self._changes, live, self._loop.flush, self._status.to_dict, self._pause
+        )
+        users = frozenset({user_number(self._config.users.service)})
+        control = ControlServer(self._runtime / "collector.sock", requests.handlers(), users)
+        control.on_disconnect = requests.release_all
+        control.start()
+        self._undo.callback(control.stop)
 
     def stop(self) -> None:
         self._undo.close()
@@ -210,6 +226,11 @@ class Collector:
             self._collectives.abandon_before(self._clock.pair().mono_ns)
         self._session.heartbeat()
 
+    def _pause(self, paused: bool) -> bool:
+        self._asked_to_pause = paused
+        self.check()
+        return self._session.paused
+
     def _take_over(self) -> None:
         pair = self._clock.pair()
         if self._session.blind:
@@ -225,6 +246,8 @@ class Collector:
     def _tick(self) -> None:
         self._losses.tick()
         self._cost.tick()
+        self._changes.tick()
+        self._python.tick()
 
     def _source_states(self) -> list[SourceState]:
         state = "paused" if self._session.paused else "running"
@@ -235,64 +258,5 @@ class Collector:
         return [
             SourceState("collectives", "degraded" if off else state, reason, rows["comm.ops"], lost[RING], attached),
             SourceState("processes", state, "", rows["process.events"], lost["lifecycle"]),
-            SourceState("python_stack", state),
+            *self._python.states(state, rows, lost),
         ]
-
-    def _handlers(self) -> dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]]:
-        return {
-            "snapshot": self._take_snapshot,
-            "release": self._release,
-            "live": self._live,
-            "stacks": self._stacks_of,
-            "status": lambda _: (self._status.to_dict(), b""),
-            "pause": self._pause,
-        }
-
-    def _take_snapshot(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self._loop.flush()
-        snapshot = self._store.snapshot()
-        self._held().add(snapshot["generation"])
-        if names := request.get("tables"):
-            snapshot["tables"] = {name: files for name, files in snapshot["tables"].items() if name in names}
-        return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
-
-    def _release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        generation = int(request.get("generation", 0))
-        self._held().discard(generation)
-        self._store.release(generation)
-        return {}, b""
-
-    def _held(self) -> set[int]:
-        """The snapshots of this thread's connection."""
-        if not hasattr(self._snapshots, "held"):
-            self._snapshots.held = set()
-        held: set[int] = self._snapshots.held
-        return held
-
-    def _release_all(self) -> None:
-        for generation in self._held():
-            self._store.release(generation)
-
-    def _live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        pair = self._clock.pair()
-        makers = {
-            "comm.inflight": lambda: self._collectives.inflight(pair),
-            "process.processes": lambda: self._discovery.rows(pair),
-            "process.envs": lambda: self._discovery.envs(pair),
-            "python.backtrace": lambda: self._answers.backtrace(pair.real_ns),
-        }
-        name = str(request.get("table"))
-        if name not in makers:
-            raise NotFound(f"the collector has no live table {name!r}")
-        return {}, ipc_bytes(makers[name]())
-
-    def _stacks_of(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        pids = [int(pid) for pid in request.get("pids", ())]
-        timeout = min(float(request.get("timeout_ms") or 1000) / 1000, 30.0)
-        found = self._answers.request(pids, str(request.get("job") or ""), timeout)
-        return {}, json.dumps(found).encode()
-
-    def _pause(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self._asked_to_pause = bool(request.get("paused"))
-        self.check()
-        return {"paused": self._session.paused}, b""

@@ -13,7 +13,7 @@ __all__ = ("CountingSession", "LossMeter")
 INTERVAL_NS = 1_000_000_000
 # How long a probe that was hit too often stays off before it is tried again.
 BUDGET_REST_NS = 10_000_000_000
-TABLES = {"collectives": "comm.ops", "lifecycle": "process.events"}
+TABLES = {"collectives": "comm.ops", "lifecycle": "process.events", "python_samples": "python.samples"}
 
 
 class CountingSession(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from typing import Literal
 
 from probing.api.errors import ConfigError
 from probing.daemon.config import Config
@@ -24,11 +25,12 @@ def limits_of(config: Config) -> StoreLimits:
     )
 
 
-def ring_size(config: Config) -> int:
-    """Bytes of the ring of collectives. Raises ConfigError for what the kernel would refuse."""
-    size = config.probes.ring_bytes
+def ring_size(config: Config, section: Literal["probes", "sampling"]) -> int:
+    """Bytes of the ring that a section speaks of. Raises ConfigError for what the kernel would refuse."""
+    size: int = getattr(config, section).ring_bytes
     if size & (size - 1):
-        raise ConfigError(f"probes.ring_bytes is {size}", hint=f"a power of two, for example {1 << size.bit_length()}")
+        hint = f"a power of two, for example {1 << size.bit_length()}"
+        raise ConfigError(f"{section}.ring_bytes is {size}", hint=hint)
     return size
 
 

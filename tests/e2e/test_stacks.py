@@ -65,14 +65,22 @@ def test_main_threads_are_in_the_script(daemon: Daemon, torchrun: Launch) -> Non
         assert not line.startswith("def ")
 
 
-def stacks_rpc(daemon: Daemon, pid: int) -> tuple[node_pb2.StacksReply, float]:
+def ask(daemon: Daemon, request: node_pb2.StacksRequest) -> tuple[node_pb2.StacksReply, float]:
     """The answer on a warm channel, and how long it took in s."""
     with grpc.insecure_channel(daemon.target) as channel:
         stub = node_pb2_grpc.NodeStub(channel)
         stub.Status(node_pb2.StatusRequest(), timeout=5)
         begin = time.monotonic()
-        reply = stub.Stacks(node_pb2.StacksRequest(pids=[pid], timeout_ms=1000), timeout=5)
+        reply = stub.Stacks(request, timeout=5)
         return reply, time.monotonic() - begin
+
+
+def stacks_rpc(daemon: Daemon, pid: int) -> tuple[node_pb2.StacksReply, float]:
+    return ask(daemon, node_pb2.StacksRequest(pids=[pid], timeout_ms=1000))
+
+
+def stacks_rpc_of_job(daemon: Daemon, job: str) -> tuple[node_pb2.StacksReply, float]:
+    return ask(daemon, node_pb2.StacksRequest(job=job, timeout_ms=1000))
 
 
 def start_gil_holder(run_job: Launch, tmp_path: Path) -> tuple[Any, Path, int]:

@@ -1,0 +1,131 @@
+"""What the collector answers on its control socket: one function a request, each gives a header and a payload."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import NotFound
+from probing.daemon.arrow import ipc_bytes
+from probing.daemon.collector.changes import Changes
+from probing.daemon.collector.control import Handler
+from probing.daemon.collector.stacks import StackAnswers
+from probing.daemon.store.store import Store
+
+__all__ = ("Requests",)
+
+MAX_TIMEOUT_S = 30.0
+_Answer = tuple[dict[str, Any], bytes]
+
+
+class Requests:
+    """``live`` makes the rows of live tables by name; ``flush`` brings what the rings hold into the store; ``pause``
+    stops or resumes the probes and says which holds now."""
+
+    def __init__(
+        self,
+        store: Store,
+        answers: StackAnswers,
+        changes: Changes,
+        live: Mapping[str, Callable[[], pa.RecordBatch]],
+        flush: Callable[[], object],
+        status: Callable[[], dict[str, Any]],
+        pause: Callable[[bool], bool],
+    ) -> None:
+        self._store = store
+        self._answers = answers
+        self._changes = changes
+        self._live_tables = dict(live)
+        self._flush = flush
+        self._status = status
+        self._pause_probes = pause
+        self._snapshots = threading.local()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "snapshot": self._snapshot,
+            "release": self._release,
+            "live": self._live,
+            "stacks": self._stacks,
+            "vars": self._vars,
+            "config": self._config,
+            "status": lambda _: (self._status(), b""),
+            "pause": lambda request: ({"paused": self._pause_probes(bool(request.get("paused")))}, b""),
+        }
+
+    def release_all(self) -> None:
+        """The connection of this thread ended."""
+        for generation in self._held():
+            self._store.release(generation)
+
+    def _snapshot(self, request: dict[str, Any]) -> _Answer:
+        self._flush()
+        snapshot = self._store.snapshot()
+        self._held().add(snapshot["generation"])
+        if names := request.get("tables"):
+            snapshot["tables"] = {name: files for name, files in snapshot["tables"].items() if name in names}
+        return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
+
+    def _release(self, request: dict[str, Any]) -> _Answer:
+        generation = int(request.get("generation", 0))
+        self._held().discard(generation)
+        self._store.release(generation)
+        return {}, b""
+
+    def _held(self) -> set[int]:
+        """The snapshots of this thread's connection."""
+        if not hasattr(self._snapshots, "held"):
+            self._snapshots.held = set()
+        held: set[int] = self._snapshots.held
+        return held
+
+    def _live(self, request: dict[str, Any]) -> _Answer:
+        name = str(request.get("table"))
+        if name not in self._live_tables:
+            raise NotFound(f"the collector has no live table {name!r}")
+        return {}, ipc_bytes(self._live_tables[name]())
+
+    def _stacks(self, request: dict[str, Any]) -> _Answer:
+        found = self._answers.stacks(
+            *_meant(request), native=bool(request.get("native")), with_locals=bool(request.get("locals"))
+        )
+        return {}, json.dumps(found).encode()
+
+    def _vars(self, request: dict[str, Any]) -> _Answer:
+        pids, job, timeout = _meant(request)
+        names = [str(name) for name in request.get("names", ())]
+        return {}, json.dumps(self._answers.variables(pids, job, names, timeout)).encode()
+
+    def _config(self, request: dict[str, Any]) -> _Answer:
+        key, job, pid = str(request.get("key") or ""), str(request.get("job") or ""), int(request.get("pid") or 0)
+        changes = "value" in request or bool(request.get("reset"))
+        process = (0, 0)
+        if pid or (job and changes):
+            # It must be there: a name that is wrong should not look as if it had worked.
+            who = self._answers.chosen([pid] if pid else [], job)[0]
+            process = (who.pid, who.start_ns) if pid else process
+        if request.get("reset"):
+            self._changes.reset(key, job=job, process=process)
+        elif "value" in request:
+            self._changes.change(
+                key,
+                str(request["value"]),
+                job=job,
+                process=process,
+                for_ms=int(request.get("for_ms") or 0),
+                persist=bool(request.get("persist")),
+            )
+        settings = self._changes.to_list(key)
+        if job or pid:
+            settings = [s for s in settings if (s.get("job", ""), s.get("pid", 0)) in ((job, pid), ("", 0))]
+        return {}, json.dumps({"settings": settings}).encode()
+
+
+def _meant(request: Mapping[str, Any]) -> tuple[list[int], str, float]:
+    pids = [int(pid) for pid in request.get("pids", ())]
+    timeout = min(float(request.get("timeout_ms") or 1000) / 1000, MAX_TIMEOUT_S)
+    return pids, str(request.get("job") or ""), timeout

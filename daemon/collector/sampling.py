@@ -1,0 +1,87 @@
+"""The sampler's programs as its source wants them: told of processes, ticking, and attached to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_release
+from probing.daemon.bpf.ring import Ring
+from probing.daemon.bpf.session import Session
+from probing.daemon.python_stack.layouts import Layout
+from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.sampled_processes import SampledProcesses
+
+__all__ = ("FULL_SHARE", "OBJECTS", "RING", "SamplingPrograms", "refusal")
+
+OBJECTS = ("python", "python_off")
+RING = "python_samples"
+# A sample is large: a ring that is a quarter full holds a second of a busy node.
+FULL_SHARE = 4
+_ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
+
+
+def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
+    """Why stacks cannot be sampled here; None when they can."""
+    if OBJECTS[0] in session.refused:
+        return session.refused[OBJECTS[0]]
+    reason = known_to_freeze(running_release())
+    if reason is None or risk_freeze:
+        return None
+    return UnsupportedTarget(reason, hint="boot another kernel, or set sampling.risk_freeze at your own risk")
+
+
+class SamplingPrograms:
+    """``python_stack.sampler.Kernel``. Not safe for two threads, but ``flush`` is."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._processes = SampledProcesses(session)
+        self._clock = CpuClock(session.programs[_ON_CPU])
+        self.off_cpu = False
+
+    @property
+    def ring(self) -> Ring:
+        return self._session.rings[RING]
+
+    @property
+    def off_cpu_refused(self) -> str:
+        """Why time off the CPU cannot be sampled here; empty when it can."""
+        error = self._session.refused.get(OBJECTS[1])
+        return "" if error is None else f"time off the CPU is not sampled: {error.message}"
+
+    def add(
+        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+    ) -> None:
+        self._processes.add(pid, start_ns, layout, runtime.runtime, gil, rate, off_rate)
+
+    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
+        self._processes.set_rate(pid, start_ns, rate, off_rate)
+
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> None:
+        self._processes.set_threads(pid, start_ns, threads)
+
+    def remove(self, pid: int, start_ns: int) -> None:
+        self._processes.remove(pid, start_ns)
+
+    def clear(self) -> None:
+        self._processes.clear()
+
+    def set_clock(self, hz: int, off_cpu: bool) -> None:
+        """Sample on CPU at ``hz``, 0 for not at all, and off the CPU or not. Raises AttachError, PrivilegeError."""
+        self._clock.set(hz)
+        wanted = off_cpu and not self.off_cpu_refused
+        if wanted and not self.off_cpu:
+            self._session.attach_tracepoint(_SWITCH)
+        elif self.off_cpu and not wanted:
+            self._session.detach(self._session.links[_SWITCH])
+        self.off_cpu = wanted
+
+    def flush(self) -> None:
+        """Have threads that are still off the CPU told of up to now."""
+        if self.off_cpu:
+            self._session.run_program(_FLUSH, bytes(8))
+
+    def close(self) -> None:
+        self.set_clock(0, False)
+        self._clock.close()
