@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from probing.daemon.python_stack.sampled_codes import CodeKey
-from probing.daemon.python_stack.sampled_stacks import UNRESOLVED, Key, Sampled, code_keys, distinct
+from probing.daemon.python_stack.sampled_stacks import UNRESOLVED, Key, Sampled, code_keys
 
 __all__ = ("Decoder", "Peeked", "SampleRing")
 
@@ -88,7 +88,7 @@ class Decoder:
         self._unresolved = unresolved
         self._position = ring.position
         self._pending: _Pending | None = None
-        self._seen: set[tuple[Key, int]] = set()
+        self._seen: set[tuple[int, int, int]] = set()
         self._looking = threading.Lock()
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopped = False
@@ -104,13 +104,14 @@ class Decoder:
         self._wake()
         if self._thread.ident is not None:
             self._thread.join()
-        os.close(self._nudge)
+        with self._looking:
+            os.close(self._nudge)
 
     def ready(self) -> int:
         """The position in the ring up to which records may be drained. Never waits."""
         if self._looking.acquire(blocking=False):
             try:
-                if self._look():
+                if not self._stopped and self._look():
                     self._wake()
             finally:
                 self._looking.release()
@@ -184,23 +185,23 @@ class Decoder:
         return peeked.records, peeked.position
 
     def _missing(self, records: npt.NDArray[Any]) -> Missing:
-        unresolved = records["kind"] == UNRESOLVED
-        if unresolved.any():
-            pids, starts = (records[name][unresolved].tolist() for name in ("tgid", "start_ns"))
-            self._unresolved(set(zip(pids, starts, strict=True)))
         if len(self._seen) > _MAX_SEEN:
             self._seen.clear()
         missing: dict[Key, dict[CodeKey, None]] = {}
-        now = time.monotonic()
-        for index in distinct(records).tolist():
-            record = records[index]
-            key = int(record["tgid"]), int(record["start_ns"])
-            stack = key, int(record["hash"])
-            if stack in self._seen:
-                continue
-            process, codes = self._find(key), code_keys(record)
-            if lacking := process.codes.missing(codes, now):
-                missing.setdefault(key, {}).update(dict.fromkeys(lacking))
-            elif all(process.codes.get(code) for code in codes):
-                self._seen.add(stack)
+        unresolved: set[Key] = set()
+        looked: set[tuple[int, int, int]] = set()
+        columns = (records[name].tolist() for name in ("tgid", "start_ns", "hash", "kind"))
+        for index, (pid, start_ns, hashed, kind) in enumerate(zip(*columns, strict=True)):
+            stack = (pid, start_ns, hashed)
+            if kind == UNRESOLVED:
+                unresolved.add((pid, start_ns))
+            elif stack not in self._seen and stack not in looked:
+                looked.add(stack)
+                process, codes = self._find((pid, start_ns)), code_keys(records[index])
+                if lacking := process.codes.missing(codes, time.monotonic()):
+                    missing.setdefault((pid, start_ns), {}).update(dict.fromkeys(lacking))
+                elif all(process.codes.get(code) for code in codes):
+                    self._seen.add(stack)
+        if unresolved:
+            self._unresolved(unresolved)
         return {key: list(codes) for key, codes in missing.items()}

@@ -23,7 +23,7 @@ from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.sampled_codes import CodeKey, KnownCodes
 from probing.daemon.source import Identity, Loss, Processes, Sink
 
-__all__ = ("NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "distinct", "stack_id_of")
+__all__ = ("NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "stack_id_of")
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]
@@ -65,15 +65,6 @@ def code_keys(record: Any) -> list[CodeKey]:
     """(address, check) of each frame of one record, innermost first."""
     frames = record["frames"][: int(record["depth"])]
     return list(zip(frames["code"].tolist(), frames["check"].tolist(), strict=True))
-
-
-def distinct(records: Array) -> npt.NDArray[np.intp]:
-    """Indices of the first record of each distinct stack of a process, among those that have one."""
-    taken = np.flatnonzero(records["kind"] != UNRESOLVED)
-    columns = [records[name][taken] for name in ("hash", "start_ns", "tgid")]
-    order = np.lexsort(columns)
-    chosen: npt.NDArray[np.intp] = taken[order[_begins(*(column[order] for column in columns))]]
-    return chosen
 
 
 def stack_id_of(frames: Frames, complete: bool) -> int:

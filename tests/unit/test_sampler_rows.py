@@ -14,7 +14,7 @@ from sampler_records import FRAMES, SAMPLE, START, code, record
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
 from probing.daemon.python_stack.layouts import TABLE
-from probing.daemon.python_stack.sampled_stacks import Key, Sampled, SampleRows, distinct, stack_id_of
+from probing.daemon.python_stack.sampled_stacks import Key, Sampled, SampleRows, stack_id_of
 from probing.daemon.source import Identity, Loss
 
 PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
@@ -191,12 +191,6 @@ def test_records_that_come_again_are_told_again_but_their_losses_are_not(world: 
     assert sorted((loss.stage, loss.count) for loss in world.losses) == [
         ("decode", 1), ("resolve", 1), ("resolve", 1),
     ]  # fmt: skip
-
-
-def test_distinct_stacks_are_found_once() -> None:
-    made = [record(hash=h, tgid=p, kind=k) for h, p, k in [(1, 2, 1), (1, 2, 2), (1, 3, 1), (2, 2, 1), (2, 2, 3)]]
-    assert sorted(distinct(np.concatenate(made)).tolist()) == [0, 2, 3]
-    assert distinct(np.zeros(0, SAMPLE)).tolist() == []
 
 
 @settings(max_examples=60, deadline=None)
