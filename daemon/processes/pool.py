@@ -305,26 +305,37 @@ class ParserPool:
         parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for what makes no sense.
         """
         deadline = time.monotonic() + timeout
-        channel = self._pool.acquire(deadline)
-        done: Callable[[Channel], None] = self._pool.discard
         header = {"op": op, **args}
         try:
-            answer = channel.request(header, payload, timeout=max(0.001, deadline - time.monotonic()), fds=fds)
-            done = self._pool.release
-        except ChannelTimeout as e:
-            raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
-        except ChannelClosed as e:
-            raise TargetTimeout(
-                "the parser ended over a file", hint="the file asks for more than a parser may use"
-            ) from e
-        except ProbingError:
-            done = self._pool.release
-            raise
-        finally:
-            done(channel)
+            answer = self._ask(header, payload, fds, deadline)
+        except ChannelClosed:
+            # It can be killed at any time, also while it waited. A file that ends two of them is the reason itself.
+            try:
+                answer = self._ask(header, payload, fds, deadline)
+            except ChannelClosed as e:
+                raise TargetTimeout(
+                    "the parser ended over a file", hint="the file asks for more than a parser may use"
+                ) from e
         answer.close_fds()
         with contextlib.suppress(ValueError):
             parsed = json.loads(answer.payload)
             if isinstance(parsed, dict):
                 return parsed
         raise InternalError("a parser answered no object")
+
+    def _ask(self, header: dict[str, Any], payload: bytes, fds: Sequence[int], deadline: float) -> Message:
+        channel = self._pool.acquire(deadline)
+        done: Callable[[Channel], None] = self._pool.discard
+        try:
+            answer = channel.request(header, payload, timeout=max(0.001, deadline - time.monotonic()), fds=fds)
+            done = self._pool.release
+        except ChannelTimeout as e:
+            raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
+        except ChannelClosed:
+            raise
+        except ProbingError:
+            done = self._pool.release
+            raise
+        finally:
+            done(channel)
+        return answer
