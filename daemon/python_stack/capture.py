@@ -2,8 +2,8 @@
 
 All that the last capture of the process used is read in one call. In it each thread's chain is read twice, outermost
 frame first up to the pointer to the innermost one, and back: a stack whose links are equal on both ways was whole when
-the turn was made. Its code objects are right when the thread still is there after they were read, or when they were
-the same before. Threads for which that cannot be shown are read again; what stays unproven is marked.
+the turn was made. What is not in the chains is read before and after them: code objects that are the same are those
+that ran meanwhile. Threads for which that cannot be shown are read again; what stays unproven is marked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from probing.daemon.python_stack.codes import Code, read_codes
+from probing.daemon.python_stack.codes import Code, read_codes, same_code
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.snapshot import Snapshot, read_both_ways
@@ -19,7 +19,9 @@ from probing.daemon.python_stack.walker import Limits, RawThread, Walker, held
 
 __all__ = ("Capture", "Known", "capture")
 
-ATTEMPTS = 5
+ATTEMPTS = 6
+# How often the chain of a thread that does not hold still is read in both ways.
+PASSES = 3
 _MAX_KNOWN = 16_384
 # Of a thread that does not hold still, so many innermost frames are read with all that is around them.
 _RESTLESS_FRAMES = 64
@@ -55,22 +57,18 @@ def capture(
     the walk costs more than ``memory`` allows, ProcessGone and PrivilegeError.
     """
     proven: dict[_Key, _Found] = {}
-    codes: dict[int, Code] = {}
     for _ in range(ATTEMPTS):
-        before = codes
-        outward, snapshot = read_both_ways(memory, known.chains.values(), known.others)
+        chains = [(chain, PASSES if key in known.restless else 1) for key, chain in known.chains.items()]
+        before, snapshot = read_both_ways(memory, chains, known.others)
         walker = Walker(snapshot, layout, limits or Limits(), deadline)
         threads = walker.walk(runtime)
         codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
-        later = Snapshot(memory)
-        later.load(link[0] for links in (walker.links, *(t.links for t in threads)) for link in links)
+        same = {a: same_code(before[0], snapshot, layout, a, known.sizes) for a in codes}
         for thread in threads:
-            still = held(thread.links, later)
-            (known.restless.discard if still else known.restless.add)(_key(thread))
-            if held(thread.links, outward) and (still or _same(thread, codes, before)):
+            if _held_still(thread, before, known) and all(same.get(f.code, False) for f in thread.frames):
                 proven[_key(thread)] = (thread, codes)
         _remember(known, threads, snapshot, layout)
-        complete = walker.complete and held(walker.links, later)
+        complete = walker.complete and held(walker.links, before[0])
         if complete and all(_key(t) in proven for t in threads):
             break
     return Capture([_best(t, codes, proven) for t in threads], complete)
@@ -80,8 +78,17 @@ def _key(thread: RawThread) -> _Key:
     return thread.address, thread.thread_id
 
 
-def _same(thread: RawThread, codes: dict[int, Code], before: dict[int, Code]) -> bool:
-    return all(f.code in before and before[f.code] == codes.get(f.code) for f in thread.frames)
+def _held_still(thread: RawThread, before: list[Snapshot], known: Known) -> bool:
+    """Whether the stack was the same each time it was read; ``known`` is told if the thread moved at all."""
+    key = _key(thread)
+    rests = all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
+    # To be equal twice is proof for what did not move; what runs may come by the same place again.
+    often = rests or key in known.restless
+    if rests:
+        known.restless.discard(key)
+    elif key in known.chains:
+        known.restless.add(key)
+    return often and not thread.torn and all(held(thread.links, one) for one in before)
 
 
 def _best(thread: RawThread, codes: dict[int, Code], proven: dict[_Key, _Found]) -> _Found:

@@ -17,13 +17,14 @@ from probing.daemon.python_stack.memory import PAGE
 from probing.daemon.python_stack.snapshot import Snapshot, word
 from probing.daemon.python_stack.walker import RawFrame
 
-__all__ = ("Code", "read_codes")
+__all__ = ("Code", "read_codes", "same_code")
 
 MAX_CHARACTERS = 4096
 MAX_TABLE = 1 << 20
 _GUESS = 256
 # No str or bytes object that says something is shorter, and objects begin at multiples of 16.
 _SHORTEST = 48
+_HEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,30 @@ def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], siz
     sizes.update(table_sizes)
     snapshot.load([(a, s) for a, s in sizes.items() if s])
     return {a: _code(snapshot, layout, a, head, sizes) for a, head in heads.items()}
+
+
+def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> bool:
+    """Whether two snapshots, taken before and after, hold the same code object at ``address``, so it was not replaced.
+
+    From 3.12 on two code objects with all else equal still differ in ``co_version``.
+    """
+    first, second = one.get(address, layout.code_size), other.get(address, layout.code_size)
+    if first is None or second is None or _lasting(first, layout) != _lasting(second, layout):
+        return False
+    for at in (layout.code_filename, layout.code_name, layout.code_linetable):
+        held = word(first, at), sizes.get(word(first, at), 0)
+        before, after = (s.get(*held) if held[1] else b"" for s in (one, other))
+        # What is counted and hashed lies before the length.
+        if before is None or after is None or before[layout.str_length :] != after[layout.str_length :]:
+            return False
+    return True
+
+
+def _lasting(head: bytes, layout: Layout) -> bytes:
+    """What a code object is made with: not the number of its users, nor how warm it is (3.11)."""
+    if (at := layout.code_warmup) is None:
+        return head[_HEAD:]
+    return head[_HEAD:at] + head[at + 2 :]
 
 
 def _guess(address: int) -> int:

@@ -62,6 +62,11 @@ class Layout:
     gil_locked: int = 16
     # Low bits of a pointer that are no part of the address (_PyStackRef, 3.14+).
     tag_mask: int = 0
+    # 3.11 to 3.13 four bytes, below 0 while the frame's own instructions run; later a pointer, NULL meanwhile.
+    frame_stack: int | None = None
+    frame_stack_size: int = 4
+    # Two bytes that count how often the code began.
+    code_warmup: int | None = None
     thread_next: int = 8
     thread_interp: int = 16
     str_length: int = 16
@@ -129,6 +134,7 @@ TABLE = {
         frame_code=32,
         frame_instr=56,
         frame_owner=69,
+        frame_stack=64,
         frame_entry=68,
         frame_size=72,
         code_filename=112,
@@ -136,6 +142,7 @@ TABLE = {
         code_firstlineno=72,
         code_linetable=136,
         code_adaptive=184,
+        code_warmup=52,
         code_size=144,
         instr="previous",
         lines="locations",
@@ -156,6 +163,7 @@ TABLE = {
         frame_code=0,
         frame_instr=56,
         frame_owner=70,
+        frame_stack=64,
         frame_entry=None,
         frame_size=72,
         code_filename=112,
@@ -175,6 +183,8 @@ TABLE = {
 _INTERPRETER = {"next": 2, "threads_head": 3, "ceval_gil": 8, "gil": 9, "gil_locked": 11, "gil_holder": 12}
 _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_thread_id": 6}
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}
+# locals, owner, then the pointer to the top of the frame's values; 3.13 declares none.
+_FRAME_314 = {**_FRAME, "stackpointer": 6}
 _CODE = {"filename": 1, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
 _BYTES = {"ob_size": 1, "ob_sval": 2}
 _UNICODE = {"state": 1, "length": 2, "asciiobject_size": 3}
@@ -197,7 +207,7 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
         "runtime": (24, {"interpreters_head": 2}),
         "interpreter": (48, _INTERPRETER_314),
         "thread": (176, _THREAD),
-        "frame": (248, _FRAME),
+        "frame": (248, _FRAME_314),
         "code": (312, _CODE),
         "bytes": (592, _BYTES),
         "unicode": (616, _UNICODE),
@@ -206,7 +216,7 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
         "runtime": (24, {"interpreters_head": 2}),
         "interpreter": (48, _INTERPRETER_314),
         "thread": (176, _THREAD_315),
-        "frame": (312, _FRAME),
+        "frame": (312, _FRAME_314),
         "code": (376, _CODE),
         "bytes": (688, _BYTES),
         "unicode": (712, _UNICODE),
@@ -272,6 +282,8 @@ def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layo
         frame_instr=frame["instr_ptr"],
         frame_owner=frame["owner"],
         frame_entry=None,
+        frame_stack=frame.get("stackpointer"),
+        frame_stack_size=8,
         frame_size=max(frame.values()) + 8,
         code_filename=code["filename"],
         code_name=code["qualname"],

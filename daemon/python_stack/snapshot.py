@@ -18,11 +18,11 @@ class Snapshot:
     ``used`` are the ranges that were asked for, in order: reading them all at once repeats the walk in one call.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, base: Snapshot | None = None) -> None:
         self.used: dict[Range, None] = {}
         self._memory = memory
-        self._ranges: dict[Range, bytes | None] = {}
-        self._pages: dict[int, bytes | None] = {}
+        self._ranges: dict[Range, bytes | None] = dict(base._ranges) if base else {}
+        self._pages: dict[int, bytes | None] = dict(base._pages) if base else {}
 
     def load(self, ranges: Iterable[Range]) -> None:
         missing = [r for r in dict.fromkeys(ranges) if self._find(r) is None and r not in self._ranges]
@@ -73,27 +73,34 @@ class Snapshot:
         return first[address - page : end]
 
 
-def read_both_ways(memory: Memory, chains: Iterable[list[Range]], others: list[Range]) -> tuple[Snapshot, Snapshot]:
-    """Read each chain from its end to its begin and at once back again, and ``others`` once, all in one call.
+def read_both_ways(
+    memory: Memory, chains: Iterable[tuple[list[Range], int]], others: list[Range]
+) -> tuple[list[Snapshot], Snapshot]:
+    """Read each chain from its end to its begin and at once back again, and ``others`` before and after, in one call.
 
-    The first snapshot holds the way there, the second one the way back and the others.
+    With each chain comes how often it is read so. The last snapshot holds the last way back and what the others are
+    after it; the ones before it hold what was read until then, and all of it.
     """
-    there: list[tuple[int, Range]] = []
-    back: list[tuple[int, Range]] = []
-    wanted: list[Range] = []
-    for chain in chains:
-        for part, ranges in ((there, reversed(chain)), (back, iter(chain))):
-            for one in ranges:
-                part.append((len(wanted), one))
-                wanted.append(one)
-    for one in others:
-        back.append((len(wanted), one))
-        wanted.append(one)
+    wanted: list[Range] = list(others)
+    ways: list[list[int]] = [list(range(len(wanted)))]
+    for chain, times in chains:
+        for number in range(2 * times):
+            if number == len(ways):
+                ways.append([])
+            ways[number] += range(len(wanted), len(wanted) + len(chain))
+            wanted += chain if number % 2 else reversed(chain)
+    last = range(len(wanted), len(wanted) + len(others))
+    wanted += others
     read = memory.read_many(wanted) if wanted else []
-    first, second = Snapshot(memory), Snapshot(memory)
-    first.fill((one, read[i]) for i, one in there)
-    second.fill((one, read[i]) for i, one in back)
-    return first, second
+    before: list[Snapshot] = []
+    for way in ways:
+        # A chain that is read less often is there what it was before.
+        snapshot = Snapshot(memory, before[-1] if before else None)
+        snapshot.fill((wanted[i], read[i]) for i in way)
+        before.append(snapshot)
+    final = Snapshot(memory, before.pop() if len(before) > 1 else None)
+    final.fill((wanted[i], read[i]) for i in last)
+    return before, final
 
 
 def word(data: bytes, offset: int) -> int:

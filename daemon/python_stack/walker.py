@@ -48,7 +48,8 @@ class RawFrame:
 class RawThread:
     """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` are what may be its tid in its own namespace.
 
-    ``gil`` is None when it cannot be known. ``frames`` are innermost first.
+    ``gil`` is None when it cannot be known. ``frames`` are innermost first. ``torn``: a frame that has called another
+    still runs itself, so the two were not read at the same time.
     """
 
     address: int
@@ -58,6 +59,7 @@ class RawThread:
     pthread_tids: tuple[int, ...] = ()
     frames: list[RawFrame] = field(default_factory=list)
     complete: bool = True
+    torn: bool = False
     links: list[Link] = field(default_factory=list)
 
 
@@ -209,24 +211,30 @@ class Walker:
                 if address in seen or len(seen) >= self._limits.frames or total > self._limits.all_frames:
                     thread.complete = False
                     continue
+                innermost = not seen
                 seen.add(address)
-                if previous := self._frame(thread, address):
+                if previous := self._frame(thread, address, innermost):
                     following.append((thread, previous, seen))
             active = following
 
-    def _frame(self, thread: RawThread, address: int) -> int:
+    def _frame(self, thread: RawThread, address: int, innermost: bool) -> int:
         """Add the frame at ``address``; the address of its caller's, or 0."""
         layout, wanted = self._layout, (address, self._layout.frame_size)
         data = self._snapshot.get(*wanted)
         if data is None:
             thread.complete = False
             return 0
-        thread.links.append((wanted, (layout.frame_previous, layout.frame_code), data))
+        # Who called is at the call as long as this frame is there; only the innermost one moves on.
+        own = () if innermost else (layout.frame_instr,)
+        thread.links.append((wanted, (layout.frame_previous, layout.frame_code, *own), data))
         owner = 0 if layout.frame_owner is None else data[layout.frame_owner]
         if layout.is_shim_from is not None and owner >= layout.is_shim_from:
             if thread.frames:
                 thread.frames[-1].entry = True
         else:
+            # A call that stays in the same run of the interpreter loop leaves a caller that is put aside.
+            if thread.frames and not thread.frames[-1].entry and self._runs(data):
+                thread.torn = True
             code = word(data, layout.frame_code) & ~layout.tag_mask
             thread.frames.append(RawFrame(address, code, self._instr(data), self._is_entry(data)))
         return word(data, layout.frame_previous)
@@ -236,6 +244,13 @@ class Walker:
         if self._layout.instr in ("previous", "current"):
             return word(data, at)
         return int.from_bytes(data[at : at + 4], "little", signed=True)
+
+    def _runs(self, data: bytes) -> bool:
+        at, size = self._layout.frame_stack, self._layout.frame_stack_size
+        if at is None:
+            return False
+        top = int.from_bytes(data[at : at + size], "little", signed=True)
+        return top == 0 if size == 8 else top < 0
 
     def _is_entry(self, data: bytes) -> bool:
         # Up to 3.10 each Python frame runs in a C interpreter loop of its own.

@@ -75,6 +75,8 @@ class Image:
         else:
             lasti = units if layout.instr == "lasti_units" else 2 * units
             self.put(address + layout.frame_instr, struct.pack("<i", lasti))
+        if layout.frame_stack is not None and layout.frame_stack_size == 8:
+            self.word(address + layout.frame_stack, address)
         if layout.frame_owner is not None:
             self.put(address + layout.frame_owner, bytes([owner]))
         return address
