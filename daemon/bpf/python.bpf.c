@@ -5,17 +5,8 @@
  */
 #include "python_walk.bpf.h"
 
-/* What the clock is set to. */
-struct python_clock {
-	__u32 hz;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct python_clock);
-} python_clock SEC(".maps");
+#define X86_REGS_BYTES 168
+#define ARM64_REGS_BYTES 272
 
 struct python_running {
 	struct python_scratch walk;
@@ -29,12 +20,18 @@ struct {
 	__type(value, struct python_running);
 } python_running SEC(".maps");
 
-static __always_inline int wanted(const struct python_process *process, __u64 now)
+/* Nanoseconds between two ticks, which stand behind the registers in struct bpf_perf_event_data. */
+static __always_inline __u64 tick_period(void *ctx)
 {
-	__u32 zero = 0;
-	struct python_clock *clock = bpf_map_lookup_elem(&python_clock, &zero);
+	return target_arch == ARCH_X86_64 ? CTX_LOAD(ctx, X86_REGS_BYTES) : CTX_LOAD(ctx, ARM64_REGS_BYTES);
+}
 
-	return clock && guard_open(now) && chosen(process->rate, clock->hz) && current_start_ns() == process->start_ns;
+/* So that a process that is sampled less often than the clock ticks gets a random part of the ticks. */
+static __always_inline int ticked(__u32 rate, __u64 period)
+{
+	__u64 part = rate * period;
+
+	return part + period > SECOND_NS || (__u64)bpf_get_prandom_u32() * SECOND_NS >> 32 < part;
 }
 
 /* The context holds the registers of what was interrupted: the thread's own code, or the kernel's. */
@@ -63,7 +60,7 @@ int python_on_cpu(struct bpf_perf_event_data *ctx)
 	if (!process)
 		return 0;
 	now = bpf_ktime_get_ns();
-	if (!wanted(process, now))
+	if (!guard_open(now) || !ticked(process->rate, tick_period(ctx)) || process->start_ns != current_start_ns())
 		return 0;
 	thread = bpf_map_lookup_elem(&python_threads, &tid);
 	if (thread && thread->start_ns != process->start_ns)

@@ -1,4 +1,4 @@
-"""What the tests of the sampler's programs share: a target that is walked from user space, and what was sampled of it."""
+"""What the tests of the sampler's programs share: a target that is walked from user space, and its samples."""
 
 from __future__ import annotations
 
@@ -130,9 +130,8 @@ class Sampling:
         self.processes.add(target.pid, start_ns, target.layout, target.runtime.runtime, gil, rate, off_rate)
         self.processes.set_threads(target.pid, start_ns, target.tids())
 
-    def tick(self, hz: int = 999, told: int = 0) -> None:
-        """Let the clock run; ``told``: the rate that the programs are told of, where it is another one."""
-        self.session.maps["python_clock"].update(0, (told or hz,))
+    def tick(self, hz: int = 999) -> None:
+        """Let the clock run."""
         self.clock.set(hz)
 
     def samples(self, target: Target) -> np.ndarray[Any, Any]:

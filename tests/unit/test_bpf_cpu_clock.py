@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.cpu_clock import known_to_freeze, running_release
 
+FREEZING = ["5.19.0", "5.19.17-1-generic", "6.0.0", "6.0.19", "6.1", "6.1.35-lts", "6.2.0", "6.2.16", "6.3.0", "6.3.9"]
+SOUND = ["5.10.0-28-amd64", "5.18.19", "5.15.167", "6.1.36", "6.1.99", "6.3.10", "6.4.0", "6.18.44-fc", "7.2.0-rc1"]
 
-@pytest.mark.parametrize(
-    "release",
-    ["5.19.0", "5.19.17-1-generic", "6.0.0", "6.0.19", "6.1.0", "6.1", "6.1.35-lts", "6.2.0", "6.2.16", "6.3.0", "6.3.9"],
-)
+
+@pytest.mark.parametrize("release", FREEZING)
 def test_release_without_the_fix_is_named_with_a_reason(release: str) -> None:
     reason = known_to_freeze(release)
     assert reason is not None
     assert release in reason
 
 
-@pytest.mark.parametrize(
-    "release", ["5.10.0-28-amd64", "5.18.19", "5.15.167", "6.1.36", "6.1.99", "6.3.10", "6.4.0", "6.18.44-fc", "7.2.0-rc1"]
-)
+@pytest.mark.parametrize("release", SOUND)
 def test_release_with_the_fix_or_before_the_fault_is_not(release: str) -> None:
     assert known_to_freeze(release) is None
 
