@@ -10,7 +10,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -53,8 +53,9 @@ class DrainLoop:
     """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look, and ``record``
     with all that a ring held.
 
-    ``ready`` says for a ring up to which position it may be drained now; ``shares`` at which part of it, one
-    of so many, a ring is drained at once, where that is not a sixteenth.
+    ``ready`` says for a ring up to which position it may be drained now; ``shares`` at which part of it, one of so
+    many, a ring is drained at once, where that is not a sixteenth; ``rests`` how long its records may wait, s, where
+    that is not a second.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DrainLoop:
         record: Callable[[str, ClockPair, npt.NDArray[Any]], None] | None = None,
         ready: Mapping[str, Callable[[], int]] | None = None,
         shares: Mapping[str, int] | None = None,
+        rests: Mapping[str, float] | None = None,
     ) -> None:
         self._log = log
         self._rings = dict(rings)
@@ -80,11 +82,12 @@ class DrainLoop:
         self._record = record
         self._ready = dict(ready or {})
         self._shares = {name: (shares or {}).get(name, FULL_SHARE) for name in self._rings}
+        self._rests = {name: (rests or {}).get(name, REST_S) for name in self._rings}
+        self._drained = dict.fromkeys(self._rings, 0.0)
         self._positions: Positions = {}
         self._wake = threading.Event()
         self._stopped = False
         self._cycles = 0
-        self._drained = 0.0
         self._done = threading.Condition()
         self.failure: str | None = None
 
@@ -106,12 +109,12 @@ class DrainLoop:
             self._wake.clear()
             for step in self._each_look:
                 step()
-            if asked or self._due():
-                self._drain()
+            if due := set(self._rings) if asked else self._due():
+                self._drain(due)
             looks += 1
             if looks % GC_LOOKS == 0:
                 gc.collect()
-        self._drain()
+        self._drain(set(self._rings))
 
     def stop(self) -> None:
         self._stopped = True
@@ -125,23 +128,28 @@ class DrainLoop:
             self._wake.set()
             return self._done.wait_for(lambda: self._nudge() >= target or self._stopped, timeout)
 
-    def once(self) -> int:
-        """One cycle. The bytes that the rings held. Raises StoreError; then nothing was committed."""
+    def once(self, due: Collection[str] | None = None) -> int:
+        """One cycle, of the rings that are ``due`` or all. The bytes that they held.
+
+        Raises StoreError; then nothing was committed.
+        """
         pair = self._clock.pair()
         batches = self._outbox.take()
         try:
-            return self._write(batches, pair)
+            return self._write(batches, pair, self._rings if due is None else due)
         except ProbingError:
             self._outbox.put_back(batches)
             raise
 
-    def _write(self, waiting: dict[str, list[pa.RecordBatch]], pair: ClockPair) -> int:
+    def _write(self, waiting: dict[str, list[pa.RecordBatch]], pair: ClockPair, due: Collection[str]) -> int:
         batches = {table: list(group) for table, group in waiting.items()}
         positions = dict(self._positions)
         lost = self._lost()
         ends: dict[str, int] = {}
         size = 0
         for name, ring in self._rings.items():
+            if name not in due:
+                continue
             ready = self._ready.get(name)
             records, end = ring.drain(MAX_DRAIN_BYTES) if ready is None else ring.drain(MAX_DRAIN_BYTES, until=ready())
             if not len(records):
@@ -176,10 +184,10 @@ class DrainLoop:
             self._outbox.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
             return {}
 
-    def _due(self) -> bool:
-        if time.monotonic() - self._drained >= REST_S:
-            return True
-        return self._filling(1)
+    def _due(self) -> set[str]:
+        now = time.monotonic()
+        due = {name for name, rest in self._rests.items() if now - self._drained[name] >= rest}
+        return set(self._rings) if self._filling(1) else due
 
     def _filling(self, times: int) -> bool:
         """Whether a ring is so full that it is drained at once, or a part of it, one of ``times``."""
@@ -188,14 +196,14 @@ class DrainLoop:
             for ring, share in zip(self._rings.values(), self._shares.values(), strict=True)
         )
 
-    def _drain(self) -> None:
+    def _drain(self, due: set[str]) -> None:
         try:
-            while self.once() >= MAX_DRAIN_BYTES // 2:
+            while self.once(due) >= MAX_DRAIN_BYTES // 2:
                 pass
             self.failure = None
         except StoreError as e:
             self.failure = e.message
-        self._drained = time.monotonic()
+        self._drained |= dict.fromkeys(due, time.monotonic())
         with self._done:
             self._cycles += 1
             self._done.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.collector import drain
 from probing.daemon.collector.drain import DrainLoop, Positions
 from probing.daemon.collector.outbox import Outbox
 
@@ -22,7 +24,7 @@ SIZE = 4096
 class Machine:
     """A log, a ring of numbers, and up to where it may be drained."""
 
-    def __init__(self, shares: dict[str, int] | None = None) -> None:
+    def __init__(self, shares: dict[str, int] | None = None, rests: dict[str, float] | None = None) -> None:
         self.memory = RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(2 * SIZE)), SIZE)
         self.ring = Ring("samples", self.memory, RECORD, map_id=7)
         self.positions: Positions = {}
@@ -31,7 +33,7 @@ class Machine:
         clock = FakeClock(mono_ns=5, real_ns=1_000_000_005)
         self.loop = DrainLoop(
             self, {"samples": self.ring}, {"samples": self.assemble}, Outbox("n1", clock), clock,
-            ready={"samples": lambda: self.until}, shares=shares,
+            ready={"samples": lambda: self.until}, shares=shares, rests=rests,
         )  # fmt: skip
 
     def append(self, batches: Any, positions: Positions, pair: ClockPair) -> None:
@@ -63,10 +65,27 @@ def test_records_that_are_not_ready_stay() -> None:
     assert machine.seen == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("share", "due"), [(2, False), (16, True)])
-def test_a_ring_of_large_records_may_be_fuller(share: int, due: bool) -> None:
+@pytest.mark.parametrize(("share", "due"), [(2, set()), (16, {"samples"})])
+def test_a_ring_of_large_records_may_be_fuller(share: int, due: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine({"samples": share})
-    machine.loop.once()
-    machine.loop._drained = float("inf")
+    machine.loop._drain({"samples"})
+    now = time.monotonic()
+    monkeypatch.setattr(drain.time, "monotonic", lambda: now)
     machine.push(*range(SIZE // SLOT // 4))
-    assert machine.loop._due() is due
+    assert machine.loop._due() == due
+
+
+def test_a_ring_may_rest_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(drain.time, "monotonic", lambda: now)
+    machine = Machine(rests={"samples": 4.0})
+    machine.until = SLOT
+    machine.loop._drain({"samples"})
+    machine.push(1)
+    now += 3.9
+    assert machine.loop._due() == set()
+    machine.loop.once(machine.loop._due())
+    assert machine.seen == []
+    now += 0.2
+    machine.loop.once(machine.loop._due())
+    assert machine.seen == [1]
