@@ -6,15 +6,15 @@ from typing import Any
 
 from probing.api.errors import InternalError
 
-__all__ = ("CUT", "pack", "unpack")
+__all__ = ("CUT", "MAX_BYTES", "VARIABLE_BYTES", "json_bytes", "pack", "unpack")
 
 CUT = "further variables did not fit"
 
 # A message header holds 1 MiB of JSON (daemon/ipc.py), where a character takes up to 12 bytes.
-_MAX_BYTES = 900_000
+MAX_BYTES = 900_000
 _FRAME_BYTES = 48
 _THREAD_BYTES = 168
-_VARIABLE_BYTES = 64
+VARIABLE_BYTES = 64
 _VARIABLE = ("name", "type", "value", "number", "reason")
 
 
@@ -25,12 +25,12 @@ def pack(dump: dict[str, Any]) -> dict[str, Any]:
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
-    left = _MAX_BYTES - _THREAD_BYTES * len(dump["threads"])
+    left = MAX_BYTES - _THREAD_BYTES * len(dump["threads"])
     for thread in dump["threads"]:
         frames: list[list[Any]] = []
         for frame in thread["frames"]:
             key = (frame["func"], frame["file"])
-            left -= _FRAME_BYTES + (0 if key in codes else _json_bytes(*key))
+            left -= _FRAME_BYTES + (0 if key in codes else json_bytes(*key))
             if left < 0:
                 break
             frames.append([codes.setdefault(key, len(codes)), frame["lineno"], frame["ip"], int(frame["entry"])])
@@ -60,7 +60,7 @@ def _pack_locals(dumped: list[dict[str, Any]], threads: list[dict[str, Any]], le
             kept: list[list[Any]] = []
             packed["frames"][depth].append(kept)
             for row in thread["frames"][depth]["locals"]:
-                left -= _VARIABLE_BYTES + _json_bytes(row["name"], row["type"], row["value"] or "", row["reason"])
+                left -= VARIABLE_BYTES + json_bytes(row["name"], row["type"], row["value"] or "", row["reason"])
                 if left < 0:
                     kept.append(["...", "", None, None, CUT])
                     return
@@ -77,5 +77,6 @@ def _frame(
     return frame
 
 
-def _json_bytes(*texts: str) -> int:
+def json_bytes(*texts: str) -> int:
+    """What ``texts`` take in a message, at most."""
     return 8 + sum(len(t) if t.isascii() else 12 * len(t) for t in texts)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.snapshot import word
+from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.walker import RawFrame
 
-__all__ = ("CHANGED", "Frames")
+__all__ = ("Frames",)
 
-CHANGED = "it changed while it was read"
 MAX_SLOTS = 1024
 MAX_NAME = 256
 # CO_FAST_CELL and CO_FAST_FREE of Include/internal/pycore_code.h.
@@ -34,7 +34,7 @@ class _Slots:
 
 
 class Frames:
-    """Reads the variables of frames. Raises CorruptTarget for a frame that is not there any more."""
+    """Reads the variables of frames. Raises Torn for a frame that is not there any more."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -95,7 +95,7 @@ class Frames:
         objects, layout = self._objects, self._objects.layout
         slots = self._slots.get(frame.code)
         if slots is None:
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         start = frame.address + layout.frame_slots
         for i, found in enumerate(slots.names):
             if name is not None and found != name:
@@ -123,14 +123,14 @@ class Frames:
         """The pointer at ``offset`` of ``frame``, when it still runs the same code."""
         base = self._objects.layout.base
         if self._objects.heap.word(frame.address + base.frame_code) & ~base.tag_mask != frame.code:
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         return self._objects.heap.word(frame.address + offset)
 
     def _read_slots(self, code: int) -> _Slots:
         objects, layout = self._objects, self._objects.layout
         pointers = self._pointers(code, layout.code_names)
         if len(pointers) != len(layout.code_names) or objects.type_of(code).name != "code":
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         groups = [objects.items(at, "tuple", MAX_SLOTS)[0] for at in pointers if self._is("tuple", at)]
         objects.heap.load_near((name, 64) for group in groups for name in group)
         names = [self._name(name) for group in groups for name in group]
@@ -141,7 +141,7 @@ class Frames:
             kinds = objects.bytes_of(word(objects.heap.peek(code + layout.code_kinds, 8), 0), MAX_SLOTS)[0]
             in_cells = [bool(kind & _CELLS) for kind in kinds]
         if len(in_cells) != len(names):
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         return _Slots(names[:MAX_SLOTS], in_cells, bool(flags & _OPTIMIZED))
 
     def _pointers(self, code: int, offsets: tuple[int, ...]) -> list[int]:
@@ -152,10 +152,10 @@ class Frames:
 
     def _is(self, kind: str, address: int) -> bool:
         if self._objects.type_of(address).kind != kind:
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         return True
 
     def _name(self, address: int) -> str:
         if self._objects.type_of(address).kind != "str":
-            raise CorruptTarget(CHANGED)
+            raise Torn(CHANGED)
         return self._objects.text(address, MAX_NAME)[0]

@@ -9,9 +9,15 @@ from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.snapshot import Snapshot, word
 
-__all__ = ("Heap",)
+__all__ = ("CHANGED", "Heap", "Torn")
 
 MAX_NOTED = 16_384
+# The reason for a value that cannot be proven.
+CHANGED = "it changed while it was read"
+
+
+class Torn(CorruptTarget):
+    """No object is where one was expected: it was freed or replaced meanwhile, or never was one."""
 
 
 class Heap:
@@ -52,7 +58,7 @@ class Heap:
         return self._memory.read_many(ranges) if ranges else []
 
     def peek(self, address: int, size: int) -> bytes:
-        """``size`` bytes at ``address``. Raises CorruptTarget when they cannot be read."""
+        """``size`` bytes at ``address``. Raises Torn when they cannot be read."""
         data = self._snapshot.get(address, size)
         if data is None:
             if size > PAGE:
@@ -61,7 +67,7 @@ class Heap:
                 self.load_near([(address, size)])
             data = self._snapshot.get(address, size)
         if data is None:
-            raise CorruptTarget("its memory cannot be read")
+            raise Torn("its memory cannot be read")
         return data
 
     def read(self, address: int, size: int, skip: int = 0) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.python_stack.memory import Memory
-from probing.daemon.python_stack.values.frames import CHANGED, Frames
-from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.frames import Frames
+from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
@@ -33,6 +33,7 @@ class LocalsReader:
         self._renderer = Renderer(self._objects)
         self._left = MAX_ALL
         self._why = ""
+        self._torn = False
 
     def load(self, frames: Iterable[RawFrame]) -> None:
         """Read ahead what the locals of ``frames`` take."""
@@ -51,8 +52,9 @@ class LocalsReader:
                 self._objects.refresh()
             try:
                 self._objects.heap.begin()
+                self._torn = False
                 found = list(self._variables(frame))
-                if self._objects.heap.held():
+                if self._objects.heap.held() and not self._torn:
                     break
             except TargetTimeout as e:
                 self._why = e.message
@@ -75,6 +77,9 @@ class LocalsReader:
             return Value("", HIDDEN, None, NAME_IS_SECRET)
         try:
             return self._renderer.value(address)
+        except Torn:
+            self._torn = True
+            return Value("", None, None, CHANGED)
         except CorruptTarget as e:
             return Value("", None, None, e.message)
 

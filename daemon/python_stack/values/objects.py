@@ -1,8 +1,9 @@
 """Objects of a target by their address: types, texts, numbers, items and entries.
 
 An object is believed when its reference count and its type make sense: a type's own type is a type, and its name can be
-read. All else raises CorruptTarget with the reason. Structures: CPython ``Include/cpython/object.h``,
-``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h`` (3.11+), ``Include/cpython/longintrepr.h``.
+read. All else is ``Torn``: the process frees and reuses its objects while they are read. Structures: CPython
+``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h`` (3.11+),
+``Include/cpython/longintrepr.h``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.memory import PAGE
 from probing.daemon.python_stack.snapshot import word
-from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout
 
 __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
@@ -76,7 +77,7 @@ class Type:
 
 
 class Objects:
-    """Reads objects through ``heap``. All methods raise CorruptTarget for what is no such object."""
+    """Reads objects through ``heap``. All methods raise Torn for what is no such object."""
 
     def __init__(self, heap: Heap, layout: ObjectLayout) -> None:
         self.heap = heap
@@ -91,13 +92,15 @@ class Objects:
     def type_of(self, address: int) -> Type:
         """The type of the object at ``address``."""
         if address % 8:
-            raise CorruptTarget("it is no object")
+            raise Torn("it is no object")
         head = self.heap.read(address, 16, skip=8)
         count = word(head, 0)
         if self.layout.long_tag:
             count &= 0xFFFF_FFFF
-        if not 0 < count < 1 << 40:
-            raise CorruptTarget("it is no live object")
+        if not count:
+            raise Torn(CHANGED)  # it was freed since its address was read
+        if count >= 1 << 40:
+            raise Torn("it is no object")
         return self.type_at(word(head, 8))
 
     def type_at(self, address: int) -> Type:
@@ -115,7 +118,7 @@ class Objects:
             base = self._read_type(base.base)
             name = base.name
         if kind in _FLAG_OF and not found.flags >> _FLAG_OF[kind] & 1:
-            raise CorruptTarget("its type contradicts itself")
+            raise Torn("its type contradicts itself")
         if len(self._types) >= 4096:
             self._types.clear()
         self._types[address] = found = replace(found, kind=kind)
@@ -123,14 +126,14 @@ class Objects:
 
     def _read_type(self, address: int) -> Type:
         if address % 8:
-            raise CorruptTarget("it has no type")
+            raise Torn("it has no type")
         data = self.heap.peek(address, _TYPE_SIZE)
         flags, basic, item = word(data, _FLAGS), word(data, _BASICSIZE), word(data, _ITEMSIZE)
         meta = word(data, 8)
         if not flags & _READY or not 16 <= basic < 1 << 20 or item >= 1 << 20:
-            raise CorruptTarget("its type is none")
+            raise Torn("its type is none")
         if not word(self.heap.peek(meta + _FLAGS, 8), 0) & _TYPE_SUBCLASS:
-            raise CorruptTarget("its type is none")
+            raise Torn("its type is none")
         offset = int.from_bytes(data[_DICTOFFSET : _DICTOFFSET + 8], "little", signed=True)
         name = self.c_text(word(data, _NAME))
         pointers = (word(data, _BASE), word(data, _DICT), word(data, _MRO))
@@ -145,9 +148,9 @@ class Objects:
         try:
             decoded = text.decode()
         except UnicodeDecodeError as e:
-            raise CorruptTarget("its type has no name") from e
+            raise Torn("its type has no name") from e
         if not end or not decoded.isprintable() or not decoded:
-            raise CorruptTarget("its type has no name")
+            raise Torn("its type has no name")
         return clean_text(decoded, _MAX_NAME)
 
     def text(self, address: int, limit: int) -> tuple[str, int]:
@@ -159,7 +162,7 @@ class Objects:
         kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         coding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind)
         if coding is None or length >= 1 << 40:
-            raise CorruptTarget("it is no text")
+            raise Torn("it is no text")
         start = address + (base.str_ascii if compact and ascii_only else base.str_compact)
         if not compact:
             start = self.heap.word(start)
@@ -168,14 +171,14 @@ class Objects:
         try:
             return raw.decode(coding, "surrogatepass"), length
         except UnicodeDecodeError as e:
-            raise CorruptTarget("it is no text") from e
+            raise Torn("it is no text") from e
 
     def bytes_of(self, address: int, limit: int) -> tuple[bytes, int]:
         """The first ``limit`` bytes of the bytes object at ``address``, and its length."""
         base = self.layout.base
         length = word(self.heap.read(address, base.bytes_length + 8, skip=8), base.bytes_length)
         if length >= 1 << 40:
-            raise CorruptTarget("it is no bytes object")
+            raise Torn("it is no bytes object")
         size = min(length, limit)
         return (self.heap.read(address + base.bytes_data, size) if size else b""), length
 
@@ -195,7 +198,7 @@ class Objects:
         raw = self.heap.read(address + 24, 4 * digits)
         parts = struct.unpack(f"<{digits}I", raw)
         if any(part >> 30 for part in parts):
-            raise CorruptTarget("it is no int")
+            raise Torn("it is no int")
         number: int = sum(part << 30 * i for i, part in enumerate(parts))
         if number.bit_length() > MAX_BITS:
             raise CorruptTarget(f"it has more than {MAX_BITS} bits")
@@ -210,7 +213,7 @@ class Objects:
         head = self.heap.read(address, 32 if kind == "list" else 24, skip=8)
         length = word(head, 16)
         if length >= 1 << 40:
-            raise CorruptTarget(f"it is no {kind}")
+            raise Torn(f"it is no {kind}")
         count = max(0, min(length - start, limit))
         at = word(head, 24) if kind == "list" else address + self.layout.tuple_items
         raw = self.heap.read(at + 8 * start, 8 * count) if count else b""
@@ -221,7 +224,7 @@ class Objects:
         used, mask, table = struct.unpack("<QQQ", self.heap.read(address + 24, 24))
         found: list[int] = []
         if used > mask + 1 or mask >= 1 << 40:
-            raise CorruptTarget("it is no set")
+            raise Torn("it is no set")
         for at in range(0, min(mask + 1, MAX_ENTRIES), _CHUNK):
             count = min(_CHUNK, mask + 1 - at)
             for key, kept_hash in struct.iter_unpack("<QQ", self.heap.read(table + 16 * at, 16 * count)):
@@ -269,7 +272,7 @@ class Objects:
             index = 1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4 if slots <= 0xFFFF_FFFF else 8
             start, valid = keys + 40 + slots * index, 0 < slots <= 1 << 40
         if not valid or count > slots:
-            raise CorruptTarget("its keys make no sense")
+            raise Torn("its keys make no sense")
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:
@@ -282,7 +285,7 @@ class Objects:
                 if head is None or (length and word(head, length_at) != length) or not self._is_key(key, head, name):
                     continue
                 if self.heap.word(slot) != value:
-                    raise CorruptTarget("it changed while it was read")
+                    raise Torn(CHANGED)
                 return value
         return None
 
@@ -319,7 +322,7 @@ class Objects:
             held = heap.word(address + self._dict_at(address, of)) if of.dictoffset else 0
         if held:
             if self.type_of(held).kind != "dict":
-                raise CorruptTarget("its attributes are not in a dict")
+                raise Torn("its attributes are not in a dict")
             yield from self.entries(held)
 
     def _dict_at(self, address: int, of: Type) -> int:
@@ -328,5 +331,5 @@ class Objects:
         # Behind a variable number of items, as _PyObject_GetDictPtr finds it.
         size = int.from_bytes(self.heap.read(address + 16, 8), "little", signed=True)
         if abs(size) > 1 << 30:
-            raise CorruptTarget("its attributes are too far away")
+            raise Torn("its attributes are too far away")
         return (of.basicsize + abs(size) * of.itemsize + 7 & -8) + of.dictoffset

@@ -15,8 +15,8 @@ from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.threads import match_threads, read_threads
 from probing.daemon.python_stack.values.attributes import walk
-from probing.daemon.python_stack.values.frames import CHANGED, Frames
-from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.frames import Frames
+from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.locals import NAME_IS_SECRET, variable
 from probing.daemon.python_stack.values.names import Name, parse_names
@@ -24,6 +24,7 @@ from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
 from probing.daemon.python_stack.walker import RawFrame
+from probing.daemon.python_stack.wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
 
 __all__ = ("MAX_ROWS", "handlers", "read_values")
 
@@ -80,7 +81,7 @@ def read_values(
             break
     check_process(pid, start_ns)
     return {
-        "values": [row for name in wanted for row in found[name]][:MAX_ROWS],
+        "values": _fitting([row for name in wanted for row in found[name]][:MAX_ROWS]),
         "reads": memory.calls,
         "bytes": memory.bytes_read,
         "duration_ns": time.monotonic_ns() - began,
@@ -151,6 +152,8 @@ class _Reading:
             return Value("", HIDDEN, None, NAME_IS_SECRET)
         try:
             value = self._renderer.value(walk(self._objects, place.address, place.parts))
+        except Torn:
+            return Value("", None, None, CHANGED)
         except CorruptTarget as e:
             value = Value("", None, None, e.message)
         # What could not be read may be so because of what was read before: it may be old.
@@ -218,8 +221,19 @@ class _Reading:
         try:
             return look()
         except CorruptTarget as e:
-            self._changed = self._changed or e.message == CHANGED
+            self._changed = self._changed or isinstance(e, Torn)
             return None
+
+
+def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What goes into one message: values behind that are left out."""
+    left = MAX_BYTES
+    for row in rows:
+        # A row without its value still takes some hundred bytes, for which there is room beyond.
+        left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
+        if left < 0:
+            row.update(value=None, number=None, reason=CUT, func="")
+    return rows
 
 
 def _answer(tid: int, func: str, name: Name, value: Value) -> dict[str, Any]:

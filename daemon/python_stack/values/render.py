@@ -9,6 +9,7 @@ from itertools import islice
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
+from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
 from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret
 from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
@@ -155,7 +156,7 @@ class Renderer:
         objects.heap.load_near((a, 64) for _, key, value in entries for a in (key, value))
         for slot, key, value in entries:
             if objects.heap.word(slot) != value:
-                raise CorruptTarget("it changed while it was read")
+                raise Torn(CHANGED)
             name = self._text(key, depth + 1, above)
             is_name = objects.type_of(key).kind in ("str", "bytes")
             secret = is_name and names_secret(name.strip("b'\""))
