@@ -35,6 +35,7 @@ _MAX_DATA = 8 << 20
 _PART = 1 << 16
 _MAX_COOKIES = 64
 _MAX_PAIRS = 2048
+_MAX_SHAPES = 16
 _LOWEST, _TOP = 1 << 16, 1 << 47
 
 
@@ -103,6 +104,7 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
 
 
 def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -> RuntimeInfo | None:
+    """Raises UnsupportedTarget for one that is not known, if no other is there."""
     refused: UnsupportedTarget | None = None
     for start, held in data:
         at = held.find(COOKIE)
@@ -113,7 +115,7 @@ def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) 
             try:
                 layout = layout_from_debug_offsets(head)
             except UnsupportedTarget as e:
-                refused = refused or e
+                refused = e
             except (CorruptTarget, NotPython):
                 pass
             else:
@@ -134,7 +136,7 @@ def _by_shape(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -
             if a == b and _LOWEST <= a < _TOP and not a & 7
         ]
         for version, layout in TABLE.items():
-            for at, _ in _with_threads(read, layout, pairs[:_MAX_PAIRS]):
+            for at, _ in _with_threads(read, layout, pairs[:_MAX_PAIRS])[:_MAX_SHAPES]:
                 runtime = at - layout.interpreters_head
                 if hexversion := sys_hexversion(read, runtime, version):
                     return _info(mapping, runtime, hexversion)
