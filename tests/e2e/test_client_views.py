@@ -1,0 +1,74 @@
+"""What probingctl shows of a real job's Python: merged stacks, variables, settings, profiles."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_support import EXAMPLE, Daemon, free_port, wait_for
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture
+def job(daemon: Daemon, torchrun: Launch) -> str:
+    """A job of two ranks that trains."""
+    port = free_port()
+    torchrun("--steps", "1000000", "--delay-ms", "1", port=port)
+    name = f"n1/127.0.0.1:{port}"
+
+    def trains() -> bool:
+        return daemon.ctl("stacks", "--job", name, check=None).stdout.count("train (") == 2
+
+    wait_for("both ranks in train()", trains)
+    return name
+
+
+def test_both_ranks_are_one_tree(daemon: Daemon, job: str) -> None:
+    (tree,) = daemon.json("stacks", "--merge", "--job", job)
+    assert (tree["job"], tree["thread"], tree["ranks"], tree["threads"]) == (job, "MainThread", [0, 1], 2)
+    outermost = tree["children"][-1]
+    assert (outermost["func"], outermost["file"]) == ("<module>", str(EXAMPLE))
+    assert daemon.ctl("stacks", "--merge", "--job", job).stdout.startswith(f"job {job}  MainThread  ranks 0-1\n")
+
+
+def test_variables_are_read_once_and_watched(daemon: Daemon, job: str) -> None:
+    def read() -> dict[tuple[int, str], dict[str, Any]] | None:
+        values = daemon.json("vars", "--job", job, "step", "arguments.steps")
+        # Before the first step there is no such variable, and the answer says so.
+        return {(v["rank"], v["name"]): v for v in values} if all(v["value"] for v in values) else None
+
+    found = wait_for("the first step", read)
+    assert {(0, "step"), (1, "step"), (0, "arguments.steps"), (1, "arguments.steps")} == set(found)
+    assert (found[0, "arguments.steps"]["value"], found[0, "step"]["type"]) == ("1000000", "int")
+    daemon.ctl("vars", "--job", job, "step", "--watch", "--interval", "200ms")
+
+    def rising() -> bool:
+        sql = f"SELECT number FROM python.variables WHERE job = '{job}' AND rank = 0 AND name = 'step' ORDER BY ts"
+        numbers = [row["number"] for row in daemon.json("query", sql)]
+        assert numbers == sorted(numbers)
+        return len(set(numbers)) >= 3
+
+    wait_for("three values of step", rising)
+    daemon.ctl("vars", "--job", job, "--unwatch")
+    assert [s["job"] for s in daemon.json("config", "variables.watch")] == [None]
+
+
+def test_a_live_profile_names_what_the_job_does(daemon: Daemon, job: str, tmp_path: Path) -> None:
+    folded = daemon.ctl("profile", "--job", job, "--seconds", "3", "-F", "folded").stdout
+    assert ";train_step (examples/train_ddp.py)" in folded
+    # The rate is again what it was.
+    assert [(s["value"], s["job"]) for s in daemon.json("config", "sampling.hz")] == [("19", None)]
+    rows = daemon.json("profile", "--job", job, "--wall", "--rank", "1")
+    assert any(row["func"] == "train_step" and row["total_share"] > 0 for row in rows)
+    assert sum(row["self_share"] for row in rows) == pytest.approx(1)
+    assert daemon.json("profile", "--job", job, "--rank", "1", "--diff", "rank:0")
+    graph = tmp_path / "graph.svg"
+    daemon.ctl("flamegraph", "--job", job, "-o", str(graph))
+    assert any((e.text or "").startswith("train_step (") for e in ET.parse(graph).iter())
+    speedscope = json.loads(daemon.ctl("profile", "--job", job, "--by", "rank", "-F", "speedscope").stdout)
+    assert sorted(p["name"] for p in speedscope["profiles"]) == ["rank 0", "rank 1"]
