@@ -231,7 +231,8 @@ def test_one_that_ends_after_a_burst_keeps_its_samples(
         assert {stack[0][0] for stack in fresh} == {"fresh"}
         assert {stack[0][2] for stack in fresh} <= {1, 2, 3}
         assert sum(s["count"] for s in found.samples if found.told[s["stack_id"]] in fresh) >= 15
-        assert found.losses == []
+        # A tick while it ends has no state to go by any more.
+        assert {loss.stage for loss in found.losses} <= {"resolve"}
 
 
 def test_one_thread_of_many(pin_root: Path, tmp_path: Path, until: Until) -> None:
