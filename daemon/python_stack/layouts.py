@@ -17,6 +17,8 @@ __all__ = ("COOKIE", "DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug
 
 COOKIE = b"xdebugpy"
 DEBUG_OFFSETS_SIZE = 1024
+# Alpha and beta, as in PY_VERSION_HEX: until then the offsets themselves may move.
+_UNSETTLED = (0xA, 0xB)
 _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
 _OBJECT_HEAD = 16
@@ -250,6 +252,11 @@ def layout_from_debug_offsets(runtime: bytes) -> Layout:
     version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
     if hexversion >> 32 or version not in _BLOCKS:
         raise _unsupported(version)
+    if hexversion >> 4 & 0xF in _UNSETTLED:
+        raise UnsupportedTarget(
+            f"CPython {_dotted(version)} is a pre-release, whose memory is not laid out as the release's",
+            hint="run the job with a release, or a release candidate",
+        )
     if free_threaded:
         raise UnsupportedTarget(
             f"CPython {_dotted(version)} is a free-threaded build",

@@ -14,6 +14,8 @@ import pytest
 from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, program, runtime_of
 
 SAMPLES = 10_000
+# Where a thread begins, waits, and is forgotten: that may be called by a collection of garbage, from anywhere.
+LIBRARY = ("/threading.py", "/_weakrefset.py")
 _MADE = re.compile(r"<made (\d{3})>")
 _FUNCTION = re.compile(r"\s*def (\w+)\(")
 _CALLS = re.compile(r"# -> (.*)")
@@ -56,7 +58,7 @@ class Rules:
             return None if line in allowed.get(func, ()) else f"{func} at {file}:{line}"
         if file.endswith("/switching.py"):
             return None if line in self.lines.get(func, ()) else f"{func} at line {line}"
-        return None if file.endswith("/threading.py") or file.startswith("<frozen ") else f"{func} of {file}"
+        return None if file.endswith(LIBRARY) else f"{func} of {file}"
 
     def _pair(self, callee: Frame, caller: Frame) -> str | None:
         pair = f"{callee['func']} at {callee['lineno']} called by {caller['func']} at {caller['lineno']}"
@@ -64,7 +66,7 @@ class Rules:
         if outer:
             right = callee["func"] == f"inner_{outer[1]}" and caller["lineno"] == int(outer[1]) + 6
             return None if inner and right else pair
-        if not caller["file"].endswith("/switching.py") or callee["file"].endswith("/threading.py"):
+        if not caller["file"].endswith("/switching.py") or callee["file"].endswith(LIBRARY):
             return None
         name = callee["func"].partition("_")[0] if inner and callee["func"] != "<module>" else callee["func"]
         return None if name in self.calls.get(caller["lineno"], ()) else pair
@@ -96,7 +98,7 @@ def test_the_rules_see_what_is_wrong() -> None:
 def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> None:
     rules = Rules()
     samples = -(-SAMPLES // len(INTERPRETERS))
-    complete = stacks = busy = 0
+    complete = stacks = 0
     wrong: list[str] = []
     shapes: set[str] = set()
     with program(python, "switching.py") as process:
@@ -109,13 +111,12 @@ def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> N
                 if len(frames) > 1 and thread["tid"] != process.pid:
                     stacks += 1
                     complete += thread["complete"]
-                    busy += "switching.py" in frames[0]["file"]
                     if thread["complete"]:
                         shapes.update(f["func"] for f in frames)
                         wrong += [f"{fault}: {thread}" for fault in rules.faults(frames)]
     with capsys.disabled():
         print(f"\n{python}: {samples} dumps, {stacks} stacks, {complete / stacks:.1%} complete, {len(wrong)} wrong")
-    assert wrong == []
+    assert wrong[:3] == []
     # Nothing is shown by a program that was not seen at it, nor by marking all that moves.
     assert shapes >= {"leaf_a", "leaf_b", "leaf_c", "shared", "resume_a", "resume_b", "resume_c", "even", "made"}
     assert any(s.startswith("inner_") for s in shapes)

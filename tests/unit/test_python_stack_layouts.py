@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from python_stack_image import debug_offsets
+from python_stack_image import Image, debug_offsets, offset_words
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, UnsupportedTarget
+from probing.daemon.python_stack.capture import Known, capture
 from probing.daemon.python_stack.layouts import TABLE, layout_from_debug_offsets, layout_of
 
 
@@ -57,6 +61,40 @@ def test_what_is_not_known() -> None:
 def test_offsets_outside_of_what_they_are_in(changed: dict[str, int]) -> None:
     with pytest.raises(CorruptTarget):
         layout_from_debug_offsets(debug_offsets(13, **changed))
+
+
+WILD = (0, 1, 4, 12, 16, 24, 72, 255, 4096, 1 << 14, 1 << 20, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize("minor", [13, 14, 15])
+def test_each_word_spoilt(minor: int) -> None:
+    """What is declared wrongly is refused, or leads nowhere: never further than a walk may go, nor to another error."""
+    right = layout_of((3, minor), debug_offsets(minor))
+    image = Image(right)
+    code = image.code("f", "/f", 1, b"\x80\0")
+    image.thread(image.frame(code, image.frame(code, 0)), 7, gil=True)
+    refused = 0
+    for name in offset_words(minor):
+        for value in WILD:
+            try:
+                layout = layout_of((3, minor), debug_offsets(minor, **{name: value}))
+            except CorruptTarget:
+                refused += 1
+                continue
+            memory = image.memory()
+            with contextlib.suppress(ProbingError):
+                capture(memory, image.runtime, layout, time.monotonic() + 60, Known())
+            assert memory.calls < 100
+            assert memory.bytes_read < 4 << 20
+    # Most of what is believed then is in words that are not used.
+    assert refused > 200
+
+
+@pytest.mark.parametrize("level", [0xA0, 0xB1])
+def test_a_pre_release(level: int) -> None:
+    with pytest.raises(UnsupportedTarget, match="pre-release"):
+        layout_from_debug_offsets(debug_offsets(14, hexversion=0x030E0000 | level))
+    assert layout_from_debug_offsets(debug_offsets(14, hexversion=0x030E00C1)).version == (3, 14)
 
 
 @given(st.binary(max_size=1100), st.integers(0, 1024), st.sampled_from([13, 14, 15]))

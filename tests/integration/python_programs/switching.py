@@ -23,12 +23,14 @@ def leaf_c(n):
 
 def branch_a(n):
     n = leaf_a(n)  # -> leaf_a
+    n += 1
     return n
 
 
 def branch_b(n, m=0, k=0):
     n += m
     n = leaf_b(n)  # -> leaf_b
+    n += 1
     return n
 
 
@@ -68,12 +70,12 @@ def functions(rounds):
     for _ in range(rounds):
         n = branch_a(n) & 255  # -> branch_a
         n = branch_b(n) & 255  # -> branch_b
-    even(n & 14)  # -> even
+        even(n & 6)  # -> even
     return n
 
 
 def generators(rounds):
-    one, two = shared(), shared()
+    one, two = shared(), shared()  # -> shared
     next(one), next(two)  # -> shared
     for _ in range(rounds):
         resume_a(one)  # -> resume_a
@@ -83,11 +85,12 @@ def generators(rounds):
 
 
 def made(number):
-    source = "\n" * number + "def inner_%03d(n):\n    return n + %d\n\n" % (number, number)
-    source += "def outer_%03d(n):\n    for i in range(30):\n        n = inner_%03d(n)\n    return n\n" % (number, number)
+    name = f"{number:03}"
+    source = "\n" * number + f"def inner_{name}(n):\n    return n + {number}\n\n"
+    source += f"def outer_{name}(n):\n    for i in range(30):\n        n = inner_{name}(n)\n    return n\n"
     space = {}
-    exec(compile(source, "<made %03d>" % number, "exec"), space)  # -> <module>
-    return space["outer_%03d" % number]
+    exec(compile(source, f"<made {name}>", "exec"), space)  # -> <module>
+    return space["outer_" + name]
 
 
 def executed(rounds):
@@ -111,7 +114,7 @@ def churn():
     while True:
         threads = []
         for _ in range(3):
-            threads.append(threading.Thread(target=short_life))  # noqa: PERF401
+            threads.append(threading.Thread(target=short_life))
             threads[-1].start()
         for thread in threads:
             thread.join()
