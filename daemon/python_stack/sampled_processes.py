@@ -24,6 +24,7 @@ _NO_SHIMS = 0xFF
 _WINDOW = 128
 _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
+_HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
 _Key = tuple[int, int]
 
@@ -139,7 +140,7 @@ def _fields(layout: Layout, gil: int) -> dict[str, int]:
     code = (layout.code_filename, layout.code_name, layout.code_linetable, layout.code_firstlineno)
     words = (layout.frame_previous, layout.frame_code, layout.frame_instr, *code[:3], layout.code_firstlineno * 2)
     if max(frame) > _WINDOW or max(code) + 8 - min(code) // 8 * 8 > _WINDOW or any(offset % 8 for offset in words):
-        raise UnsupportedTarget("the frames or code objects of this CPython are not laid out as the sampler reads them")
+        raise UnsupportedTarget("frames or code objects of this CPython are not laid out as known", hint=_HINT)
     fields = {
         "thread_id": layout.thread_id,
         "thread_frame": layout.thread_frame,
@@ -158,7 +159,7 @@ def _fields(layout: Layout, gil: int) -> dict[str, int]:
     }
     numbers = {name: _ABSENT if offset is None else offset for name, offset in fields.items()}
     if any(offset > _ABSENT for offset in numbers.values()):
-        raise UnsupportedTarget("the offsets of this CPython are too large to be sampled")
+        raise UnsupportedTarget("offsets of this CPython are too large to be sampled", hint=_HINT)
     numbers["instr"] = _INSTR[layout.instr]
     numbers["gil_kind"] = _gil_kind(layout, gil)
     numbers["shim_owner"] = _NO_SHIMS if layout.is_shim_from is None else layout.is_shim_from
