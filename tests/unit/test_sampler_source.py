@@ -14,9 +14,11 @@ from sampler_records import SLOT, START, FakeRing, record
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import ClockPair
 from probing.daemon.ipc import Message
+from probing.daemon.python_stack import sampled_known
 from probing.daemon.python_stack.layouts import TABLE, Layout
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.sampled_codes import code_check
+from probing.daemon.python_stack.sampled_known import KnownProcesses
 from probing.daemon.python_stack.sampler import PythonSampler
 from probing.daemon.source import Identity, Loss
 
@@ -237,3 +239,20 @@ def test_it_can_be_started_again(world: World, until: Until) -> None:
     assert (world.kernel.told, world.kernel.clock) == ({}, (0, False))
     world.sampler.start()
     until(lambda: 2 in world.kernel.threads and world.kernel.clock == (19, True))
+
+
+def test_the_dead_are_forgotten_in_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownProcesses(world)
+    alive = {pid: known.find((pid, START)) for pid in range(3)}
+    for pid in alive:
+        known.lives((pid, START))
+    known.left((2, START))
+    assert known.find((2, START)) is alive[2]
+    for pid in range(10, 10 + sampled_known.MAX_ENDED):
+        known.find((pid, START))
+    assert [known.find((pid, START)) is found for pid, found in alive.items()] == [True, True, False]
+    monkeypatch.setattr(sampled_known, "ENDED_S", 0.0)
+    later = known.find((11, START))
+    known.left((0, START))
+    assert known.find((11, START)) is not later
+    assert known.find((1, START)) is alive[1]
