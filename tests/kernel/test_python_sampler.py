@@ -14,6 +14,7 @@ from probing.api.errors import AttachError, UsageError
 from probing.daemon.bpf.cpu_clock import CpuClock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
+from probing.daemon.python_stack.layouts import TABLE
 
 BURN = """
 def burns(ready):
@@ -285,3 +286,48 @@ def test_more_than_there_is_room_for_is_said(pin_root: Path) -> None:
         sampling.processes.remove(target.pid, target.start_ns)
         sampling.processes.add(1, 1, target.layout, 0, 0, 1, 0)
     session.close(keep=False)
+
+
+# A PyThreadState at 0, a frame at 512, a code object at 1024, laid out like those of 3.8.
+HOSTILE = """
+import ctypes, struct, threading
+memory = ctypes.create_string_buffer(4096)
+base = ctypes.addressof(memory)
+for at, value in {{24: {frame}, 176: threading.get_ident(), 536: {previous}, 544: {code}, 616: 6}}.items():
+    struct.pack_into("<Q", memory, at, value)
+for at, value in {{1064: 7, 1128: 0x1111, 1136: 0x2222, 1144: 0x3333}}.items():
+    struct.pack_into("<Q", memory, at, value)
+print("ready", base, threading.get_ident(), sep="\\n", flush=True)
+while True:
+    pass
+"""
+CUT, FAULT = 1, 2
+UNMAPPED, KERNEL, NOWHERE = 0x1000, 0xFFFF_FFFF_8000_0000, 0x8000_0000_0000_0000
+
+
+@pytest.mark.parametrize(
+    ("frame", "previous", "code", "depth", "flags"),
+    [
+        ("base + 512", "0", "base + 1024", 1, 0),
+        ("0", "0", "0", 0, 0),
+        # Round and round.
+        ("base + 512", "base + 512", "base + 1024", 128, CUT),
+        *((f"{bad}", "0", "base + 1024", 0, FAULT) for bad in (UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
+        *(("base + 512", f"{bad}", "base + 1024", 1, FAULT) for bad in (UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
+        *(("base + 512", "0", f"{bad}", 0, FAULT) for bad in (0, UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
+    ],
+)
+def test_hostile_memory_ends_a_walk_and_no_more(
+    sampling: Sampling, frame: str, previous: str, code: str, depth: int, flags: int
+) -> None:
+    with started(INTERPRETERS[-1], HOSTILE.format(frame=frame, previous=previous, code=code)) as target:
+        assert target.process.stdout
+        base, thread_id = (int(target.process.stdout.readline()) for _ in range(2))
+        sampling.processes.add(target.pid, target.start_ns, TABLE[3, 8], 0, 0, 999, 0)
+        sampling.processes.set_threads(target.pid, target.start_ns, {target.pid: (base, thread_id)})
+        sampling.tick()
+        sample = sampling.wait(target, 3)[-1]
+        assert (sample["depth"], sample["flags"] & 3) == (depth, flags)
+        target.layout = TABLE[3, 8]
+        wanted = (base + 1024, 6, check_of(target, base + 1024)) if depth else ()
+        assert set(sample["frames"][:depth].tolist()) == ({wanted} if depth else set())
