@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = (
     "merged",
     "native",
     "pystack",
+    "stacks_of",
     "switches",
     "tids",
 )
@@ -89,17 +91,28 @@ def native(
     return {thread["tid"]: thread for thread in threads}
 
 
-def merged(pid: int) -> dict[int, dict[str, Any]]:
-    """The threads of a Python process with frames of both kinds, by tid."""
+@contextmanager
+def stacks_of(pid: int) -> Iterator[Callable[[], dict[int, dict[str, Any]]]]:
+    """What reads a Python process: its threads with frames of both kinds, by tid."""
     readers, parsers = NativeReaders(), NativeParsers()
     stacks = PythonStacks(readers, parsers)
-    try:
+    source = NativeStacks(readers, parsers, stacks.prepare)
+
+    def read() -> dict[int, dict[str, Any]]:
         threads, failures = stacks.stacks([(pid, read_start_ns(pid))], TIMEOUT)
         assert failures == []
-        NativeStacks(readers, parsers, stacks.prepare).add(pid, read_start_ns(pid), threads, TIMEOUT)
+        source.add(pid, read_start_ns(pid), threads, TIMEOUT)
+        return {thread["tid"]: thread for thread in threads}
+
+    try:
+        yield read
     finally:
         stacks.close()
-    return {thread["tid"]: thread for thread in threads}
+
+
+def merged(pid: int) -> dict[int, dict[str, Any]]:
+    with stacks_of(pid) as read:
+        return read()
 
 
 def tids(pid: int) -> list[int]:

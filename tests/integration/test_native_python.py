@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_helpers import blocked_in, built, merged, pystack, switches
+from native_helpers import blocked_in, built, merged, pystack, stacks_of, switches
 from python_stack_helpers import INTERPRETERS, child
 
 READ = "0"
@@ -43,6 +43,24 @@ def train_step():
 print("ready", flush=True)
 train_step()
 """
+# Each thread is in a or in b at any time, in Python and in C.
+MOVES = """
+import ctypes, sys, threading
+library = ctypes.CDLL(sys.argv[1])
+def a(): library.a_outer(20000)
+def b(): b_too()
+def b_too(): library.b_outer(20000)
+def moves():
+    while True:
+        a()
+        b()
+for _ in range(3):
+    threading.Thread(target=moves, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+LIKELY = "a frame was found by where it likely is"
+A, B = ["a_inner", "a_outer"], ["b_inner", "b_middle", "b_outer"]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +101,29 @@ def test_merged_stacks(python: str, library: Path) -> None:
     entries = sum(f["entry"] for f in frames if f["frame_type"] == "Python")
     assert runs == "NPNPNPN" if entries == 3 else runs.count("P") >= 3
     assert frames[-1]["func"] == "_start"
+
+
+def test_threads_that_move_are_right_or_said_to_be_missing(tmp_path: Path) -> None:
+    library = built(tmp_path, "moving.c", "-O2", "-shared", "-fPIC")
+    right = 0
+    with child(sys.executable, "-c", MOVES, str(library)) as process, stacks_of(process.pid) as read:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(600):
+            for tid, thread in read().items():
+                own = [f["func"] for f in thread["frames"] if f["file"] == str(library)]
+                frames = short(thread["frames"], "Python")
+                # libffi's frame lies where only a register says; it is found, and said to be so.
+                if tid == process.pid or thread["native_missing"] not in ("", LIKELY):
+                    continue
+                # A thread can be about to enter C, or be on its way back, and waits for the interpreter lock there.
+                assert own in (A, B, [])
+                assert own != A or frames[:2] == ["a", "moves"]
+                assert own != B or frames[:3] == ["b_too", "b", "moves"]
+                right += bool(own)
+            if right >= 300:
+                break
+    assert right >= 300
 
 
 def test_beside_pystack(library: Path) -> None:

@@ -44,6 +44,8 @@ CALLS = {
     POINTER + 0x10: call(POINTER + 0x10, LEAF),
     SIZED: b"\x55\x48\x89\xe5\x48\x83\xec\x20",  # push %rbp; mov %rsp,%rbp; sub $32,%rsp
     SIZED + 0x10: call(SIZED + 0x10, LEAF),
+    BARE + 0x10: call(BARE + 0x10, SIZED),
+    PLAIN + 0x50: call(PLAIN + 0x50, BARE),
 }
 
 
@@ -112,6 +114,19 @@ def test_a_call_through_a_pointer_counts_when_a_whole_stack_follows() -> None:
     stack = walked(at(LEAF), at(POINTER + 0x15), *stale, *outer)
     assert names(stack) == ["leaf", "pointer", "plain", "main"]
     assert "likely" in stack.reason
+
+
+def test_a_function_that_nothing_describes_but_keeps_a_frame_pointer() -> None:
+    # leaf, sized, then the bare one, whose frame sized has put down.
+    base = STACK + 8 * 8
+    sized = (at(SIZED + 0x15), 0, 0, 0, 0, base, at(BARE + 0x15))
+    outer = (5, STACK + 800, at(PLAIN + 0x55), 1, 2, 3, at(MAIN + 0x15))
+    stack = walked(at(LEAF), *sized, *outer)
+    assert names(stack) == ["leaf", "sized", "?", "plain", "main"]
+    assert stack.reason == ""
+    # Without a call before it the return address is not believed.
+    stack = walked(at(LEAF), *sized, 5, STACK + 800, at(PLAIN + 0x59), 1, 2, 3, at(MAIN + 0x15))
+    assert names(stack) == ["leaf", "sized", "?"]
 
 
 def test_no_frame_is_made_up() -> None:

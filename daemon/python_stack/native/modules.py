@@ -202,8 +202,8 @@ class CodeSpace:
 def _or_none(make: Callable[[], _T]) -> _T | None:
     try:
         return make()
-    except TargetError:
-        return None
+    except (TargetError, MemoryError):
+        return None  # also a file that asks for more memory than a parser has
 
 
 def _keep(kept: dict[int, _T], key: int, value: _T) -> None:

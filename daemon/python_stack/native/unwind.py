@@ -59,7 +59,7 @@ class Unwinder:
                 need.add(e.mapping.start)
         if need:
             return {"need": sorted(need), "threads": [], "codes": []}
-        codes = _Codes()
+        codes = _Codes(deadline)
         threads = [[copy.tid, [[codes.index(f), f.ip] for f in stack.frames], stack.reason] for copy, stack in stacks]
         return {"need": [], "threads": threads, "codes": codes.listed}
 
@@ -74,13 +74,14 @@ class Unwinder:
 class _Codes:
     """Each name once, because the threads of a training repeat themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
         self.listed: list[tuple[str, str]] = []
         self._known: dict[tuple[str, str], int] = {}
         self._left = _MAX_TEXT
 
     def index(self, frame: CFrame) -> int:
-        key = _named(frame)
+        key = _named(frame, in_time=time.monotonic() < self._deadline)
         if key not in self._known:
             self._left -= len(key[0]) + len(key[1])
             if self._left < 0:
@@ -91,17 +92,18 @@ class _Codes:
         return self._known[key]
 
 
-def _named(frame: CFrame) -> tuple[str, str]:
+def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
+    """The name and the file of a frame; names that are not found in time are left out."""
     place = frame.place
     if place is None:
         return "?", "?"
     path = place.mapping.path or "[anonymous]"
-    found = place.module.function(place.address) if place.module and place.address is not None else None
-    if found:
-        return found[0], path
-    row = place.module.row(place.address) if place.module and place.address is not None else None
-    if row is not None and row.signal:
-        return "<signal handler called>", path
+    if place.module and place.address is not None and in_time:
+        if found := place.module.function(place.address):
+            return found[0], path
+        row = place.module.row(place.address)
+        if row is not None and row.signal:
+            return "<signal handler called>", path
     at = place.address if place.address is not None else place.offset
     return f"{path.rpartition('/')[2]}+{at:#x}", path
 
