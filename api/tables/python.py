@@ -43,7 +43,7 @@ _SAMPLE_COLUMNS = (
     Column("stack_id", U64, "The stack, in python.stacks; equal for equal stacks on all nodes."),
     Column("on_cpu", BOOL, "Whether the thread was running; false: it was blocked or waited for a CPU."),
     Column("gil", BOOL, "Whether the thread held the interpreter lock; NULL when it cannot be known."),
-    Column("count", I32, "Samples that were equal within a second and are this row."),
+    Column("count", I64, "Samples that were equal within a second and are this row."),
     Column("duration_ns", I64, "Time that they stand for, ns: on CPU the count over the rate, else the time off CPU."),
 )
 

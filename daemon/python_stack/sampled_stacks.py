@@ -197,7 +197,7 @@ class SampleRows:
             "stack_id": _numbers(np.array(stacks, np.uint64)),
             "on_cpu": _bits(on_cpu),
             "gil": _bits(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),
-            "count": _numbers(groups.count.astype(np.int32)),
+            "count": _numbers(groups.count.astype(np.int64)),
             "duration_ns": _numbers(np.where(on_cpu, of_rate, groups.duration), on_cpu & (rate == 0)),
         }
         schema = table_named("python.samples").physical
