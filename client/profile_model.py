@@ -56,13 +56,22 @@ def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, 
 
     ``labels`` keeps samples with other labels apart.
     """
-    sums: dict[tuple[tuple[Frame, ...], tuple[tuple[str, str], ...]], tuple[int, int]] = {}
+    # Numbers for frames, because hashing and comparing numbers is what makes a large profile quick.
+    numbers: dict[Frame, int] = {}
+    sums: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], Sample] = {}
     for sample in samples:
-        key = (sample.frames, sample.labels if labels else ())
-        ns, seen = sums.get(key, (0, 0))
-        sums[key] = (ns + sample.ns, seen + sample.seen)
-    found = [Sample(frames, ns, seen, kept) for (frames, kept), (ns, seen) in sums.items()]
-    return tuple(sorted(found, key=lambda s: ([(f.func, f.file, f.lineno or 0) for f in s.frames], repr(s.labels))))
+        kept = sample.labels if labels else ()
+        key = (tuple([numbers.setdefault(frame, len(numbers)) for frame in sample.frames]), kept)
+        known = sums.get(key)
+        ns, seen = (known.ns, known.seen) if known is not None else (0, 0)
+        sums[key] = Sample(sample.frames, ns + sample.ns, seen + sample.seen, kept)
+    places = {numbers[frame]: place for place, frame in enumerate(sorted(numbers, key=_order))}
+    found = sorted(sums.items(), key=lambda item: ([places[number] for number in item[0][0]], item[0][1]))
+    return tuple([sample for _, sample in found])
+
+
+def _order(frame: Frame) -> tuple[str, str, int]:
+    return frame.func, frame.file, frame.lineno or 0
 
 
 def without_lines(profile: Profile) -> Profile:

@@ -5,7 +5,7 @@ A difference has two weights, before and after, as its difffolded.pl writes it.
 
 from __future__ import annotations
 
-from probing.client.profile_model import Profile, Sample, label, merged, short_files
+from probing.client.profile_model import Frame, Profile, label, merged, short_files
 from probing.client.text import escape
 
 __all__ = ("folded", "folded_difference")
@@ -26,12 +26,14 @@ def folded_difference(base: Profile, chosen: Profile) -> str:
 
 
 def _weights(profile: Profile, short: dict[str, str]) -> dict[str, int]:
+    frames = {frame for sample in profile.samples for frame in sample.frames}
+    names = {frame: _name(frame, short) for frame in frames}
     weights: dict[str, int] = {}
     for sample in merged(profile.samples):
-        line = _line(sample, short)
+        line = ";".join([names[frame] for frame in sample.frames])
         weights[line] = weights.get(line, 0) + sample.ns
     return weights
 
 
-def _line(sample: Sample, short: dict[str, str]) -> str:
-    return ";".join(escape(label(frame, short)).replace(";", ":") for frame in sample.frames)
+def _name(frame: Frame, short: dict[str, str]) -> str:
+    return escape(label(frame, short)).replace(";", ":")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 
-from probing.client.profile_model import Frame, Profile
+from probing.client.profile_model import Frame, Profile, Sample, merged
 
 __all__ = ("MAX_DEPTH", "Box", "boxes")
 
@@ -13,15 +14,6 @@ __all__ = ("MAX_DEPTH", "Box", "boxes")
 MAX_DEPTH = 400
 # Of the whole width: less is under a third of a pixel.
 _LEAST = 0.0003
-
-
-@dataclass(slots=True)
-class _Node:
-    """``ns`` and ``own`` (not in children) in each profile."""
-
-    ns: list[int]
-    own: list[int]
-    children: dict[Frame, _Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +35,44 @@ class Box:
 def boxes(profiles: Sequence[Profile]) -> Iterator[Box]:
     """All frames wide enough to be seen, parents first. A width is the mean of the shares in the profiles, so that
     what is in one of them alone is there as well."""
-    root = _tree(profiles)
-    wholes = [ns or 1 for ns in root.ns]
-    waiting: list[tuple[Frame | None, _Node, float, int]] = [(None, root, 0.0, 0)]
+    # Sorted, the stacks that begin alike stand side by side: a frame is a range of them.
+    marked = [s._replace(labels=(("", f"{i}"),)) for i, profile in enumerate(profiles) for s in profile.samples]
+    samples = merged(marked, labels=True)
+    stacks = [sample.frames for sample in samples]
+    sums = [_sums(samples, f"{i}") for i in range(len(profiles))]
+    wholes = [found[-1] or 1 for found in sums]
+    waiting: list[tuple[Frame | None, int, int, float, int]] = [(None, 0, len(stacks), 0.0, 0)]
     while waiting:
-        frame, node, left, depth = waiting.pop()
-        shares = tuple(ns / whole for ns, whole in zip(node.ns, wholes, strict=True))
-        yield Box(frame, left, _width(node, wholes), depth, shares, tuple(node.ns), tuple(node.own))
+        frame, first, end, left, depth = waiting.pop()
+        ns = tuple(found[end] - found[first] for found in sums)
+        ranges = list(_ranges(stacks, first, end, depth))
+        inner = ranges[0][1] if ranges else end
+        shares = tuple(n / whole for n, whole in zip(ns, wholes, strict=True))
+        own = tuple(found[inner] - found[first] for found in sums)
+        yield Box(frame, left, sum(shares) / len(shares), depth, shares, ns, own)
         below = []
-        for name, child in sorted(node.children.items(), key=lambda item: (item[0].func, item[0].file, str(item[0]))):
-            width = _width(child, wholes)
-            if width >= _LEAST and depth < MAX_DEPTH:
-                below.append((name, child, left, depth + 1))
+        for child, begin, stop in ranges if depth < MAX_DEPTH else ():
+            parts = ((found[stop] - found[begin]) / whole for found, whole in zip(sums, wholes, strict=True))
+            width = sum(parts) / len(wholes)
+            if width >= _LEAST:
+                below.append((child, begin, stop, left, depth + 1))
             left += width
         waiting += reversed(below)
 
 
-def _width(node: _Node, wholes: Sequence[int]) -> float:
-    return sum(ns / whole for ns, whole in zip(node.ns, wholes, strict=True)) / len(wholes)
+def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
+    """The time of one profile in the first 0, 1, 2… samples."""
+    return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 
-def _tree(profiles: Sequence[Profile]) -> _Node:
-    root = _Node([0] * len(profiles), [0] * len(profiles))
-    for number, profile in enumerate(profiles):
-        for sample in profile.samples:
-            node = root
-            node.ns[number] += sample.ns
-            for frame in sample.frames:
-                child = node.children.get(frame)
-                if child is None:
-                    child = node.children[frame] = _Node([0] * len(profiles), [0] * len(profiles))
-                node = child
-                node.ns[number] += sample.ns
-            node.own[number] += sample.ns
-    return root
+def _ranges(
+    stacks: Sequence[tuple[Frame, ...]], first: int, end: int, depth: int
+) -> Iterator[tuple[Frame, int, int]]:
+    """The frames at ``depth`` with the range of stacks that have each; stacks that end before it stand first."""
+    while first < end and len(stacks[first]) == depth:
+        first += 1
+    while first < end:
+        frame, begin = stacks[first][depth], first
+        while first < end and stacks[first][depth] == frame:
+            first += 1
+        yield frame, begin, first
