@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, UnsupportedTarget
 from probing.daemon.processes.procfs import Mapping
-from probing.daemon.python_stack.layouts import COOKIE, DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_from_debug_offsets
+from probing.daemon.python_stack.debug_offsets import COOKIE, DEBUG_OFFSETS_SIZE
+from probing.daemon.python_stack.layouts import TABLE, Layout, layout_from_debug_offsets
 from probing.daemon.python_stack.loaded import Loaded, Read, Segment
 from probing.daemon.python_stack.locate import (
     SYMBOLS,
