@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, program, runtime_of
 
 from probing.api.errors import ProcessGone, UsageError
+from probing.daemon.clock import SystemClock
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.dump import dump_stacks
 from probing.daemon.python_stack.source import PythonStacks
@@ -23,6 +26,8 @@ from probing.daemon.python_stack.threads import read_start_ns
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.read import handlers, read_values
 from probing.daemon.python_stack.values.source import Values
+from probing.daemon.python_stack.watch import VariableWatch
+from probing.daemon.source import Identity, Loss
 
 Until = Callable[..., object]
 
@@ -78,10 +83,14 @@ def test_each_thread_answers_for_itself(python: str, until: Until) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
         runtime, start_ns = runtime_of(process.pid), read_start_ns(process.pid)
+        other = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir())
+        request = {"pid": process.pid, "start_ns": start_ns, "runtime": runtime.to_dict(), "timeout_ms": 60_000}
+        one = handlers()["vars"]({**request, "names": ["who"], "threads": [other]})["values"]
         answers = [
             read_values(process.pid, start_ns, runtime, ["who", "step", "Box"], time.monotonic() + 60)["values"]
             for _ in range(3)
         ]
+    assert [(v["tid"], v["value"]) for v in one] == [(other, "'other'")]
     assert answers[0] == answers[1] == answers[2]
     rows = [(v["name"], v["value"]) for v in answers[0]]
     # A global is told once, and all threads see the same.
@@ -135,6 +144,47 @@ def test_the_source_answers_for_several_processes_and_tells_failures() -> None:
     stacks.close()
 
 
+class Kept:
+    """A sink; ``rows`` by table."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {"python.variables": [], "python.training_metrics": []}
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        self.rows[table] += batch.drop_columns(["ts"]).to_pylist()
+
+    def lost(self, loss: Loss) -> None:
+        raise AssertionError(loss)
+
+
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_watched_steps_and_losses_become_rows(python: str, until: Until) -> None:
+    sink = Kept()
+    with program(python, "values_train.py") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        stacks = PythonStacks(ReadersOfValues(), LocalParsers())
+        values = Values(ReadersOfValues(), stacks.prepare)
+        who = Identity(process.pid, read_start_ns(process.pid), "job", "run", "trainer", 3, 3, 8, 0)
+        names = ("trainer.state.step", "trainer.loss", "trainer.epoch")
+        known = SimpleNamespace(live=lambda: [who])
+        watch = VariableWatch(values, sink, lambda _: names, known, SystemClock(), "n1", interval_s=lambda: 0.01)
+        watch.start()
+        metrics = sink.rows["python.training_metrics"]
+        until(lambda: len(metrics) >= 5)
+        watch.stop()
+        assert watch.reason == ""
+        values.close()
+        stacks.close()
+    assert {(m["rank"], m["pid"], m["job"]) for m in metrics} == {(3, process.pid, "job")}
+    steps = [m["step"] for m in metrics]
+    assert steps == sorted(set(steps))
+    # The loss is set right after the step, so it may still be that of the step before.
+    assert all(m["loss"] in (1 / m["step"], 1 / max(1, m["step"] - 1)) for m in metrics if m["loss"] is not None)
+    told = [v for v in sink.rows["python.variables"] if v["name"] == "trainer.epoch"]
+    assert [(v["type"], v["value"], v["func"]) for v in told] == [("str", "'first'", "train")]
+
+
 def test_requests_that_make_no_sense() -> None:
     with program(sys.executable, "values_busy.py") as process:
         assert process.stdout is not None
@@ -147,5 +197,7 @@ def test_requests_that_make_no_sense() -> None:
                 ask({**request, **wrong})
         with pytest.raises(UsageError):
             ask({**request, "names": ["x"], "pid": "1"})
+        with pytest.raises(UsageError):
+            ask({**request, "names": ["x"], "threads": "all"})
         with pytest.raises(ProcessGone):
             ask({**request, "names": ["x"], "start_ns": 10_000_000})

@@ -159,6 +159,55 @@ def test_the_layout_of_another_version_ends(image: dict[int, bytes], minor: tupl
     assert memory.calls < MAX_CALLS
 
 
+def own_frame() -> RawFrame:
+    """The frame of the caller's caller, as a walk would find it."""
+    frame = sys._getframe(1)
+    address = id(frame)
+    if MINOR >= (3, 11):
+        # PyFrameObject.f_frame (Include/internal/pycore_frame.h).
+        address = int.from_bytes(ctypes.string_at(id(frame) + 24, 8), "little")
+    return RawFrame(address, id(frame.f_code), 0)
+
+
+def read_locals(memory: Any, frame: RawFrame) -> list[dict[str, Any]]:
+    reader = LocalsReader(memory, OWN, time.monotonic() + 60)
+    reader.load([frame])
+    return reader.read(frame)
+
+
+@pytest.fixture(scope="module")
+def frame_image() -> tuple[dict[int, bytes], RawFrame]:
+    number, text, cell, items = 5, "a text", {"in": "a cell"}, [1, 2, (3, None)]
+    recording, frame = Recording(), own_frame()
+    found = {row["name"]: row["value"] for row in read_locals(recording, frame)}
+    assert (lambda: cell)() is cell
+    assert (found["number"], found["text"], found["items"]) == ("5", "'a text'", "[1, 2, (3, None)]")
+    assert found["cell"] == "{'in': 'a cell'}"
+    assert (number, text, items) == (5, "a text", [1, 2, (3, None)])
+    return recording.segments(), frame
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_spoilt_frame_gives_locals_or_reasons(
+    frame_image: tuple[dict[int, bytes], RawFrame], data: st.DataObject
+) -> None:
+    image, frame = frame_image
+    near, before = [], 0
+    for base, part in image.items():
+        near += [(before + a - base) // 8 for a in (frame.address, frame.code) if base <= a < base + len(part)]
+        before += len(part)
+    word = st.one_of(
+        st.integers(0, 1 << 24), st.tuples(st.sampled_from(near), st.integers(0, 30)).map(lambda pair: sum(pair))
+    )
+    changes = data.draw(st.lists(st.tuples(word, st.integers(0, 2), st.integers(0, 1 << 40)), max_size=40))
+    memory = FakeMemory(spoilt(image, changes), max_calls=MAX_CALLS)
+    for row in read_locals(memory, frame):
+        assert row["value"] is not None or row["reason"]
+        assert len(row["value"] or "") <= 1024
+    assert memory.calls < MAX_CALLS
+
+
 def test_nothing_where_an_object_should_be() -> None:
     for address in (0, 8, 7, 1 << 50, (1 << 64) - 8):
         found = read_all(FakeMemory({}), OWN, address)

@@ -119,7 +119,8 @@ def test_a_value_that_changed_while_it_was_read_is_no_news(bench: Bench) -> None
     assert [(r["step"], r["loss"]) for r in bench.metrics] == [(1, None)]
     bench.values.set(7, "loss", None, None, "there is no variable")
     bench.look()
-    assert [(r["name"], r["value"], r["reason"]) for r in bench.variables[1:]] == [("loss", None, "there is no variable")]
+    told = [(r["name"], r["value"], r["reason"]) for r in bench.variables[1:]]
+    assert told == [("loss", None, "there is no variable")]
 
 
 def test_the_first_thread_with_a_value_answers(bench: Bench) -> None:
@@ -133,7 +134,9 @@ def test_the_first_thread_with_a_value_answers(bench: Bench) -> None:
     assert bench.metrics == []
 
 
-@pytest.mark.parametrize(("text", "number"), [("1.5", 1.5), ("inf", float("inf")), ("nan", float("nan")), ("'a'", None)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("1.5", 1.5), ("inf", float("inf")), ("nan", float("nan")), ("'a'", None)]
+)
 def test_steps_that_are_none(bench: Bench, text: str, number: float | None) -> None:
     bench.values.set(7, "trainer.step", text, number)
     bench.look()

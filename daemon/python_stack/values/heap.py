@@ -32,6 +32,7 @@ class Heap:
         self._deadline = deadline
         self._snapshot = Snapshot(memory)
         self._noted: dict[Range, bytes] = {}
+        self._kept: dict[Range, bytes] = {}
 
     def begin(self) -> None:
         """A new value: forget what the last one was made of."""
@@ -41,6 +42,7 @@ class Heap:
         """Forget what was read: it is old."""
         self._snapshot = Snapshot(self._memory)
         self._noted.clear()
+        self._kept.clear()
 
     def load(self, ranges: Iterable[Range]) -> None:
         """Read ``ranges`` in one batch, where they were not read before."""
@@ -84,9 +86,20 @@ class Heap:
 
     def held(self) -> bool:
         """Whether all that was noted since ``begin`` is the same now."""
+        return self._same(self._noted)
+
+    def keep(self) -> None:
+        """The value is taken: what it was made of is part of what ``held_together`` looks at."""
+        if len(self._kept) < MAX_NOTED:
+            self._kept.update(self._noted)
+
+    def held_together(self) -> bool:
+        """Whether all values that were kept since ``refresh`` are the same now: then they are of one moment."""
+        return self._same(self._kept)
+
+    def _same(self, noted: dict[Range, bytes]) -> bool:
         self._check()
-        wanted = list(self._noted)
-        return self._memory.read_many(wanted) == list(self._noted.values()) if wanted else True
+        return self._memory.read_many(list(noted)) == list(noted.values()) if noted else True
 
     def _check(self) -> None:
         if time.monotonic() > self._deadline:

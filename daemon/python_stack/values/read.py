@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -54,7 +54,14 @@ class _Place:
 
 
 def read_values(
-    pid: int, start_ns: int, runtime: RuntimeInfo, names: list[str], deadline: float, memory: Memory | None = None
+    pid: int,
+    start_ns: int,
+    runtime: RuntimeInfo,
+    names: list[str],
+    deadline: float,
+    memory: Memory | None = None,
+    *,
+    threads: Collection[int] | None = None,
 ) -> dict[str, Any]:
     """The variables ``names`` of a process, each in the innermost frame of each thread that has it.
 
@@ -62,7 +69,8 @@ def read_values(
     the order of ``names``, the main thread's first. Locals come before globals; globals that several threads see are
     told once. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or
     None with a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that is nowhere has
-    one row of its own. At most 256 rows.
+    one row of its own. The values are of one moment where that can be had in a few tries. At most 256 rows.
+    ``threads``: the tids to look in, instead of all.
 
     ``deadline`` is on time.monotonic(). Raises UsageError for names that are none, and as ``dump_stacks`` does.
     """
@@ -73,11 +81,12 @@ def read_values(
     reading = _Reading(pid, start_ns, runtime, deadline, memory)
     found: dict[Name, list[dict[str, Any]]] = {}
     for _ in range(ATTEMPTS):
-        reading.look()
+        reading.look(threads)
         for name in wanted:
-            if name not in found or any(row["reason"] == CHANGED for row in found[name]):
-                found[name] = reading.rows(name)
-        if not any(row["reason"] == CHANGED for rows in found.values() for row in rows):
+            rows = reading.rows(name)
+            if name not in found or _unproven(found[name]) or not _unproven(rows):
+                found[name] = rows
+        if not any(map(_unproven, found.values())) and (len(wanted) == 1 or reading.held_together()):
             break
     check_process(pid, start_ns)
     return {
@@ -89,7 +98,7 @@ def read_values(
 
 
 def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """What a reader answers: ``vars`` {pid, start_ns, runtime, names, timeout_ms}, see ``read_values``."""
+    """What a reader answers: ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}, see ``read_values``."""
     return {"vars": _vars}
 
 
@@ -99,7 +108,11 @@ def _vars(request: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
         raise UsageError("a request for variables takes pid, start_ns and timeout_ms")
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
-    return read_values(pid, start_ns, runtime, request.get("names") or [], time.monotonic() + timeout_ms / 1000)
+    threads = request.get("threads")
+    if threads is not None and not (isinstance(threads, list) and all(isinstance(tid, int) for tid in threads)):
+        raise UsageError("the threads of a request for variables are a list of their ids")
+    deadline = time.monotonic() + timeout_ms / 1000
+    return read_values(pid, start_ns, runtime, request.get("names") or [], deadline, threads=threads)
 
 
 class _Reading:
@@ -117,7 +130,7 @@ class _Reading:
         self._threads: list[_Thread] = []
         self._changed = False
 
-    def look(self) -> None:
+    def look(self, wanted: Collection[int] | None) -> None:
         """Take the stacks as they are now."""
         process = self._process
         found = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
@@ -125,12 +138,16 @@ class _Reading:
         threads = []
         for tid, (thread, codes) in zip(tids, found.threads, strict=True):
             frames = [(f, codes[f.code].func) for f in thread.frames if f.code in codes]
-            if tid is not None and frames:
+            if tid is not None and frames and (wanted is None or tid in wanted):
                 threads.append(_Thread(tid, frames))
         self._threads = sorted(threads, key=lambda t: t.tid != self._pid)
         self._objects.refresh()
         self._frames = Frames(self._objects)
         self._frames.load(frame for t in threads for frame, _ in t.frames)
+
+    def held_together(self) -> bool:
+        """Whether all values since the last ``look`` were there at one moment, as a step and its loss should be."""
+        return self._objects.heap.held_together()
 
     def rows(self, name: Name) -> list[dict[str, Any]]:
         """What ``name`` is, in each thread that has it."""
@@ -157,7 +174,10 @@ class _Reading:
         except CorruptTarget as e:
             value = Value("", None, None, e.message)
         # What could not be read may be so because of what was read before: it may be old.
-        return value if self._objects.heap.held() else Value(value.type, None, None, CHANGED)
+        if not self._objects.heap.held():
+            return Value(value.type, None, None, CHANGED)
+        self._objects.heap.keep()
+        return value
 
     def _in_threads(self, name: Name) -> Iterator[_Place]:
         told = set[int]()
@@ -223,6 +243,10 @@ class _Reading:
         except CorruptTarget as e:
             self._changed = self._changed or isinstance(e, Torn)
             return None
+
+
+def _unproven(rows: list[dict[str, Any]]) -> bool:
+    return any(row["reason"] == CHANGED for row in rows)
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
