@@ -91,6 +91,22 @@ def test_threads(tmp_path: Path) -> None:
     assert {t["native_missing"] for t in threads.values()} == {""}
 
 
+def test_many_threads_with_large_stacks(tmp_path: Path) -> None:
+    program = built(tmp_path, "blocked.c", *FLAGS["kept"])
+    with running(program, "threads") as process:
+        blocked_in(process.pid, process.pid, FUTEX)
+        others = set(tids(process.pid)) - {process.pid}
+        assert len(others) == 300
+        for tid in others:
+            blocked_in(process.pid, tid, READ)
+        threads = native(process.pid)
+    # Not all of each stack is copied, and what is beyond is missing.
+    for tid in others:
+        assert own(threads[tid], program) == ["waits_here", "has_alloca"]
+        assert threads[tid]["native_missing"] == "the copy of the stack ends"
+    assert own(threads[process.pid], program) == ["main", "_start"]
+
+
 def test_deep_recursion_is_cut(tmp_path: Path) -> None:
     program = built(tmp_path, "blocked.c", *FLAGS["kept"])
     with running(program, "400") as process:

@@ -139,6 +139,9 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
         if mapping is not None and mapping.start <= look.sp < mapping.end:
             low = max(mapping.start, (look.sp & -8) - _RED_ZONE)
             ranges[tid] = (low, min(mapping.end - low, MAX_STACK))
+    if sum(size for _, size in ranges.values()) > _MAX_TOTAL:
+        share = _MAX_TOTAL // len(ranges)
+        ranges = {tid: (low, min(size, share)) for tid, (low, size) in ranges.items()}
     # Each in a call of its own would cost more than all that is read.
     parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
     copies = {}

@@ -59,12 +59,23 @@ __attribute__((noinline)) void through_pointer(void (*function)(int), int argume
   sink++;
 }
 
+static void *in_large_thread(void *argument) {
+  has_alloca(300000);
+  sink++;
+  return argument;
+}
+
 int main(int count, char **arguments) {
   if (count < 2)
     return 2;
   if (!strcmp(arguments[1], "thread")) {
     pthread_t thread;
     pthread_create(&thread, 0, in_thread, 0);
+    pthread_join(thread, 0);
+  } else if (!strcmp(arguments[1], "threads")) {
+    pthread_t thread;
+    for (int number = 0; number < 300; number++)
+      pthread_create(&thread, 0, in_large_thread, 0);
     pthread_join(thread, 0);
   } else if (!strcmp(arguments[1], "signal")) {
     raises_signal();
