@@ -35,9 +35,10 @@ PREPARE_S = 5.0
 SCAN_S = 1.0
 # How soon a process with unknown threads is scanned again, s, and how often any other.
 SOON_S, MAX_SOON_S = 0.1, 1.0
-REST_S, MAX_REST_S = 5.0, 10.0
+REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
 MAX_NAMES = 8_192
+_SCAN_SHARE = 20
 _WORKERS = 2
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Readers(Protocol):
 
 @dataclass(slots=True)
 class _Watched:
-    """A process to be sampled. Times are time.monotonic(); ``rest``, ``soon`` and ``retry`` are spans, s."""
+    """A process to be sampled. Times are time.monotonic(); ``rest``, ``soon``, ``retry`` and ``took`` are spans, s."""
 
     who: Identity
     due: float
@@ -80,6 +81,7 @@ class _Watched:
     soon: float = SOON_S
     retry: float = RETRY_S
     scanned: float = 0.0
+    took: float = 0.0
     unresolved: float = 0.0
     wanted: tuple[int, bool] = (0, False)
     added: bool = False
@@ -180,7 +182,8 @@ class SampledWatch:
                 if now - watched.unresolved > REST_S:
                     watched.soon = SOON_S
                 watched.unresolved = now
-                soon = max(now, watched.scanned + watched.soon)
+                # One with thousands of threads that come and go must not keep a reader busy.
+                soon = max(now, watched.scanned + max(watched.soon, min(_SCAN_SHARE * watched.took, REST_S)))
                 if soon < watched.due:
                     watched.due, watched.soon = soon, min(2 * watched.soon, MAX_SOON_S)
             self._changed.notify_all()
@@ -247,7 +250,9 @@ class SampledWatch:
             return False
         process.rate = hz
         runtime, layout = self._known.prepared(process, PREPARE_S)
+        began = time.monotonic()
         scan = self._scan(key, runtime)
+        watched.took = time.monotonic() - began
         off_rate = OFF_RATE if off_cpu else 0
         threads = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
         names = {int(tid): str(name) for tid, _, _, name in scan["threads"]}
