@@ -137,7 +137,7 @@ def _by_shape(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -
             if a == b and _LOWEST <= a < _TOP and not a & 7
         ]
         for version, layout in TABLE.items():
-            for at, _ in _with_threads(read, layout, pairs[:_MAX_PAIRS])[:_MAX_SHAPES]:
+            for at, _ in _with_pthreads(read, layout, _with_threads(read, layout, pairs[:_MAX_PAIRS]))[:_MAX_SHAPES]:
                 runtime = at - layout.interpreters_head
                 if hexversion := sys_hexversion(read, runtime, version):
                     return _info(mapping, runtime, hexversion)
@@ -149,6 +149,14 @@ def _with_threads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) 
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     backs = [_word(d) for d in read([(t + layout.thread_interp, 8) for t in tops])]
     return [pair for pair, top, back in zip(pairs, tops, backs, strict=True) if top and back == pair[1]]
+
+
+def _with_pthreads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    # On x86-64 what pthread_self() gives points at itself, with glibc and with musl.
+    tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
+    ids = [_word(d) for d in read([(t + layout.thread_id, 8) for t in tops])]
+    selves = [_word(d) for d in read([(i, 8) for i in ids])]
+    return [pair for pair, i, it in zip(pairs, ids, selves, strict=True) if i and it == i]
 
 
 def _alive(read: Read, runtime: int, layout: Layout) -> bool:

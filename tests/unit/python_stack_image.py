@@ -88,6 +88,7 @@ class Image:
         self._last_thread = address
         self.word(address + layout.thread_interp, self.interpreter)
         self.word(address + layout.thread_id, pthread)
+        self.word(pthread, pthread)
         self.put(pthread + 720, struct.pack("<i", native_id))
         if layout.native_thread_id is not None:
             self.word(address + layout.native_thread_id, native_id)

@@ -129,10 +129,13 @@ def test_by_the_shape(version: tuple[int, int]) -> None:
     sys_module(image, version, hexversion)
     data = bytearray(4096)
     runtime = 1024
-    # A pair that leads nowhere, and the one that does.
+    # Pairs that lead nowhere, or to what has threads that are none; and the one.
     struct.pack_into("<QQ", data, 512, BASE + 64, BASE + 64)
+    other, thread = image.room(512), image.room(512)
+    image.word(other + layout.interp_threads, thread)
+    image.word(thread + layout.thread_interp, other)
+    struct.pack_into("<40Q", data, 0, *[other] * 40)
     struct.pack_into("<QQ", data, runtime + layout.interpreters_head, image.interpreter, image.interpreter)
-    struct.pack_into("<Q", image.data, 0, image.interpreter)
     file = elf(exported={}, data=bytes(data))
     # ``sys_hexversion`` starts from the runtime in the file's own data.
     found = find_runtime(memory_of(file, image).read_many, [mapping()])
