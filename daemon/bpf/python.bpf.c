@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Samples of the Python stacks of the threads that run, at each tick of a CPU's clock. The CPU's other tasks cost a look
- * into one map.
+ * Samples of the Python stacks of the threads that run, at each tick of a CPU's clock. A tick that hits any other task
+ * costs a look into one map.
  */
 #include "python_walk.bpf.h"
 

@@ -45,7 +45,7 @@ struct {
 
 RING(python_samples, struct python_sample, 8 << 20);
 
-/* What the walk takes from the layout: bytes of the windows, the owner from which frames do not count. */
+/* The layout, what is read at once of frames and code objects, and the owner from which on frames do not count. */
 struct python_plan {
 	struct python_layout layout;
 	__u32 frame_size;
