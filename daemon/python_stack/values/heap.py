@@ -16,6 +16,10 @@ MAX_NOTED = 16_384
 CHANGED = "it changed while it was read"
 
 
+# How many bytes at its begin do not matter, and the bytes.
+_Noted = tuple[int, bytes]
+
+
 class Torn(CorruptTarget):
     """No object is where one was expected: it was freed or replaced meanwhile, or never was one."""
 
@@ -31,8 +35,8 @@ class Heap:
         self._memory = memory
         self._deadline = deadline
         self._snapshot = Snapshot(memory)
-        self._noted: dict[Range, bytes] = {}
-        self._kept: dict[Range, bytes] = {}
+        self._noted: dict[Range, _Noted] = {}
+        self._kept: dict[Range, _Noted] = {}
 
     def begin(self) -> None:
         """A new value: forget what the last one was made of."""
@@ -77,7 +81,7 @@ class Heap:
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
             raise CorruptTarget("it is made of too many parts")
-        self._noted[address + skip, size - skip] = data[skip:]
+        self._noted[address, size] = (skip, data)
         return data
 
     def word(self, address: int) -> int:
@@ -85,8 +89,14 @@ class Heap:
         return word(self.read(address, 8), 0)
 
     def held(self) -> bool:
-        """Whether all that was noted since ``begin`` is the same now."""
-        return self._same(self._noted)
+        """Whether all that was noted since ``begin`` is the same now. If not, what it is now is what is read next."""
+        there, back = self._later(self._noted)
+        same = _same(self._noted, there) and _same(self._noted, back)
+        if not same:
+            self._snapshot = Snapshot(self._memory)
+            if there == back:
+                self._snapshot.fill(zip(self._noted, there, strict=True))
+        return same
 
     def keep(self) -> None:
         """The value is taken: what it was made of is part of what ``held_together`` looks at."""
@@ -95,12 +105,22 @@ class Heap:
 
     def held_together(self) -> bool:
         """Whether all values that were kept since ``refresh`` are the same now: then they are of one moment."""
-        return self._same(self._kept)
+        there, back = self._later(self._kept)
+        return _same(self._kept, there) and _same(self._kept, back)
 
-    def _same(self, noted: dict[Range, bytes]) -> bool:
+    def _later(self, noted: dict[Range, _Noted]) -> tuple[list[bytes | None], list[bytes | None]]:
+        # In one call from the variable to its parts and back again: one read is not of one moment either, and objects
+        # come and go at the same few addresses.
         self._check()
-        return self._memory.read_many(list(noted)) == list(noted.values()) if noted else True
+        wanted = list(noted)
+        read = self._memory.read_many([*wanted, *reversed(wanted)]) if wanted else []
+        return read[: len(wanted)], read[len(wanted) :][::-1]
 
     def _check(self) -> None:
         if time.monotonic() > self._deadline:
             raise TargetTimeout("the values could not be read in time")
+
+
+def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
+    before = noted.values()
+    return all(now is not None and now[n:] == data[n:] for (n, data), now in zip(before, later, strict=True))

@@ -168,6 +168,8 @@ class Objects:
             start = self.heap.word(start)
         size = min(length, limit) * kind
         raw = self.heap.read(start, size) if size else b""
+        if compact and ascii_only and not raw.isascii():
+            raise Torn("it is no text")
         try:
             return raw.decode(coding, "surrogatepass"), length
         except UnicodeDecodeError as e:

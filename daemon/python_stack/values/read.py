@@ -30,6 +30,8 @@ __all__ = ("MAX_ROWS", "handlers", "read_values")
 
 MAX_ROWS = 256
 ATTEMPTS = 4
+# How often a value is read again at its place before the stacks are taken anew.
+RETAKES = 4
 _DEFAULT_TIMEOUT_MS = 1000
 _MAX_CALLS = 20_000
 _MAX_BYTES = 128 << 20
@@ -45,10 +47,11 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a name was found: at ``address`` is what ``parts`` go on from."""
+    """Where a name was found: at ``address`` is what ``parts`` go on from. ``look`` finds it again."""
 
     tid: int
     func: str
+    look: Callable[[], int | None]
     address: int
     parts: tuple[str | int, ...]
 
@@ -167,17 +170,25 @@ class _Reading:
     def _value(self, name: Name, place: _Place) -> Value:
         if any(names_secret(part) for part in (name.first, *name.parts) if isinstance(part, str)):
             return Value("", HIDDEN, None, NAME_IS_SECRET)
+        address: int | None = place.address
+        for _ in range(RETAKES):
+            value = self._once(address, place.parts)
+            # What could not be read may be so because of what was read before: it may be old.
+            if self._objects.heap.held() and value.reason != CHANGED:
+                self._objects.heap.keep()
+                return value
+            address = self._begin(place.look)
+        return Value("", None, None, CHANGED)
+
+    def _once(self, address: int | None, parts: tuple[str | int, ...]) -> Value:
+        if address is None:
+            return Value("", None, None, CHANGED)
         try:
-            value = self._renderer.value(walk(self._objects, place.address, place.parts))
+            return self._renderer.value(walk(self._objects, address, parts))
         except Torn:
             return Value("", None, None, CHANGED)
         except CorruptTarget as e:
-            value = Value("", None, None, e.message)
-        # What could not be read may be so because of what was read before: it may be old.
-        if not self._objects.heap.held():
-            return Value(value.type, None, None, CHANGED)
-        self._objects.heap.keep()
-        return value
+            return Value("", None, None, e.message)
 
     def _in_threads(self, name: Name) -> Iterator[_Place]:
         told = set[int]()
@@ -188,8 +199,9 @@ class _Reading:
 
     def _local(self, thread: _Thread, name: Name) -> _Place | None:
         for frame, func in thread.frames:
-            if (found := self._begin(partial(self._frames.local, frame, name.first))) is not None:
-                return _Place(thread.tid, func, found, name.parts)
+            look = partial(self._frames.local, frame, name.first)
+            if (found := self._begin(look)) is not None:
+                return _Place(thread.tid, func, look, found, name.parts)
         return None
 
     def _global(self, thread: _Thread, name: Name, told: set[int]) -> _Place | None:
@@ -199,8 +211,9 @@ class _Reading:
                 continue
             told.add(where)
             func = self._begin(partial(self._name_of_globals, where))
-            if (found := self._begin(partial(self._in_globals, frame, name.first))) is not None:
-                return _Place(thread.tid, func or "?", found, name.parts)
+            look = partial(self._in_globals, frame, name.first)
+            if (found := self._begin(look)) is not None:
+                return _Place(thread.tid, func or "?", look, found, name.parts)
         return None
 
     def _name_of_globals(self, where: int) -> str:
@@ -215,9 +228,9 @@ class _Reading:
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
             for n in range(len(names), 0, -1):
-                found = self._begin(partial(self._module, interpreter, ".".join(names[:n])))
-                if found is not None:
-                    yield _Place(self._pid, ".".join(names[:n]), found, name.parts[n - 1 :])
+                look = partial(self._module, interpreter, ".".join(names[:n]))
+                if (found := self._begin(look)) is not None:
+                    yield _Place(self._pid, ".".join(names[:n]), look, found, name.parts[n - 1 :])
                     return
 
     def _module(self, interpreter: int, name: str) -> int | None:
