@@ -110,7 +110,7 @@ class Collector:
 
     def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
         self._python = PythonSources(
-            self._config, self._session, readers, parsers, self._outbox, self._clock, self._changes
+            self._config, self._node, self._session, readers, parsers, self._outbox, self._clock, self._changes
         )
         self._undo.callback(self._python.close)
         self._discovery = Discovery(
@@ -143,6 +143,7 @@ class Collector:
             record=self._recorder(),
             ready=self._python.ready,
             shares=dict.fromkeys(self._python.ready, sampling.FULL_SHARE),
+            rests=dict.fromkeys(self._python.ready, sampling.REST_S),
         )
         self._losses = LossMeter(
             self._session,
@@ -193,7 +194,7 @@ class Collector:
 
     def _listen(self) -> None:
         clock, discovery = self._clock, self._discovery
-        answers = self._python.answers(self._node, discovery)
+        answers = self._python.answers(discovery)
         live = {
             "comm.inflight": lambda: self._collectives.inflight(clock.pair()),
             "process.processes": lambda: discovery.rows(clock.pair()),

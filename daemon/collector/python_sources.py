@@ -40,6 +40,7 @@ class PythonSources:
     def __init__(
         self,
         config: Config,
+        node: str,
         session: Session,
         readers: ReaderPool,
         parsers: ParserPool,
@@ -47,7 +48,7 @@ class PythonSources:
         clock: Clock,
         changes: Changes,
     ) -> None:
-        self._config = config
+        self._node = node
         self._readers = readers
         self._outbox = outbox
         self._clock = clock
@@ -64,20 +65,19 @@ class PythonSources:
 
     def follow(self, processes: Discovery) -> None:
         """Make the sources that ask who a process is."""
-        node = self._config.node_name
         if self._programs is not None:
             self._sampler = PythonSampler(
-                self._programs, self._readers, self.stacks, processes, self._outbox, node, self._sampling_of
+                self._programs, self._readers, self.stacks, processes, self._outbox, self._node, self._sampling_of
             )
             self._changes.listeners.append(self._sampler.settings_changed)
         self._watch = VariableWatch(
-            self._values, self._outbox, self._watching, processes, self._clock, node,
+            self._values, self._outbox, self._watching, processes, self._clock, self._node,
             interval_s=lambda: float(self._changes.value("variables.interval_s")),
         )  # fmt: skip
         self._changes.listeners.append(self._watch.settings_changed)
 
-    def answers(self, node: str, processes: Discovery) -> StackAnswers:
-        self._answers = StackAnswers(node, processes, self.stacks, self._native, self._values)
+    def answers(self, processes: Discovery) -> StackAnswers:
+        self._answers = StackAnswers(self._node, processes, self.stacks, self._native, self._values)
         return self._answers
 
     def start(self) -> None:

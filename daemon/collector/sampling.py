@@ -12,12 +12,14 @@ from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.sampled_processes import SampledProcesses
 
-__all__ = ("FULL_SHARE", "OBJECTS", "RING", "SamplingPrograms", "refusal")
+__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SamplingPrograms", "refusal")
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
 # A sample is large: a ring that is a quarter full holds a second of a busy node.
 FULL_SHARE = 4
+# How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
+REST_S = 4.0
 _ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
 
 

@@ -19,6 +19,7 @@ from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layou
 from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.memory import Range
 from probing.daemon.python_stack.release import release_of, sys_hexversion
+from probing.daemon.python_stack.search import find_runtime
 from probing.daemon.python_stack.wire import unpack
 
 __all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
@@ -166,7 +167,10 @@ class PythonStacks:
                 return found
             if not isinstance(found, NotPython):
                 reason = reason or found
-        raise reason or NotPython(f"process {pid} runs no CPython")
+        try:
+            return find_runtime(partial(self._memory, pid, start_ns, deadline), mappings)
+        except NotPython as e:
+            raise reason or NotPython(f"process {pid} runs no CPython") from e
 
     def _try_file(
         self, pid: int, start_ns: int, mapping: Mapping, deadline: float

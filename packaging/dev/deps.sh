@@ -3,7 +3,7 @@
 # Quick when all is there already.
 set -eu
 
-packages="bpftool clang debootstrap g++ gcc iproute2 libbpf-dev libbpf1 libc6-dev linux-libc-dev llvm python3 python3-dev python3-venv systemd util-linux"
+packages="binutils bpftool clang debootstrap g++ gcc iproute2 libbpf-dev libbpf1 libc6-dev libexpat1-dev linux-libc-dev llvm python3 python3-dev python3-venv systemd util-linux zlib1g-dev"
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
