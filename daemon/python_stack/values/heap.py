@@ -48,6 +48,10 @@ class Heap:
         self._noted.clear()
         self._kept.clear()
 
+    def reread(self) -> None:
+        """Read all anew from here on."""
+        self._snapshot = Snapshot(self._memory)
+
     def load(self, ranges: Iterable[Range]) -> None:
         """Read ``ranges`` in one batch, where they were not read before."""
         self._check()

@@ -171,12 +171,16 @@ class _Reading:
         if any(names_secret(part) for part in (name.first, *name.parts) if isinstance(part, str)):
             return Value("", HIDDEN, None, NAME_IS_SECRET)
         address: int | None = place.address
+        reason = ""
         for _ in range(RETAKES):
             value = self._once(address, place.parts)
-            # What could not be read may be so because of what was read before: it may be old.
             if self._objects.heap.held() and value.reason != CHANGED:
-                self._objects.heap.keep()
-                return value
+                if value.reason == reason:
+                    self._objects.heap.keep()
+                    return value
+                # An object that is being made has no attributes yet: a reason is believed when it stays.
+                reason = value.reason
+                self._objects.heap.reread()
             address = self._begin(place.look)
         return Value("", None, None, CHANGED)
 
