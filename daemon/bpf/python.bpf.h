@@ -40,7 +40,8 @@ struct python_layout {
 	__u16 frame_owner; /* one byte */
 	__u16 code_firstlineno;
 	__u16 code_filename;
-	__u16 code_name; /* the qualified name, where there is one */
+	__u16 code_name;       /* the qualified name, where there is one */
+	__u16 code_short_name; /* the plain one */
 	__u16 code_linetable;
 	__u16 code_adaptive;
 	__u16 gil_holder;
@@ -103,15 +104,20 @@ struct python_sample {
 	struct python_frame frames[PYTHON_FRAMES];
 };
 
+/* In a str, of every version. */
+#define STR_HASH 24
+
 /*
  * The proof that a code object is the one that was seen: a new one at the same address has another name, file, line
- * table or first line. The same arithmetic is in python_stack/sampled_codes.py.
+ * table or first line. All of their addresses can be used again as well, so the hash of the plain name counts too: the
+ * interpreter has computed that of every code object's. The same arithmetic is in python_stack/sampled_codes.py.
  */
-static __always_inline __u32 code_check(__u64 filename, __u64 name, __u64 linetable, __u32 firstlineno)
+static __always_inline __u32 code_check(__u64 filename, __u64 name, __u64 linetable, __u32 firstlineno, __u64 name_hash)
 {
 	__u64 mixed = filename * 0x9e3779b97f4a7c15ULL ^ name * 0xc2b2ae3d27d4eb4fULL ^ linetable * 0x165667b19e3779f9ULL;
 
 	mixed ^= (__u64)firstlineno * 0x27d4eb2f165667c5ULL;
+	mixed ^= name_hash * 0xff51afd7ed558ccdULL;
 	return (__u32)(mixed >> 32) ^ (__u32)mixed;
 }
 

@@ -140,9 +140,9 @@ static __always_inline __u8 gil_flags(const struct python_layout *layout, __u64 
 /* Returns 0 for a layout whose fields lie too far apart. */
 static __always_inline int plan_make(struct python_plan *plan, const struct python_layout *layout)
 {
-	__u32 begin = smaller(smaller(layout->code_filename, layout->code_name),
+	__u32 begin = smaller(smaller(smaller(layout->code_filename, layout->code_name), layout->code_short_name),
 			      smaller(layout->code_linetable, layout->code_firstlineno)) & ~7U;
-	__u32 end = larger(larger(layout->code_filename, layout->code_name),
+	__u32 end = larger(larger(larger(layout->code_filename, layout->code_name), layout->code_short_name),
 			   larger(layout->code_linetable, layout->code_firstlineno)) + 8;
 	__u32 frame_size = larger(larger(layout->frame_previous, layout->frame_code), layout->frame_instr) + 8;
 
@@ -179,7 +179,7 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 	for (int i = 0; i < PYTHON_FRAMES && frame; i++) {
 		struct python_frame *slot = &sample->frames[*depth & (PYTHON_FRAMES - 1)];
 		__u32 begin = plan->code_begin, offset, check;
-		__u64 code, instr;
+		__u64 code, instr, name_hash;
 
 		if (bpf_probe_read_user(scratch->frame, plan->frame_size & (2 * WINDOW - 1), (const void *)frame)) {
 			flags = FLAG_FAULT;
@@ -189,14 +189,15 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 		if (scratch->frame[layout->frame_owner & (WINDOW - 1)] >= plan->shim_owner)
 			continue;
 		code = word_at(scratch->frame, layout->frame_code) & ~(__u64)layout->tag_mask;
-		if (bpf_probe_read_user(scratch->code, plan->code_size & (2 * WINDOW - 1), (const void *)(code + begin))) {
+		if (bpf_probe_read_user(scratch->code, plan->code_size & (2 * WINDOW - 1), (const void *)(code + begin)) ||
+		    read_word(&name_hash, word_at(scratch->code, layout->code_short_name - begin) + STR_HASH)) {
 			flags = FLAG_FAULT;
 			break;
 		}
 		check = code_check(word_at(scratch->code, layout->code_filename - begin),
 				   word_at(scratch->code, layout->code_name - begin),
 				   word_at(scratch->code, layout->code_linetable - begin),
-				   half_at(scratch->code, layout->code_firstlineno - begin));
+				   half_at(scratch->code, layout->code_firstlineno - begin), name_hash);
 		instr = word_at(scratch->frame, layout->frame_instr);
 		if (layout->instr == INSTR_ADDRESS)
 			offset = instr - code - layout->code_adaptive;

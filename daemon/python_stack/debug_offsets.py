@@ -27,7 +27,7 @@ _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_t
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}
 # locals, owner, then the pointer to the top of the frame's values; 3.13 declares none.
 _FRAME_314 = {**_FRAME, "stackpointer": 6}
-_CODE = {"filename": 1, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
+_CODE = {"filename": 1, "name": 2, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
 _BYTES = {"ob_size": 1, "ob_sval": 2}
 _UNICODE = {"state": 1, "length": 2, "asciiobject_size": 3}
 # From 3.14 on threads_main comes in behind threads_head.

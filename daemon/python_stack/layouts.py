@@ -40,7 +40,9 @@ class Layout:
     frame_entry: int | None
     frame_size: int
     code_filename: int
+    # The qualified name from 3.11 on, and the plain one, whose hash every code object has.
     code_name: int
+    code_short_name: int
     code_firstlineno: int
     code_linetable: int
     code_adaptive: int | None
@@ -99,6 +101,7 @@ def _before_311(minor: int, current: int, lasti: int) -> Layout:
         frame_size=112,
         code_filename=104,
         code_name=112,
+        code_short_name=112,
         code_firstlineno=40,
         code_linetable=120,
         code_adaptive=None,
@@ -133,6 +136,7 @@ TABLE = {
         frame_size=72,
         code_filename=112,
         code_name=128,
+        code_short_name=120,
         code_firstlineno=72,
         code_linetable=136,
         code_adaptive=184,
@@ -162,6 +166,7 @@ TABLE = {
         frame_size=72,
         code_filename=112,
         code_name=128,
+        code_short_name=120,
         code_firstlineno=68,
         code_linetable=136,
         code_adaptive=192,
@@ -225,10 +230,11 @@ def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layo
         frame_size=max(frame.values()) + 8,
         code_filename=code["filename"],
         code_name=code["qualname"],
+        code_short_name=code["name"],
         code_firstlineno=code["firstlineno"],
         code_linetable=code["linetable"],
         code_adaptive=code["co_code_adaptive"],
-        code_size=max(code["filename"], code["qualname"], code["linetable"], code["firstlineno"]) + 8,
+        code_size=max(code[name] for name in ("filename", "name", "qualname", "linetable", "firstlineno")) + 8,
         instr="current",
         lines="locations",
         bytes_length=data["ob_size"],

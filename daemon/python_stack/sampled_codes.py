@@ -35,12 +35,15 @@ _MAX_KNOWN = 32_768
 _MAX_KNOWN_BYTES = 32 << 20
 _MAX_GIVEN_UP = 8_192
 _U64 = (1 << 64) - 1
+# PyASCIIObject.hash, of every version.
+_STR_HASH = 24
 
 
-def code_check(filename: int, name: int, linetable: int, firstlineno: int) -> int:
-    """The same as ``code_check`` in bpf/python.bpf.h: pointers, and co_firstlineno as an unsigned 32-bit number."""
+def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_hash: int) -> int:
+    """The same as ``code_check`` in bpf/python.bpf.h: pointers, co_firstlineno as an unsigned 32-bit number, and the
+    hash of co_name as an unsigned 64-bit one."""
     mixed = filename * 0x9E3779B97F4A7C15 ^ name * 0xC2B2AE3D27D4EB4F ^ linetable * 0x165667B19E3779F9
-    mixed = (mixed ^ firstlineno * 0x27D4EB2F165667C5) & _U64
+    mixed = (mixed ^ firstlineno * 0x27D4EB2F165667C5 ^ name_hash * 0xFF51AFD7ED558CCD) & _U64
     return mixed >> 32 ^ mixed & 0xFFFF_FFFF
 
 
@@ -48,9 +51,9 @@ def answer_codes(request: dict[str, Any]) -> Message:
     """What a reader answers to ``codes`` {pid, start_ns, runtime, addresses (at most 4096), timeout_ms}.
 
     Header ``index`` and ``asked``: the first ``asked`` addresses were looked at; ask again for the others. Payload:
-    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno], func,
-    file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the length of the line
-    table or -1. A code object that cannot be read, or changed meanwhile, is left out.
+    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno,
+    name_hash], func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the
+    length of the line table or -1. A code object that cannot be read, or changed meanwhile, is left out.
 
     Raises ProcessGone, PrivilegeError, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -85,15 +88,20 @@ def _read_chunk(pid: int, layout: Layout, addresses: list[int]) -> list[tuple[li
         codes = read_codes(snapshot, layout, addresses, {})
         # What the texts were read for must still be there: else they may belong to what came after it.
         heads = memory.read_many([(address, layout.code_size) for address in codes])
+        names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
+        hashes = memory.read_many(names)
     except CorruptTarget:
         return []  # they claim to be larger than anything that may be read
     found = []
-    for (address, code), later in zip(codes.items(), heads, strict=True):
+    for (address, code), later, name_hash in zip(codes.items(), heads, hashes, strict=True):
         head = snapshot.get(address, layout.code_size)
-        if head is None or later is None or not _alive(later) or _proof(layout, head) != _proof(layout, later):
+        if head is None or later is None or name_hash is None or not _alive(later):
+            continue
+        proof = _proof(layout, head)
+        if proof != _proof(layout, later):
             continue
         table = code.table
-        row = [address, _proof(layout, head), code.func, code.file, -1 if table is None else len(table)]
+        row = [address, [*proof, word(name_hash, 0)], code.func, code.file, -1 if table is None else len(table)]
         found.append((row, table or b""))
     return found
 

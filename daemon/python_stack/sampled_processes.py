@@ -137,8 +137,9 @@ def _put(into: Map, key: int, value: Any) -> bool:
 def _fields(layout: Layout, gil: int) -> dict[str, int]:
     """The members of struct python_layout."""
     frame = (layout.frame_previous + 8, layout.frame_code + 8, layout.frame_instr + 8, (layout.frame_owner or 0) + 1)
-    code = (layout.code_filename, layout.code_name, layout.code_linetable, layout.code_firstlineno)
-    words = (layout.frame_previous, layout.frame_code, layout.frame_instr, *code[:3], layout.code_firstlineno * 2)
+    pointers = (layout.code_filename, layout.code_name, layout.code_short_name, layout.code_linetable)
+    code = (*pointers, layout.code_firstlineno)
+    words = (layout.frame_previous, layout.frame_code, layout.frame_instr, *pointers, layout.code_firstlineno * 2)
     if max(frame) > _WINDOW or max(code) + 8 - min(code) // 8 * 8 > _WINDOW or any(offset % 8 for offset in words):
         raise UnsupportedTarget("frames or code objects of this CPython are not laid out as known", hint=_HINT)
     fields = {
@@ -152,6 +153,7 @@ def _fields(layout: Layout, gil: int) -> dict[str, int]:
         "code_firstlineno": layout.code_firstlineno,
         "code_filename": layout.code_filename,
         "code_name": layout.code_name,
+        "code_short_name": layout.code_short_name,
         "code_linetable": layout.code_linetable,
         "code_adaptive": layout.code_adaptive,
         "gil_holder": layout.gil_holder,

@@ -102,6 +102,7 @@ def check_of(target: Target, code: int) -> int:
     mixed ^= target.word(code + layout.code_name) * 0xC2B2AE3D27D4EB4F
     mixed ^= target.word(code + layout.code_linetable) * 0x165667B19E3779F9
     mixed ^= (target.word(code + layout.code_firstlineno) & 0xFFFF_FFFF) * 0x27D4EB2F165667C5
+    mixed ^= target.word(target.word(code + layout.code_short_name) + 24) * 0xFF51AFD7ED558CCD
     mixed &= _MASK
     return mixed >> 32 ^ mixed & 0xFFFF_FFFF
 

@@ -295,32 +295,34 @@ memory = ctypes.create_string_buffer(4096)
 base = ctypes.addressof(memory)
 for at, value in {{24: {frame}, 176: threading.get_ident(), 536: {previous}, 544: {code}, 616: 6}}.items():
     struct.pack_into("<Q", memory, at, value)
-for at, value in {{1064: 7, 1128: 0x1111, 1136: 0x2222, 1144: 0x3333}}.items():
+for at, value in {{1064: 7, 1128: 0x1111, 1136: {name}, 1144: 0x3333, 2072: 0x4444}}.items():
     struct.pack_into("<Q", memory, at, value)
 print("ready", base, threading.get_ident(), sep="\\n", flush=True)
 while True:
     pass
 """
 CUT, FAULT = 1, 2
-UNMAPPED, KERNEL, NOWHERE = 0x1000, 0xFFFF_FFFF_8000_0000, 0x8000_0000_0000_0000
+# Not mapped, the kernel's, and no address at all.
+WILD = (0x1000, 0xFFFF_FFFF_8000_0000, 0x8000_0000_0000_0000, (1 << 64) - 1)
 
 
 @pytest.mark.parametrize(
-    ("frame", "previous", "code", "depth", "flags"),
+    ("frame", "previous", "code", "name", "depth", "flags"),
     [
-        ("base + 512", "0", "base + 1024", 1, 0),
-        ("0", "0", "0", 0, 0),
+        ("base + 512", "0", "base + 1024", "base + 2048", 1, 0),
+        ("0", "0", "0", "0", 0, 0),
         # Round and round.
-        ("base + 512", "base + 512", "base + 1024", 128, CUT),
-        *((f"{bad}", "0", "base + 1024", 0, FAULT) for bad in (UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
-        *(("base + 512", f"{bad}", "base + 1024", 1, FAULT) for bad in (UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
-        *(("base + 512", "0", f"{bad}", 0, FAULT) for bad in (0, UNMAPPED, KERNEL, NOWHERE, (1 << 64) - 1)),
+        ("base + 512", "base + 512", "base + 1024", "base + 2048", 128, CUT),
+        *((f"{bad}", "0", "base + 1024", "base + 2048", 0, FAULT) for bad in WILD),
+        *(("base + 512", f"{bad}", "base + 1024", "base + 2048", 1, FAULT) for bad in WILD),
+        *(("base + 512", "0", f"{bad}", "base + 2048", 0, FAULT) for bad in (0, *WILD)),
+        *(("base + 512", "0", "base + 1024", f"{bad}", 0, FAULT) for bad in (0, *WILD)),
     ],
 )
 def test_hostile_memory_ends_a_walk_and_no_more(
-    sampling: Sampling, frame: str, previous: str, code: str, depth: int, flags: int
+    sampling: Sampling, frame: str, previous: str, code: str, name: str, depth: int, flags: int
 ) -> None:
-    with started(INTERPRETERS[-1], HOSTILE.format(frame=frame, previous=previous, code=code)) as target:
+    with started(INTERPRETERS[-1], HOSTILE.format(frame=frame, previous=previous, code=code, name=name)) as target:
         assert target.process.stdout
         base, thread_id = (int(target.process.stdout.readline()) for _ in range(2))
         sampling.processes.add(target.pid, target.start_ns, TABLE[3, 8], 0, 0, 999, 0)

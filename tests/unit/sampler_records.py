@@ -53,7 +53,8 @@ def record(*frames: tuple[int, int, int], **values: Any) -> np.ndarray[Any, Any]
 def code(func: str, first_line: int = 1, file: str = "a.py") -> tuple[int, SampledCode]:
     """(check, code) with one instruction in its first line and one two lines below it, in CPython 3.11's format."""
     table = bytes([0x80 | 13 << 3, 0, 0x80 | 13 << 3, 4])
-    check = code_check(zlib.crc32(file.encode()), zlib.crc32(func.encode()), 1 << 20, first_line)
+    name = zlib.crc32(func.encode())
+    check = code_check(zlib.crc32(file.encode()), name, 1 << 20, first_line, name)
     return check, SampledCode(func, file, first_line, table)
 
 

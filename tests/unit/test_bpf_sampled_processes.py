@@ -98,7 +98,7 @@ def test_layout_that_programs_cannot_follow_is_refused(types: dict[str, np.dtype
     found = maps["python_processes"].lookup(7)["layout"]
     # What the program reads at once: whole words within a window of 128 bytes.
     frame = [int(found[name]) for name in ("frame_previous", "frame_code", "frame_instr")]
-    code = [int(found[name]) for name in ("code_filename", "code_name", "code_linetable")]
+    code = [int(found[name]) for name in ("code_filename", "code_name", "code_short_name", "code_linetable")]
     first = int(found["code_firstlineno"])
     assert max(*frame, int(found["frame_owner"]) - 7) + 8 <= 128
     assert max(*code, first) + 8 - (min(*code, first) & ~7) <= 128

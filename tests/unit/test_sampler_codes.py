@@ -37,13 +37,15 @@ def check_in_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", folder / "check.so", source], check=True)
     found = ctypes.CDLL(str(folder / "check.so")).code_check
     found.restype = ctypes.c_uint32
-    found.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+    found.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64)
     return found
 
 
-@given(ADDRESS, ADDRESS, ADDRESS, st.integers(0, (1 << 32) - 1))
-def test_the_proof_is_what_the_programs_make(check_in_c: Callable[..., int], a: int, b: int, c: int, line: int) -> None:
-    assert code_check(a, b, c, line) == check_in_c(a, b, c, line)
+@given(ADDRESS, ADDRESS, ADDRESS, st.integers(0, (1 << 32) - 1), ADDRESS)
+def test_the_proof_is_what_the_programs_make(
+    check_in_c: Callable[..., int], a: int, b: int, c: int, line: int, name_hash: int
+) -> None:
+    assert code_check(a, b, c, line, name_hash) == check_in_c(a, b, c, line, name_hash)
 
 
 def answer(codes: list[Any], tables: bytes = b"", files: tuple[str, ...] = ("a.py",)) -> Message:
@@ -52,7 +54,7 @@ def answer(codes: list[Any], tables: bytes = b"", files: tuple[str, ...] = ("a.p
 
 
 def test_an_answer_is_taken_apart() -> None:
-    proofs = [1, 2, 3, 9], [1, 2, 3, (1 << 32) - 2]
+    proofs = [1, 2, 3, 9, 5], [1, 2, 3, (1 << 32) - 2, 5]
     found = unpack_codes(answer([[16, proofs[0], "f", 0, 2], [32, proofs[1], "g", 1, -1]], b"\x80\x00", ("a", "b")))
     assert list(found) == [(16, code_check(*proofs[0])), (32, code_check(*proofs[1]))]
     first, second = found.values()

@@ -25,7 +25,7 @@ from probing.daemon.source import Identity, Loss
 Until = Callable[..., Any]
 PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
 RUNTIME = RuntimeInfo(4096, 8192, 0x030B07F0, (3, 11), "3.11.7", "python3.11")
-PROOF = (16, 32, 48, 7)
+PROOF = (16, 32, 48, 7, 5)
 
 
 def who(pid: int, role: str = "trainer", job: str = "job") -> Identity:
