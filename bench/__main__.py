@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ALL = ("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job")
+ALL = (
+    *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
+    *("stacks_on_demand", "sampling", "target_gaps"),
+)
 
 
 def main() -> None:

@@ -14,7 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ("BIN", "BenchDaemon", "cpu_ns", "free_port", "job", "pss_bytes", "tree")
+import grpc
+
+from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
+
+__all__ = ("BIN", "BenchDaemon", "cpu_ns", "free_port", "job", "node_channel", "pss_bytes", "set_config", "tree")
 
 BIN = Path(sys.executable).parent
 
@@ -67,6 +71,22 @@ class BenchDaemon:
     def close(self) -> None:
         self.stop()
         shutil.rmtree(self.base, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def node_channel(daemon: BenchDaemon) -> Iterator[node_pb2_grpc.NodeStub]:
+    """A channel that is open already."""
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"unix:{daemon.socket}", options=unlimited) as channel:
+        stub = node_pb2_grpc.NodeStub(channel)
+        stub.Status(node_pb2.StatusRequest(), timeout=10)
+        yield stub
+
+
+def set_config(stub: node_pb2_grpc.NodeStub, **settings: str) -> None:
+    """For all processes; ``sampling_hz`` is the key sampling.hz."""
+    for key, value in settings.items():
+        stub.Config(node_pb2.ConfigRequest(key=key.replace("_", ".", 1), value=value), timeout=10)
 
 
 @contextlib.contextmanager
