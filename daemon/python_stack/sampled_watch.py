@@ -159,8 +159,19 @@ class SampledWatch:
             watched.who, watched.due = who, time.monotonic()
             self._changed.notify_all()
 
+    def renew(self, key: Key) -> None:
+        """It runs another program now; who it is may be told before or after."""
+        with self._changed:
+            watched = self._watched.get(key)
+            if watched is None:
+                return
+            self._watched[key] = _Watched(watched.who, time.monotonic())
+            self._changed.notify_all()
+        self._known.left(key)
+        self._known.lives(key)
+
     def leave(self, key: Key) -> None:
-        """It ended, or became something else."""
+        """It ended, or is nobody any more who is sampled."""
         with self._changed:
             if self._watched.pop(key, None) is None:
                 return
@@ -254,7 +265,7 @@ class SampledWatch:
         scan = self._scan(key, runtime)
         watched.took = time.monotonic() - began
         off_rate = OFF_RATE if off_cpu else 0
-        threads = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
+        threads = _threads(key[0], scan)
         names = {int(tid): str(name) for tid, _, _, name in scan["threads"]}
         # Samples of threads that ended since are on their way.
         process.names = {**process.names, **names} if len(process.names) < MAX_NAMES else names
@@ -299,3 +310,13 @@ class SampledWatch:
                 what()
             except ProbingError as e:
                 _log.warning("the sampler's programs cannot be told: %s", e.message)
+
+
+def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    """What is known of the threads; one without a Python state is told as such only where that is sure.
+
+    Nobody asks again for a while about one that is: so not the main thread's, whose interpreter may just be starting,
+    and none of a scan that may have missed some.
+    """
+    found = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
+    return {tid: known for tid, known in found.items() if known[0] or (scan["complete"] and tid != pid)}

@@ -93,7 +93,7 @@ class PythonSampler:
             self._watch.leave((who.pid, who.start_ns))
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        self._watch.leave((pid, start_ns))
+        self._watch.renew((pid, start_ns))
 
     def process_exited(self, who: Identity) -> None:
         self._watch.leave((who.pid, who.start_ns))

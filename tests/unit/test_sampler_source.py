@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from sampler_records import SLOT, START, FakeRing, record
 
-from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import ClockPair
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack import sampled_known
@@ -164,15 +164,25 @@ def test_settings_change_at_run_time(world: World, until: Until) -> None:
     assert world.kernel.threads[2]
 
 
-def test_a_process_that_becomes_something_else_is_not_sampled(world: World, until: Until) -> None:
-    world.sampler.process_identified(who(2))
-    until(lambda: 2 in world.kernel.told)
-    world.sampler.process_replaced(2, START)
-    until(lambda: world.kernel.told == {} and world.kernel.clock == (0, False))
+def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until) -> None:
+    """Its exec can be told after who it is: nobody need tell that again."""
     world.sampler.process_identified(who(2))
     until(lambda: 2 in world.kernel.threads)
+    world.errors[2] = NotPython("process 2 runs no CPython")
+    world.sampler.process_replaced(2, START)
+    until(lambda: world.sampler.reason)
+    del world.errors[2]
+    world.sampler.process_replaced(2, START)
+    until(lambda: world.sampler.sampled == 1)
     world.sampler.process_identified(who(2, "other"))
     until(lambda: world.kernel.told == {})
+
+
+def test_a_main_thread_without_a_state_is_not_told_as_such(world: World, until: Until) -> None:
+    """Its interpreter is only starting: the next sample of it has the process scanned again."""
+    world.more_threads = {3: (0, 0), 2: (0, 0)}
+    world.sampler.process_identified(who(2))
+    until(lambda: world.kernel.threads.get(2) == {3: (0, 0)})
 
 
 def test_an_unknown_thread_has_its_process_scanned(world: World, ring: FakeRing, until: Until) -> None:
