@@ -20,6 +20,8 @@ _MADE = re.compile(r"<made (\d{3})>")
 _FUNCTION = re.compile(r"\s*def (\w+)\(")
 _CALLS = re.compile(r"# -> (.*)")
 
+SHAPES = {"leaf_a", "leaf_b", "leaf_c", "shared", "resume_a", "resume_b", "resume_c", "even", "made", "inner"}
+
 Frame = dict[str, Any]
 
 
@@ -105,19 +107,21 @@ def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> N
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         runtime = runtime_of(process.pid)
-        for _ in range(samples):
+        dumps = 0
+        # A program that was not seen at something proves nothing of it.
+        while dumps < samples or (not shapes >= SHAPES and dumps < 20 * samples):
+            dumps += 1
             for thread in dump(process.pid, runtime)["threads"]:
                 frames = thread["frames"]
                 if len(frames) > 1 and thread["tid"] != process.pid:
                     stacks += 1
                     complete += thread["complete"]
                     if thread["complete"]:
-                        shapes.update(f["func"] for f in frames)
+                        shapes.update(f["func"].rstrip("_0123456789") for f in frames)
                         wrong += [f"{fault}: {thread}" for fault in rules.faults(frames)]
     with capsys.disabled():
-        print(f"\n{python}: {samples} dumps, {stacks} stacks, {complete / stacks:.1%} complete, {len(wrong)} wrong")
+        print(f"\n{python}: {dumps} dumps, {stacks} stacks, {complete / stacks:.1%} complete, {len(wrong)} wrong")
     assert wrong[:3] == []
-    # Nothing is shown by a program that was not seen at it, nor by marking all that moves.
-    assert shapes >= {"leaf_a", "leaf_b", "leaf_c", "shared", "resume_a", "resume_b", "resume_c", "even", "made"}
-    assert any(s.startswith("inner_") for s in shapes)
+    assert shapes >= SHAPES
+    # Nor does marking all that moves.
     assert complete / stacks > 0.5
