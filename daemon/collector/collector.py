@@ -155,7 +155,9 @@ class Collector:
             self._store.take_losses,
             self._collectives.abandon_before,
         )
-        self._cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits)
+        self._cost = CostMeter(
+            self._node, self._clock, self._outbox, lambda: self._losses.hits, lambda: self._losses.samples
+        )
 
     def _recorder(self) -> Callable[[str, ClockPair, npt.NDArray[Any]], None] | None:
         folder = self._config.probes.recordings

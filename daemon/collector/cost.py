@@ -17,6 +17,8 @@ __all__ = ("CostMeter",)
 INTERVAL_NS = 10_000_000_000
 # A hit at a cheap probe point with our programs, ns (docs/benchmarks.md); probing.cost multiplies hits by it.
 HIT_NS = 1000
+# A sample of a stack of some 30 frames and the tick that brings it; the same page.
+SAMPLE_NS = 10_000
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NAMES = {
@@ -38,32 +40,34 @@ class _Usage:
 class CostMeter:
     """``tick`` is called often and writes rows of probing.cost every ten seconds."""
 
-    def __init__(self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int]) -> None:
+    def __init__(self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]) -> None:
         self._node = node
         self._clock = clock
         self._sink = sink
         self._hits = hits
+        self._samples = samples
         self._last_ns = clock.pair().mono_ns
         self._usage = _own_processes()
         self._last_hits = hits()
+        self._last_samples = samples()
 
     def tick(self) -> None:
         pair = self._clock.pair()
         elapsed = pair.mono_ns - self._last_ns
         if elapsed < INTERVAL_NS:
             return
-        usage, hits = _own_processes(), self._hits()
+        usage, hits, samples = _own_processes(), self._hits(), self._samples()
         rows: list[dict[str, object]] = []
         for pid, now in usage.items():
             before = self._usage.get(pid)
             cpu = now.cpu_ns - (before.cpu_ns if before else 0)
             rows.append({"process": now.name, "pid": pid, "cpu_ns": cpu, "rss_bytes": now.rss_bytes})
-        spent = (hits - self._last_hits) * HIT_NS
+        spent = (hits - self._last_hits) * HIT_NS + (samples - self._last_samples) * SAMPLE_NS
         rows.append({"process": "probes", "hits": hits - self._last_hits, "cpu_ns": spent})
         for row in rows:
             row.update(node=self._node, ts=pair.real_ns, cpu_pct=100.0 * float(str(row["cpu_ns"])) / elapsed)
         self._sink.put("probing.cost", batch_of("probing.cost", rows))
-        self._last_ns, self._usage, self._last_hits = pair.mono_ns, usage, hits
+        self._last_ns, self._usage, self._last_hits, self._last_samples = pair.mono_ns, usage, hits, samples
 
 
 def _own_processes() -> dict[int, _Usage]:

@@ -71,6 +71,11 @@ class LossMeter:
     def hits(self) -> int:
         return sum(counts.get("hits", 0) for counts in self._session.counters().values())
 
+    @property
+    def samples(self) -> int:
+        """Stacks that were sampled."""
+        return self._session.counters().get("python_samples", {}).get("pushed", 0)
+
     def tick(self) -> None:
         pair = self._clock.pair()
         if pair.mono_ns - self._last.mono_ns < INTERVAL_NS:
