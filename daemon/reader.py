@@ -13,7 +13,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``stacks``: ``python_stack.dump``.
-* ``codes``, ``threads``: ``python_stack.sampled_codes`` and ``sampled_threads``.
+* ``blocked``, ``codes``, ``threads``: ``python_stack.sampled_blocked``, ``sampled_codes`` and ``sampled_threads``.
 * ``native``: ``python_stack.native.registers``. ``vars``: ``python_stack.values.read``.
 """
 
@@ -36,6 +36,7 @@ from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_pro
 from probing.daemon.python_stack.dump import handlers as stack_handlers
 from probing.daemon.python_stack.memory import ProcessMemory
 from probing.daemon.python_stack.native.registers import handlers as native_handlers
+from probing.daemon.python_stack.sampled_blocked import answer_blocked
 from probing.daemon.python_stack.sampled_codes import answer_codes
 from probing.daemon.python_stack.sampled_threads import answer_threads
 from probing.daemon.python_stack.values.read import handlers as value_handlers
@@ -165,6 +166,7 @@ def _in_header(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[
 
 _WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {"list": _list, "ping": _ping, "state": _state}
 _OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
+    "blocked": _by_request(answer_blocked),
     "codes": _by_request(answer_codes),
     "identity": _identity,
     "maps": _maps,

@@ -50,6 +50,15 @@ class Map:
         raw = value if isinstance(value, bytes) else np.array(value, self.value).tobytes()
         syscalls.map_update(self.fd, self._key_bytes(key), raw)
 
+    def insert(self, key: Any, value: Any) -> bool:
+        """Like ``update``, but False, and nothing done, where the key is there already."""
+        raw = value if isinstance(value, bytes) else np.array(value, self.value).tobytes()
+        try:
+            syscalls.map_update(self.fd, self._key_bytes(key), raw, new=True)
+        except FileExistsError:
+            return False
+        return True
+
     def delete(self, key: Any) -> bool:
         return syscalls.map_delete(self.fd, self._key_bytes(key))
 

@@ -59,6 +59,9 @@ int python_on_cpu(struct bpf_perf_event_data *ctx)
 	process = bpf_map_lookup_elem(&python_processes, &tgid);
 	if (!process)
 		return 0;
+	/* Its memory is being taken down. */
+	if (BPF_CORE_READ(task, flags) & PF_EXITING)
+		return 0;
 	now = bpf_ktime_get_ns();
 	if (!guard_open(now) || !ticked(process->rate, tick_period(ctx)) || process->start_ns != current_start_ns())
 		return 0;

@@ -3,14 +3,18 @@
  * Off-CPU time of Python threads: where a thread was when it left the CPU, and for how long it was away.
  *
  * Of the times that a thread leaves, a random part is walked, and each stands for those that were not: its time counts
- * 1 / chance times, so sums are right whatever the chance was. Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ * 1 / chance times, so sums are right whatever the chance was. But a wait of a second or more counts once, as one that is
+ * told of while it lasts cannot stand for others; of those that were not chosen, and of threads that were away before
+ * anybody looked, user space makes the entry (python_stack/sampled_away.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
  */
 #include "python_walk.bpf.h"
 
-#define PF_EXITING 0x4
 #define TOLD_AFTER_NS SECOND_NS
 
-/* A thread that is off the CPU. `since` is 0 while nobody may tell of it; whoever changes it owns the time before. */
+/*
+ * A thread that is off the CPU. `since` is 0 while nobody may tell of it; whoever changes it owns the time before.
+ * `sample.ktime` is when it left.
+ */
 struct python_off {
 	__u64 since;
 	__u64 switches; /* of this thread so far: it has not run since */
@@ -147,8 +151,12 @@ static __always_inline void leave(struct task_struct *prev)
 
 static __always_inline void tell(struct python_off *entry, struct python_sample *sample, __u64 since, __u64 now)
 {
+	__u64 away = now - since;
+
+	if (now - sample->ktime < TOLD_AFTER_NS)
+		away = away * entry->out_of / (entry->rate ? entry->rate : 1);
 	sample->ktime = since;
-	sample->duration_ns = (now - since) * entry->out_of / (entry->rate ? entry->rate : 1);
+	sample->duration_ns = away;
 	sample_push(sample);
 }
 

@@ -15,6 +15,7 @@
 /* The fields of a frame, and those of a code object, lie within so many bytes. */
 #define WINDOW 128
 #define NO_SHIMS 0xff
+#define PF_EXITING 0x4
 /* No byte is so large: no owner is a shim. */
 #define ABOVE_BYTES 0x100
 #define X86_CS 136

@@ -46,6 +46,7 @@ PROG_TEST_RUN, PROG_NEXT_ID, MAP_NEXT_ID, PROG_BY_ID, MAP_BY_ID, INFO_BY_FD = 10
 RAW_TRACEPOINT_OPEN, MAP_LOOKUP_AND_DELETE, MAP_FREEZE, MAP_LOOKUP_BATCH, LINK_CREATE = 17, 21, 22, 24, 28
 LINK_BY_ID, LINK_NEXT_ID = 30, 31
 UPROBE_MULTI = 48
+_NOEXIST = 1
 _PERF_EVENT = 41
 _UPROBE_MULTI_RETURN = 1
 _MAX_ATTR = 256
@@ -114,10 +115,11 @@ def map_lookup(fd: int, key: bytes, value_size: int, *, delete: bool = False) ->
     return v.raw
 
 
-def map_update(fd: int, key: bytes, value: bytes) -> None:
+def map_update(fd: int, key: bytes, value: bytes, *, new: bool = False) -> None:
+    """``new``: raise FileExistsError where the key is there."""
     k = ctypes.create_string_buffer(key, len(key))
     v = ctypes.create_string_buffer(value, len(value))
-    _bpf(MAP_UPDATE, struct.pack("<IxxxxQQQ", fd, _address(k), _address(v), 0))
+    _bpf(MAP_UPDATE, struct.pack("<IxxxxQQQ", fd, _address(k), _address(v), _NOEXIST if new else 0))
 
 
 def map_delete(fd: int, key: bytes) -> bool:

@@ -28,7 +28,7 @@ from probing.daemon.source import Identity
 
 __all__ = ("PythonSources",)
 
-# How often threads that stay off the CPU are told of, s.
+# How often threads that stay off the CPU are told of, and CPUs that came online are looked for, s.
 FLUSH_S = 1.0
 _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 
@@ -104,6 +104,7 @@ class PythonSources:
         if self._programs is not None and now - self._flushed >= FLUSH_S:
             self._flushed = now
             self._programs.flush()
+            self._programs.refresh()
 
     @property
     def assemble(self) -> dict[str, _Assemble]:
@@ -127,7 +128,7 @@ class PythonSources:
         if self._sampler is None or self._programs is None:
             reason = self._refused.message if self._refused else ""
             return SourceState(PythonSampler.name, "degraded", reason)
-        reasons = [r for r in (self._programs.off_cpu_refused, self._sampler.reason) if r]
+        reasons = [r for r in (self._programs.off_cpu_refused, self._programs.clock_refused, self._sampler.reason) if r]
         detail = f"{self._sampler.sampled} processes"
         return SourceState(PythonSampler.name, state, "; ".join(reasons), rows, lost, detail)
 

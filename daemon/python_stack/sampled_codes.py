@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -152,13 +153,14 @@ def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
 class KnownCodes:
     """The code objects of one process that samples have named, and those that cannot be had any more. Bounded.
 
-    Not safe for two threads.
+    Safe for any thread.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[CodeKey, SampledCode] = OrderedDict()
         self._given_up: OrderedDict[CodeKey, float] = OrderedDict()
         self._bytes = 0
+        self._learning = threading.Lock()
 
     def get(self, key: CodeKey) -> SampledCode | None:
         return self._known.get(key)
@@ -168,21 +170,23 @@ class KnownCodes:
         return [k for k in keys if k not in self._known and self._given_up.get(k, 0.0) <= now]
 
     def learn(self, found: dict[CodeKey, SampledCode]) -> None:
-        for key, code in found.items():
-            if key not in self._known:
-                self._known[key] = code
-                self._given_up.pop(key, None)
-                self._bytes += _weight(code)
-        while len(self._known) > _MAX_KNOWN or self._bytes > _MAX_KNOWN_BYTES:
-            self._bytes -= _weight(self._known.popitem(last=False)[1])
+        with self._learning:
+            for key, code in found.items():
+                if key not in self._known:
+                    self._known[key] = code
+                    self._given_up.pop(key, None)
+                    self._bytes += _weight(code)
+            while len(self._known) > _MAX_KNOWN or self._bytes > _MAX_KNOWN_BYTES:
+                self._bytes -= _weight(self._known.popitem(last=False)[1])
 
     def give_up(self, keys: Sequence[CodeKey], until: float = math.inf) -> None:
         """Not to be asked for again before ``until`` (time.monotonic())."""
-        for key in keys:
-            self._given_up[key] = until
-            self._given_up.move_to_end(key)
-        while len(self._given_up) > _MAX_GIVEN_UP:
-            self._given_up.popitem(last=False)
+        with self._learning:
+            for key in keys:
+                self._given_up[key] = until
+                self._given_up.move_to_end(key)
+            while len(self._given_up) > _MAX_GIVEN_UP:
+                self._given_up.popitem(last=False)
 
 
 def _weight(code: SampledCode) -> int:

@@ -41,6 +41,11 @@ class SampledProcesses:
         self._told: dict[int, tuple[int, Any]] = {}
         self._tids: dict[_Key, dict[int, tuple[int, int]]] = {}
 
+    @property
+    def room(self) -> int:
+        """How many threads of all processes can be known."""
+        return self._threads.max_entries
+
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
         """Sample process ``pid``: ``rate`` times a second on each CPU, and ``off_rate`` times a thread that leaves one.
 

@@ -22,7 +22,7 @@ from probing.daemon.python_stack.snapshot import Snapshot
 from probing.daemon.python_stack.threads import MAX_THREADS, KernelThread, match_threads, read_start_ns
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker
 
-__all__ = ("answer_threads", "checked_layout", "checked_request", "scan_threads")
+__all__ = ("answer_threads", "checked_layout", "checked_request", "read_file", "scan_threads")
 
 _ATTEMPTS = 3
 _MAX_PROCESSES = 64
@@ -152,7 +152,7 @@ def _gil(runtime: int, layout: Layout, interpreters: list[int], snapshot: Snapsh
 
 
 def _kernel_threads(pid: int, known: _Known) -> list[KernelThread]:
-    status = parse_status(_read(f"/proc/{pid}/status"))
+    status = parse_status(read_file(f"/proc/{pid}/status"))
     namespaced = len(status.get("NSpid") or ()) > 1
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
@@ -176,11 +176,12 @@ def _kernel_threads(pid: int, known: _Known) -> list[KernelThread]:
 
 def _thread(pid: int, tid: int, namespaced: bool, now: float) -> tuple[int, str, float]:
     folder = f"/proc/{pid}/task/{tid}"
-    own = parse_status(_read(f"{folder}/status")).get("NSpid", [tid])[-1] if namespaced else tid
-    return own, clean_text(_read(f"{folder}/comm").rstrip(b"\n"), 64), now
+    own = parse_status(read_file(f"{folder}/status")).get("NSpid", [tid])[-1] if namespaced else tid
+    return own, clean_text(read_file(f"{folder}/comm").rstrip(b"\n"), 64), now
 
 
-def _read(path: str) -> bytes:
+def read_file(path: str) -> bytes:
+    """At most 16 KiB of a file in /proc. Raises ProcessGone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

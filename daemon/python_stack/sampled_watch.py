@@ -17,15 +17,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from probing.api.errors import CorruptTarget, InternalError, ProbingError, ProcessGone
-from probing.daemon.ipc import Message
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.sampled_adoption import Adopted, Adoption, AwayKernel, ReadChecks, Readers
 from probing.daemon.python_stack.sampled_decoder import SampleRing
 from probing.daemon.python_stack.sampled_known import KnownProcesses
-from probing.daemon.python_stack.sampled_stacks import Key
-from probing.daemon.source import Identity
+from probing.daemon.python_stack.sampled_stacks import NAME, Key
+from probing.daemon.source import Identity, Loss
 
-__all__ = ("Kernel", "Readers", "SampledWatch", "Settings")
+__all__ = ("Kernel", "SampledWatch", "Settings")
 
 # Walks a second and thread at which it leaves the CPU.
 OFF_RATE = 50
@@ -43,11 +43,15 @@ _WORKERS = 2
 _log = logging.getLogger(__name__)
 
 
-class Kernel(Protocol):
+class Kernel(AwayKernel, Protocol):
     """The programs, their maps and their ring. Not safe for two threads, but ``ring`` is for two readers."""
 
     @property
     def ring(self) -> SampleRing: ...
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """For how many threads there is room, and for how many that are off the CPU."""
 
     def add(
         self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
@@ -55,7 +59,8 @@ class Kernel(Protocol):
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None: ...
 
-    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> None: ...
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        """For how many there was no room."""
 
     def remove(self, pid: int, start_ns: int) -> None: ...
 
@@ -65,15 +70,12 @@ class Kernel(Protocol):
         """Sample on CPU at ``hz``, 0 for not at all, and off the CPU or not."""
 
 
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
-
-
 @dataclass(slots=True)
 class _Watched:
-    """A process to be sampled. Times are time.monotonic(); ``rest``, ``soon``, ``retry`` and ``took`` are spans, s."""
+    """A process to be sampled. Times are time.monotonic(); ``rest``, ``soon``, ``retry`` and ``took`` are spans, s.
+
+    ``short``: there was no room for all of its threads.
+    """
 
     who: Identity
     due: float
@@ -88,22 +90,34 @@ class _Watched:
     busy: bool = False
     refused: ProbingError | None = None
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    short: bool = False
+    adopted: Adopted = field(default_factory=Adopted)
 
 
 class SampledWatch:
     """Safe for any thread; what it is told of processes never waits."""
 
-    def __init__(self, kernel: Kernel, readers: Readers, known: KnownProcesses, settings: Settings) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        readers: Readers,
+        known: KnownProcesses,
+        settings: Settings,
+        read_checks: ReadChecks,
+        lost: Callable[[Loss], None],
+    ) -> None:
         self._kernel = kernel
         self._readers = readers
         self._known = known
         self._settings = settings
+        self._lost = lost
         # Guards what follows, and wakes the thread that scans.
         self._changed = threading.Condition()
         self._watched: dict[Key, _Watched] = {}
         self._running = False
         # One at a time tells the programs; never taken while ``_changed`` is held.
         self._telling = threading.Lock()
+        self._adoption = Adoption(kernel, self._telling, readers, read_checks)
         self._clock = (0, False)
         self._workers: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
@@ -132,7 +146,8 @@ class SampledWatch:
             self._clock = (0, False)
         with self._changed:
             for watched in self._watched.values():
-                watched.added, watched.busy, watched.due, watched.threads = False, False, 0.0, {}
+                watched.added, watched.busy, watched.due = False, False, 0.0
+                watched.threads, watched.adopted = {}, Adopted()
 
     @property
     def sampled(self) -> int:
@@ -231,6 +246,9 @@ class SampledWatch:
         error: ProbingError | None = None
         try:
             changed = self._bring_up(key, watched)
+            # Where a thread is that is away is told once its return would be seen.
+            self._set_clock()
+            changed = self._adopt(key, watched) or changed
         except ProbingError as e:
             error, changed = e, False
         except Exception as e:  # one process must not end the sampling of all others
@@ -276,10 +294,31 @@ class SampledWatch:
                 self._kernel.set_rate(*key, hz, off_rate)
             else:
                 self._kernel.add(*key, layout, runtime, int(scan["gil"]), hz, off_rate)
-            if new := not watched.added or threads != watched.threads:
-                self._kernel.set_threads(*key, threads)
-        watched.added, watched.threads = True, threads
+            no_room = 0
+            if new := not watched.added or watched.short or threads != watched.threads:
+                no_room = self._kernel.set_threads(*key, threads)
+        watched.added, watched.threads, watched.short = True, threads, no_room > 0
+        if no_room:
+            self._tell_no_room(key, watched, no_room, self._kernel.room[0])
         return new
+
+    def _adopt(self, key: Key, watched: _Watched) -> bool:
+        """Whether there still are threads away of which the programs know nothing."""
+        process = self._known.find(key)
+        if not watched.added or not watched.wanted[1] or process.runtime is None:
+            watched.adopted = Adopted()
+            return False
+        watched.adopted = self._adoption.visit(process, process.runtime, watched.threads, watched.adopted)
+        if watched.adopted.no_room:
+            self._tell_no_room(key, watched, watched.adopted.no_room, self._kernel.room[1])
+        return bool(watched.adopted.left)
+
+    def _tell_no_room(self, key: Key, watched: _Watched, count: int, room: int) -> None:
+        now, until = time.monotonic(), time.time_ns()
+        # It has been so since the last scan at most.
+        since = until - int((now - watched.scanned) * 1e9) if watched.scanned else until
+        reason = f"{count} threads more than the {room} that the sampler has room for"
+        self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
 
     def _scan(self, key: Key, runtime: RuntimeInfo) -> dict[str, Any]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -11,11 +12,12 @@ import pyarrow as pa
 
 from probing.api.errors import CorruptTarget, InternalError, ProbingError, TargetTimeout
 from probing.daemon.clock import ClockPair
+from probing.daemon.python_stack.sampled_adoption import Readers
 from probing.daemon.python_stack.sampled_codes import MAX_ADDRESSES, CodeKey, unpack_codes
 from probing.daemon.python_stack.sampled_decoder import Decoder
 from probing.daemon.python_stack.sampled_known import KnownProcesses, Runtimes
 from probing.daemon.python_stack.sampled_stacks import NAME, Sampled, SampleRows
-from probing.daemon.python_stack.sampled_watch import Kernel, Readers, SampledWatch, Settings
+from probing.daemon.python_stack.sampled_watch import Kernel, SampledWatch, Settings
 from probing.daemon.source import Identity, Processes, Sink
 
 __all__ = ("PythonSampler",)
@@ -46,7 +48,7 @@ class PythonSampler:
         self._kernel = kernel
         self._readers = readers
         self._known = KnownProcesses(runtimes)
-        self._watch = SampledWatch(kernel, readers, self._known, settings)
+        self._watch = SampledWatch(kernel, readers, self._known, settings, self._checks, sink.lost)
         self._rows = SampleRows(node, processes, self._known.find, sink)
         self._decoder: Decoder | None = None
 
@@ -100,25 +102,34 @@ class PythonSampler:
 
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
         """Read code objects; those that are not there any more are given up, the others of a slow process left."""
-        pid, start_ns = process.key
-        deadline = time.monotonic() + FETCH_S
-        addresses = list(dict.fromkeys(address for address, _ in codes))
         try:
-            runtime, _ = self._known.prepared(process, FETCH_S)
-            while addresses:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return
-                answer = self._readers.call(
-                    "codes", pid=pid, start_ns=start_ns, timeout=left,
-                    runtime=runtime.to_dict(), addresses=addresses[:MAX_ADDRESSES], timeout_ms=int(left * 500),
-                )  # fmt: skip
-                process.codes.learn(unpack_codes(answer))
-                addresses = addresses[max(1, int(answer.header["asked"])) :]
+            self._read(process, list(dict.fromkeys(address for address, _ in codes)))
         except (TargetTimeout, InternalError):
             return
         except ProbingError as e:
-            _log.debug("code of process %d cannot be read: %s", pid, e.message)
+            _log.debug("code of process %d cannot be read: %s", process.key[0], e.message)
             if isinstance(e, CorruptTarget):
                 self._known.unprepare(process)
         process.codes.give_up(process.codes.missing(codes, time.monotonic()))
+
+    def _checks(self, process: Sampled, addresses: Sequence[int]) -> dict[int, int]:
+        return dict(self._read(process, addresses))
+
+    def _read(self, process: Sampled, addresses: Sequence[int]) -> list[CodeKey]:
+        """Have the code at ``addresses`` learnt; what was there. Raises ProbingError, TargetTimeout for slow ones."""
+        deadline = time.monotonic() + FETCH_S
+        found: list[CodeKey] = []
+        runtime, _ = self._known.prepared(process, FETCH_S)
+        while addresses:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TargetTimeout(f"code of process {process.key[0]} could not be read in time")
+            answer = self._readers.call(
+                "codes", pid=process.key[0], start_ns=process.key[1], timeout=left,
+                runtime=runtime.to_dict(), addresses=addresses[:MAX_ADDRESSES], timeout_ms=int(left * 500),
+            )  # fmt: skip
+            codes = unpack_codes(answer)
+            process.codes.learn(codes)
+            found += codes
+            addresses = addresses[max(1, int(answer.header["asked"])) :]
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from probing.daemon.ipc import Message
 from probing.daemon.python_stack import sampled_known
 from probing.daemon.python_stack.layouts import TABLE, Layout
 from probing.daemon.python_stack.locate import RuntimeInfo
+from probing.daemon.python_stack.sampled_blocked import Away
 from probing.daemon.python_stack.sampled_codes import code_check
 from probing.daemon.python_stack.sampled_known import KnownProcesses
 from probing.daemon.python_stack.sampler import PythonSampler
@@ -40,6 +41,8 @@ class FakeKernel:
         self.told: dict[int, tuple[int, int, int]] = {}
         self.threads: dict[int, Mapping[int, tuple[int, int]]] = {}
         self.clock = (0, False)
+        self.room = (100, 10)
+        self.no_room = 0
         self.refuses: ProbingError | None = None
 
     def add(
@@ -53,8 +56,21 @@ class FakeKernel:
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
         self.told[pid] = (rate, off_rate, self.told[pid][2])
 
-    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> None:
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
         self.threads[pid] = threads
+        return self.no_room
+
+    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        # As where nobody sees threads switch.
+        return 0, []
+
+    def adopt(
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
+    ) -> tuple[list[Away], int]:
+        raise AssertionError("no thread is away")
+
+    def disown(self, tid: int, switches: int) -> None:
+        raise AssertionError("no thread is away")
 
     def remove(self, pid: int, start_ns: int) -> None:
         self.told.pop(pid, None)
@@ -211,6 +227,16 @@ def test_programs_that_have_no_room_are_a_reason(world: World, until: Until) -> 
     world.sampler.process_identified(who(2))
     until(lambda: world.sampler.reason == "no room: pid 2")
     assert world.kernel.clock == (0, False)
+
+
+def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Until) -> None:
+    world.kernel.no_room = 3
+    world.sampler.process_identified(who(2))
+    until(lambda: world.losses)
+    (loss,) = world.losses
+    reason = "3 threads more than the 100 that the sampler has room for"
+    assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
+    assert loss.ts_from_ns <= loss.ts_to_ns
 
 
 def test_samples_become_rows_with_their_code(world: World, ring: FakeRing, until: Until) -> None:
