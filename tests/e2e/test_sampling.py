@@ -124,8 +124,8 @@ def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch
     assert row["ranks"] == 1
     assert row["off"] <= 99
     settings = {(s["key"], s["job"], s["pid"]): s["value"] for s in daemon.json("config")}
-    assert settings["sampling.hz", one, 0] == "0"
-    assert settings["sampling.hz", "", ranks[1].pid] == "99"
+    assert settings["sampling.hz", one, None] == "0"
+    assert settings["sampling.hz", None, ranks[1].pid] == "99"
     daemon.ctl("config", "sampling.hz", "--reset", "--job", one)
     wait_for("samples of rank 0 again", lambda: last_ns(daemon, one) > 0 and daemon.query(
         f"SELECT 1 AS one FROM python.samples WHERE job = '{one}' AND rank = 0 AND epoch_ns(ts) > {stopped} LIMIT 1"
