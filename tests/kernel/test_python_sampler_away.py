@@ -1,0 +1,268 @@
+"""Threads that were off the CPU before anybody looked: told of like all others, exactly once, and never wrongly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, check_of, started
+
+from probing.daemon.bpf import cpu_clock
+from probing.daemon.bpf.perf_events import online_cpus
+from probing.daemon.bpf.session import Session
+from probing.daemon.collector.sampling import OBJECTS, SamplingPrograms
+from probing.daemon.python_stack.sampled_away import AwayThreads
+from probing.daemon.python_stack.sampled_blocked import MAX_FRAMES, Away, answer_blocked, unpack_blocked
+
+# Reads a line, then sleeps until it gets another one.
+LONG = """
+import sys
+
+def sleeps():
+    return sys.stdin.readline()
+
+def deep(n):
+    while True:
+        if n:
+            deep(n - 1)
+        sleeps()
+        print("awake", flush=True)
+
+print("ready", flush=True)
+deep({deep})
+"""
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def sampling(pin_root: Path, until: Callable[..., object]) -> Iterator[Sampling]:
+    session = Session.open("test", ["python"], pin_root, optional=["python_off"])
+    assert session.refused == {}
+    made = Sampling(session, until)
+    yield made
+    made.close()
+    session.close(keep=False)
+
+
+@contextmanager
+def asleep(sampling: Sampling, python: str = INTERPRETERS[-1], deep: int = 3) -> Iterator[tuple[Target, Away]]:
+    """A process whose thread sleeps since before it is sampled, and what a reader says of it."""
+    with started(python, LONG.format(deep=deep)) as target:
+        sampling._until(lambda: looked(target, frames=False))
+        sampling.add(target, rate=0, off_rate=1000)
+        sampling.session.attach_tracepoint("python_switch")
+        [away] = looked(target)
+        yield target, away
+
+
+def looked(target: Target, *, frames: bool = True) -> list[Away]:
+    threads = [[tid, *known] for tid, known in target.tids().items()]
+    request = {"pid": target.pid, "start_ns": target.start_ns, "runtime": target.runtime.to_dict(), "threads": threads}
+    return unpack_blocked(answer_blocked({**request, "frames": frames, "timeout_ms": 20_000}))
+
+
+def put(sampling: Sampling, target: Target, away: Away) -> AwayThreads:
+    threads = AwayThreads(sampling.session)
+    generation = threads.generation
+    assert generation is not None
+    checks = {code: check_of(target, code) for code, _ in away.frames}
+    assert threads.lacking(target.start_ns, [away.tid]) == [away.tid]
+    assert threads.put(target.pid, target.start_ns, generation, [away], checks) == ([away], 0)
+    assert threads.lacking(target.start_ns, [away.tid]) == []
+    return threads
+
+
+def wake(target: Target) -> None:
+    target.process.stdin.write("on\n")
+    target.process.stdin.flush()
+    assert target.process.stdout.readline() == "awake\n"
+
+
+def entry(sampling: Sampling, tid: int) -> Any:
+    return sampling.session.maps["python_off"].lookup(tid)
+
+
+def flush(sampling: Sampling) -> int:
+    return sampling.session.run_program("python_off_flush", b"")
+
+
+def told(sampling: Sampling, target: Target) -> np.ndarray[Any, Any]:
+    found = sampling.samples(target)
+    return found[found["kind"] == OFF_CPU]
+
+
+def monotonic() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+@pytest.mark.parametrize("python", INTERPRETERS)
+@pytest.mark.parametrize("deep", [3, 200])
+def test_an_entry_is_what_the_kernel_would_have_made(sampling: Sampling, python: str, deep: int) -> None:
+    with asleep(sampling, python, deep) as (target, away):
+        put(sampling, target, away)
+        ours = entry(sampling, away.tid)["sample"]
+        wake(target)
+        sampling._until(lambda: (e := entry(sampling, away.tid)) is not None and e["switches"] > away.switches)
+        # The kernel may have seen it on its way there, too.
+        sampling._until(lambda: [now.frames for now in looked(target)] == [away.frames])
+        theirs = entry(sampling, away.tid)["sample"]
+        assert ours["depth"] == theirs["depth"]
+        assert (ours["depth"] > 100) == away.cut == (deep > 100)
+        for name in ("start_ns", "tgid", "tid", "kind", "hash"):
+            assert ours[name] == theirs[name], name
+        assert ours["flags"] & 7 == theirs["flags"] & 3
+        depth = int(ours["depth"])
+        assert depth <= MAX_FRAMES
+        assert ours["frames"][:depth].tolist() == theirs["frames"][:depth].tolist()
+
+
+def test_one_that_slept_before_is_told_of_while_it_sleeps_and_when_it_wakes(sampling: Sampling) -> None:
+    with asleep(sampling) as (target, away):
+        put(sampling, target, away)
+        for parts in (1, 2):
+            sampling._until(lambda: flush(sampling) == 1)
+            assert len(told(sampling, target)) == parts
+        wake(target)
+        sampling._until(lambda: len(told(sampling, target)) >= 3)
+        parts = told(sampling, target)[:3]
+        assert int(parts["ktime"][0]) == away.seen_ns
+        ends = parts["ktime"] + parts["duration_ns"]
+        assert (ends[:2] == parts["ktime"][1:]).all()
+        assert 2 * SECOND <= int(parts["duration_ns"].sum()) <= monotonic() - away.seen_ns
+        assert len(set(parts["hash"].tolist())) == 1
+
+
+def test_one_that_woke_before_it_was_told_of_is_not_told_of(sampling: Sampling) -> None:
+    with asleep(sampling) as (target, away):
+        old = away._replace(switches=away.switches - 1)
+        threads = put(sampling, target, old)
+        threads.drop(away.tid, away.switches)
+        assert entry(sampling, away.tid) is not None
+        wake(target)
+        sampling._until(lambda: (e := entry(sampling, away.tid)) is None or e["switches"] > away.switches)
+        assert away.seen_ns not in told(sampling, target)["ktime"].tolist()
+        # One that the kernel has made is left alone.
+        sampling._until(lambda: entry(sampling, away.tid) is not None)
+        generation = threads.generation
+        assert generation is not None
+        checks = dict.fromkeys((code for code, _ in away.frames), 0)
+        assert threads.put(target.pid, target.start_ns, generation, [away], checks) == ([], 0)
+        sampling._until(lambda: looked(target, frames=False))
+        [now] = looked(target, frames=False)
+        threads.drop(away.tid, now.switches)
+        assert entry(sampling, away.tid) is None
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_long_waits_count_once(sampling: Sampling, flushed: bool) -> None:
+    """And the rest of one that was told of in part, too, however short that is."""
+    with asleep(sampling) as (target, away):
+        left = weighted(sampling, target, away, 2 * SECOND)
+        if flushed:
+            assert flush(sampling) == 1
+        wake(target)
+        parts = sampling.wait(target, 2 if flushed else 1, OFF_CPU)[: 2 if flushed else 1]
+        assert int(parts["ktime"][0]) == left
+        assert 2 * SECOND <= int(parts["duration_ns"].sum()) <= monotonic() - left
+
+
+def test_short_waits_stand_for_those_that_were_not_walked(sampling: Sampling) -> None:
+    with asleep(sampling) as (target, away):
+        left = weighted(sampling, target, away, 0)
+        wake(target)
+        passed = monotonic() - left
+        part = sampling.wait(target, 1, OFF_CPU)[0]
+        assert int(part["ktime"]) == left
+        away_ns = int(part["duration_ns"])
+        assert away_ns <= passed * 1000
+        assert passed >= SECOND or away_ns % 1000 == 0
+
+
+def weighted(sampling: Sampling, target: Target, away: Away, age: int) -> int:
+    """An entry of the chance 1 / 1000 of a thread that left ``age`` ns ago; when that was."""
+    put(sampling, target, away)
+    changed = entry(sampling, away.tid).copy()
+    left = monotonic() - age
+    changed["since"] = changed["sample"]["ktime"] = left
+    changed["out_of"] = 1000
+    sampling.session.maps["python_off"].update(away.tid, changed.tobytes())
+    return left
+
+
+def test_a_pause_voids_what_is_put(sampling: Sampling) -> None:
+    with asleep(sampling) as (target, away):
+        threads = put(sampling, target, away)
+        sampling.session.pause(True)
+        assert threads.generation is None
+        sampling.session.pause(False)
+        assert threads.lacking(target.start_ns, [away.tid]) == [away.tid]
+        assert entry(sampling, away.tid) is None
+
+
+def test_a_full_map_is_told(sampling: Sampling) -> None:
+    with asleep(sampling) as (target, away):
+        threads = AwayThreads(sampling.session)
+        generation = threads.generation
+        assert generation is not None
+        many = [away._replace(tid=1 << 23 | number, frames=[]) for number in range(threads.room + 5)]
+        made, no_room = threads.put(target.pid, target.start_ns, generation, many, {})
+        # A few elements are free on other CPUs.
+        assert len(made) + no_room == len(many)
+        assert no_room > 0
+        threads.clear()
+        assert len(sampling.session.maps["python_off"].items()[0]) == 0
+
+
+@pytest.fixture
+def programs(pin_root: Path) -> Iterator[SamplingPrograms]:
+    session = Session.open("test", ["lifecycle"], pin_root, optional=OBJECTS)
+    found = SamplingPrograms(session)
+    yield found
+    found.close()
+    session.close(keep=False)
+
+
+def test_clock_is_opened_once_for_each_cpu(programs: SamplingPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    failing: list[int] = []
+    real = cpu_clock.open_cpu_clock
+
+    def counted(cpu: int, hz: int) -> int:
+        if failing:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        opened.append(cpu)
+        return real(cpu, hz)
+
+    monkeypatch.setattr(cpu_clock, "open_cpu_clock", counted)
+    online = online_cpus()
+    monkeypatch.setattr(cpu_clock, "online_cpus", lambda: online[:1])
+    programs.set_clock(19, False)
+    programs.set_clock(19, True)
+    programs.refresh()
+    assert opened == online[:1]
+    monkeypatch.setattr(cpu_clock, "online_cpus", lambda: online)
+    programs.refresh()
+    assert opened == list(online)
+    programs.set_clock(99, True)
+    assert opened == [*online, *online]
+    monkeypatch.setattr(cpu_clock, "online_cpus", lambda: online[:1])
+    programs.refresh()
+    failing.append(1)
+    monkeypatch.setattr(cpu_clock, "online_cpus", lambda: online)
+    if len(online) > 1:
+        programs.refresh()
+        assert programs.clock_refused
+    failing.clear()
+    programs.refresh()
+    assert programs.clock_refused == ""
+    programs.set_clock(0, False)
+    opened.clear()
+    programs.refresh()
+    assert opened == []
