@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -88,6 +89,30 @@ thread = threading.Thread(target=burn, daemon=True)
 thread.start()
 print(thread.native_id, flush=True)
 thread.join()
+"""
+# A thread that hangs, with the main one.
+HANGS = """\
+import threading
+def hangs():
+    threading.Event().wait()
+thread = threading.Thread(target=hangs, daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+threading.Event().wait()
+"""
+# Leaves the CPU a thousand times a second, and then for good.
+NAPS = """\
+import time
+def nap():
+    time.sleep(0.001)
+def rest():
+    print(time.monotonic_ns(), flush=True)
+    time.sleep(9999)
+print("ready", flush=True)
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    nap()
+rest()
 """
 
 
@@ -272,3 +297,43 @@ def test_a_collector_that_is_killed_loses_nothing(pin_root: Path, until: Until) 
             assert all(burns(stack) or stack[0][0] == "branch" for stack in main)
             assert sum(s["count"] for s in second.samples) >= len(waiting)
             assert [loss for loss in second.losses if loss.stage == "decode"] == []
+
+
+def off_cpu_ns(found: Daemon, func: str, **chosen: Any) -> int:
+    """What was told so far of the time in which ``func`` was off the CPU."""
+    found.drain()
+    rows = [s for s in found.samples if not s["on_cpu"] and all(s[k] == v for k, v in chosen.items())]
+    return sum(s["duration_ns"] for s in rows if func in {name for name, _, _ in found.told[s["stack_id"]]})
+
+
+def test_threads_that_hung_before_are_told_of(pin_root: Path, until: Until) -> None:
+    with running(HANGS, sys.executable, "-u") as process:
+        tid = int(line(process))
+        # A collector that is started again knows nothing of the one before it.
+        for keep in (True, False):
+            with daemon(pin_root, off_cpu=True, keep=keep) as found:
+                began = time.monotonic_ns()
+                found.watch(process.pid, until)
+                until(lambda: off_cpu_ns(found, "hangs", tid=tid) > 2_000_000_000)
+                until(lambda: off_cpu_ns(found, "<module>", tid=process.pid) > 2_000_000_000)
+                assert off_cpu_ns(found, "hangs", tid=tid) <= time.monotonic_ns() - began
+                assert {stack[-1][0].rpartition(".")[2] for stack in found.seen(tid=tid)} == {"_bootstrap"}
+                assert {s["gil"] for s in found.samples if s["tid"] == tid} == {None}
+                assert [loss for loss in found.losses if loss.stage == "decode"] == []
+
+
+def test_a_long_sleep_after_many_short_ones_is_as_long_as_it_is(pin_root: Path, until: Until) -> None:
+    with daemon(pin_root, off_cpu=True) as found, running(NAPS, sys.executable, "-u") as process:
+        assert line(process) == "ready"
+        found.watch(process.pid, until)
+        began = int(line(process))
+
+        def told() -> int:
+            # Instead of the next scan's time.
+            found.sampler.settings_changed()
+            return off_cpu_ns(found, "rest")
+
+        until(lambda: told() > 2_000_000_000)
+        # With the weight of the short ones it would be twenty times as long; a short wait at its begin may have that.
+        assert told() <= 2 * (time.monotonic_ns() - began)
+        assert off_cpu_ns(found, "nap") > 0
