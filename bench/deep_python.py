@@ -2,8 +2,8 @@
 
 ``wait FILE THREADS``: each thread waits for ever; the file is there when all are where they stay. ``work FILE``: steps
 of pure Python, as long as a tick or two of a clock of 19 Hz; the monotonic time (ns, int64) of the end of each goes to
-the file. ``spin FILE``: reads the clock again and again; the file is mapped, and counts how often two reads were how far
-apart (``counter_of``).
+the file. ``spin FILE``: reads the clock again and again; the file is mapped, and counts how often two readings were how
+far apart (``counter_of``).
 """
 
 from __future__ import annotations
