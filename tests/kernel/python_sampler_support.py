@@ -78,9 +78,9 @@ class Target:
 
 
 @contextmanager
-def started(python: str, text: str) -> Iterator[Target]:
-    """A process that runs ``text``, which prints "ready" when its threads are where they should be."""
-    with child(python, "-u", "-c", text) as process:
+def started(python: str, text: str, *args: str | Path) -> Iterator[Target]:
+    """A process that runs ``text`` with ``args``, which prints "ready" when its threads are where they should be."""
+    with child(python, "-u", "-c", text, *map(str, args)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         runtime = runtime_of(process.pid)

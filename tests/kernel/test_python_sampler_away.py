@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import errno
 import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,13 @@ from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
 from probing.daemon.collector.sampling import OBJECTS, SamplingPrograms
+from probing.daemon.ipc import Message
+from probing.daemon.python_stack.codes import read_codes
+from probing.daemon.python_stack.sampled_adoption import Adopted, Adoption
 from probing.daemon.python_stack.sampled_away import AwayThreads
 from probing.daemon.python_stack.sampled_blocked import MAX_FRAMES, Away, answer_blocked, unpack_blocked
+from probing.daemon.python_stack.sampled_stacks import Sampled
+from probing.daemon.python_stack.snapshot import Snapshot
 
 # Reads a line, then sleeps until it gets another one.
 LONG = """
@@ -37,6 +45,25 @@ def deep(n):
 
 print("ready", flush=True)
 deep({deep})
+"""
+# Says when it slept in which function; the times are around the sleep.
+TURNS = """
+import sys, time
+
+def odd():
+    time.sleep(0.002)
+
+def even():
+    time.sleep(0.003)
+
+log = open(sys.argv[1], "w", buffering=1 << 16)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    begin = time.monotonic_ns()
+    (odd if number % 2 else even)()
+    log.write(f"{begin} {time.monotonic_ns()} {number % 2}\\n")
 """
 SECOND = 1_000_000_000
 
@@ -218,6 +245,78 @@ def test_a_full_map_is_told(sampling: Sampling) -> None:
         assert no_room > 0
         threads.clear()
         assert len(sampling.session.maps["python_off"].items()[0]) == 0
+
+
+class Kernel:
+    """The part of ``SamplingPrograms`` that is needed to adopt threads; ``made`` counts those that were."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.threads = AwayThreads(sampling.session)
+        self.made = 0
+
+    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        return self.threads.generation or 0, self.threads.lacking(start_ns, tids)
+
+    def adopt(self, *args: Any) -> tuple[list[Away], int]:
+        made, no_room = self.threads.put(*args)
+        self.made += len(made)
+        return made, no_room
+
+    def disown(self, tid: int, switches: int) -> None:
+        self.threads.drop(tid, switches)
+
+
+class Reader:
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        return answer_blocked({"pid": pid, "start_ns": start_ns, **args})
+
+
+@pytest.mark.parametrize("python", [INTERPRETERS[0], sys.executable])
+def test_what_is_told_of_a_thread_that_keeps_waking_is_true(sampling: Sampling, python: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(python, TURNS, log) as target:
+        # The kernel knows no thread of it, so all that is told was found from outside.
+        sampling.processes.add(target.pid, target.start_ns, target.layout, target.runtime.runtime, 0, 0, 1000)
+        sampling.session.attach_tracepoint("python_switch")
+        kernel, codes = Kernel(sampling), dict[int, str]()
+
+        def checks(_: Sampled, addresses: Sequence[int]) -> dict[int, int]:
+            for code, found in read_codes(Snapshot(target.memory), target.layout, addresses, {}).items():
+                codes[code] = found.func
+            return {address: check_of(target, address) for address in addresses}
+
+        adoption = Adoption(kernel, threading.Lock(), Reader(), checks)
+        process, before = Sampled((target.pid, target.start_ns)), Adopted()
+
+        def enough() -> bool:
+            for _ in range(20):
+                adoption.visit(process, target.runtime, target.tids(), before)
+            return len(told(sampling, target)) >= 150
+
+        sampling._until(enough)
+        parts = told(sampling, target)
+        last = int(parts["ktime"][-1] + parts["duration_ns"][-1])
+        sampling._until(lambda: naps(log)[-1:] and naps(log)[-1][0] > last)
+        slept = naps(log)
+    begins = [begin for begin, _, _ in slept]
+    assert (np.diff(parts["ktime"].astype("i8")) > 0).all()
+    funcs = set()
+    for part in parts:
+        since, until = int(part["ktime"]), int(part["ktime"] + part["duration_ns"])
+        begin, end, odd = slept[bisect.bisect_right(begins, since) - 1]
+        func = codes[int(part["frames"]["code"][0])]
+        if func in ("odd", "even"):
+            assert begin <= since < until <= end
+            assert func == ("odd" if odd else "even")
+        funcs.add(func)
+    assert {"odd", "even"} <= funcs
+    assert kernel.made >= len(parts)
+
+
+def naps(log: Path) -> list[tuple[int, int, int]]:
+    """(begin, end, odd) of the naps that are in the log; its last line may be cut."""
+    lines = log.read_text().rpartition("\n")[0].splitlines()
+    return [(int(a), int(b), int(c)) for a, b, c in (one.split() for one in lines)]
 
 
 @pytest.fixture
