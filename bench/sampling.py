@@ -112,9 +112,9 @@ class Bench:
         assert daemon.process is not None
         pids = tree(daemon.process.pid)
         with kernel_counts():
-            begin, cpu, before = time.monotonic_ns(), cpu_ns(pids), programs()
+            begin, cpu, before = time.monotonic_ns(), cpu_ns(pids), programs(pids)
             time.sleep(seconds)
-            elapsed, after = (time.monotonic_ns() - begin) / 1e9, programs()
+            elapsed, after = (time.monotonic_ns() - begin) / 1e9, programs(pids)
             core = (cpu_ns(pids) - cpu) / elapsed / 1e7
         row: dict[str, object] = {"sampled at": rate.name}
         for name in PROGRAMS:
@@ -135,10 +135,15 @@ def kernel_counts() -> Iterator[None]:
         STATS.write_text(before)
 
 
-def programs() -> dict[str, tuple[int, int]]:
-    """(runs, ns) of each of the sampler's programs so far."""
+def programs(pids: list[int]) -> dict[str, tuple[int, int]]:
+    """(runs, ns) of each of the sampler's programs so far, of this daemon and no other."""
+    held = set()
+    for file in (f for pid in pids for f in Path(f"/proc/{pid}/fdinfo").glob("*")):
+        with contextlib.suppress(OSError):
+            held |= {int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("prog_id:")}
     listed = json.loads(subprocess.check_output(["bpftool", "-j", "prog", "list"]))
-    named = {n: [p for p in listed if p.get("name") == n] for n in PROGRAMS}
+    ours = [p for p in listed if p["id"] in held]
+    named = {n: [p for p in ours if p.get("name") == n] for n in PROGRAMS}
     return {n: (sum(p.get("run_cnt", 0) for p in f), sum(p.get("run_time_ns", 0) for p in f)) for n, f in named.items()}
 
 
