@@ -46,7 +46,7 @@ LOSSES = Table(
 
 _COST_COLUMNS = (
     *_NODE,
-    Column("process", NAME, "collector, reader, service, worker or probes (what our probes and samples cost the jobs, by count)."),
+    Column("process", NAME, "collector, reader, service, worker or probes (what probes and samples cost the jobs)."),
     Column("pid", I32, "Process id; NULL for probes."),
     Column("cpu_ns", I64, "CPU time since the last row of this process, ns."),
     Column("rss_bytes", I64, "Resident memory; NULL for probes."),

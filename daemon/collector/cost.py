@@ -40,7 +40,9 @@ class _Usage:
 class CostMeter:
     """``tick`` is called often and writes rows of probing.cost every ten seconds."""
 
-    def __init__(self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]) -> None:
+    def __init__(
+        self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]
+    ) -> None:
         self._node = node
         self._clock = clock
         self._sink = sink
