@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from probing.daemon.python_stack.codes import Code, read_codes, same_code
 from probing.daemon.python_stack.layouts import Layout
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
-from probing.daemon.python_stack.snapshot import Snapshot, read_both_ways
+from probing.daemon.python_stack.snapshot import BothWays, Snapshot, both_ways
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker, held
 
 __all__ = ("Capture", "Known", "capture")
@@ -38,6 +38,7 @@ class Known:
     others: list[Range] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
     restless: set[_Key] = field(default_factory=set)
+    again: _Again | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +47,15 @@ class Capture:
 
     threads: list[_Found]
     complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A capture that was proven, and all that was read for it in one call: the same bytes prove the same again."""
+
+    plan: BothWays
+    read: list[bytes | None]
+    found: Capture
 
 
 def capture(
@@ -57,9 +67,17 @@ def capture(
     the walk costs more than ``memory`` allows, ProcessGone and PrivilegeError.
     """
     proven: dict[_Key, _Found] = {}
+    again, known.again = known.again, None
     for _ in range(ATTEMPTS):
-        chains = [(chain, PASSES if key in known.restless else 1) for key, chain in known.chains.items()]
-        before, snapshot = read_both_ways(memory, chains, known.others)
+        plan = _plan(known) if again is None else again.plan
+        read = memory.read_many(plan.wanted) if plan.wanted else []
+        if again is not None and read == again.read:
+            # It stands still, as a rank that hangs does.
+            known.again = again
+            return again.found
+        again = None
+        calls = memory.calls
+        before, snapshot = plan.snapshots(memory, read)
         walker = Walker(snapshot, layout, limits or Limits(), deadline)
         threads = walker.walk(runtime)
         codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
@@ -71,7 +89,15 @@ def capture(
         complete = walker.complete and held(walker.links, before[0])
         if complete and all(_key(t) in proven for t in threads):
             break
-    return Capture([_best(t, codes, proven) for t in threads], complete)
+    found = Capture([_best(t, codes, proven) for t in threads], complete)
+    if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
+        known.again = _Again(plan, read, found)
+    return found
+
+
+def _plan(known: Known) -> BothWays:
+    chains = [(chain, PASSES if key in known.restless else 1) for key, chain in known.chains.items()]
+    return both_ways(chains, known.others)
 
 
 def _key(thread: RawThread) -> _Key:

@@ -37,6 +37,7 @@ class Process:
     layout: Layout
     head: bytes
     known: Known = field(default_factory=Known)
+    told: tuple[Capture, dict[int, dict[str, Any]]] | None = None
 
 
 _processes: OrderedDict[tuple[int, int], Process] = OrderedDict()
@@ -75,7 +76,7 @@ def dump_stacks(
         _processes.pop((pid, start_ns), None)
         raise
     reader = _locals_reader(memory, process, found, deadline) if with_locals else None
-    threads = _threads(found, process.layout, kernel, reader)
+    threads = _told(process, found, kernel) if reader is None else _threads(found, process.layout, kernel, reader)
     check_process(pid, start_ns)
     return {
         "threads": threads,
@@ -134,6 +135,16 @@ def _locals_reader(memory: Memory, process: Process, found: Capture, deadline: f
     reader = LocalsReader(memory, object_layout(process.layout, process.head), deadline)
     reader.load(frame for thread, _ in found.threads for frame in thread.frames)
     return reader
+
+
+def _told(process: Process, found: Capture, kernel: list[KernelThread]) -> list[dict[str, Any]]:
+    """As ``_threads``, but what was told of the very same capture is not made again."""
+    if process.told is None or process.told[0] is not found or process.told[1].keys() != {k.tid for k in kernel}:
+        threads = _threads(found, process.layout, kernel, None)
+        process.told = (found, {thread["tid"]: thread for thread in threads})
+        return threads
+    told = process.told[1]
+    return [{**told[k.tid], "thread": k.name, "state": k.state} for k in kernel]
 
 
 def _threads(

@@ -10,7 +10,9 @@ import ctypes
 import errno
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Protocol
 
 from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetError
@@ -50,40 +52,41 @@ class ProcessMemory:
         self._max_bytes = max_bytes
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        result: list[bytes | None] = [None] * len(ranges)
+        if (flat := _flat(ranges)) is not None:
+            return self._read_all(flat)
         wanted = [i for i, r in enumerate(ranges) if _plausible(r)]
-        total = sum(ranges[i][1] for i in wanted)
-        if self.bytes_read + total > self._max_bytes:
-            raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
-        at = 0
-        while at < len(wanted):
-            batch = wanted[at : at + IOV_MAX]
-            at += self._read_batch(ranges, batch, result)
+        found = self._read_all(array("Q", chain.from_iterable(ranges[i] for i in wanted)))
+        result: list[bytes | None] = [None] * len(ranges)
+        for i, data in zip(wanted, found, strict=True):
+            result[i] = data
         return result
 
-    def _read_batch(self, ranges: Sequence[Range], batch: list[int], result: list[bytes | None]) -> int:
-        """Read what comes before the first fault; the number of ranges dealt with, the faulty one included."""
+    def _read_all(self, flat: array[int]) -> list[bytes | None]:
+        """``flat``: address, size, address, size, and so on; each of them plausible."""
+        total = sum(flat[1::2])
+        if self.bytes_read + total > self._max_bytes:
+            raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
+        result: list[bytes | None] = []
+        while 2 * len(result) < len(flat):
+            result += self._read_batch(flat[2 * len(result) : 2 * (len(result) + IOV_MAX)])
+        return result
+
+    def _read_batch(self, remote: array[int]) -> list[bytes | None]:
+        """What comes before the first fault, and None for the faulty range, if there is one."""
         if self.calls >= self._max_calls:
             raise CorruptTarget(f"process {self.pid}: a walk took more than {self._max_calls} reads")
         self.calls += 1
-        remote = array("Q")
-        for i in batch:
-            remote.extend(ranges[i])
-        total = sum(remote[1::2])
-        buffer = ctypes.create_string_buffer(total)
-        local = array("Q", (ctypes.addressof(buffer), total))
-        count: int = _readv(self.pid, local.buffer_info()[0], 1, remote.buffer_info()[0], len(batch), 0)
+        ends = list(accumulate(remote[1::2]))
+        buffer = ctypes.create_string_buffer(ends[-1])
+        local = array("Q", (ctypes.addressof(buffer), ends[-1]))
+        count: int = _readv(self.pid, local.buffer_info()[0], 1, remote.buffer_info()[0], len(ends), 0)
         if count < 0:
             count = _failed(self.pid, ctypes.get_errno())
         self.bytes_read += count
         data = buffer.raw
-        end = 0
-        for done, i in enumerate(batch):
-            start, end = end, end + ranges[i][1]
-            if end > count:
-                return done + 1
-            result[i] = data[start:end]
-        return len(batch)
+        whole = bisect_right(ends, count)
+        found: list[bytes | None] = [data[start:end] for start, end in zip((0, *ends), ends[:whole], strict=False)]
+        return found if whole == len(ends) else [*found, None]
 
 
 class FakeMemory:
@@ -107,6 +110,18 @@ class FakeMemory:
                 self.bytes_read += size
                 return data[address - start : address - start + size]
         return None
+
+
+def _flat(ranges: Sequence[Range]) -> array[int] | None:
+    """Addresses and sizes in one array; None when one of them is not plausible."""
+    try:
+        flat = array("Q", chain.from_iterable(ranges))
+    except OverflowError:
+        return None
+    addresses, sizes = flat[::2], flat[1::2]
+    right = min(addresses, default=PAGE) >= PAGE and max(addresses, default=0) < _TOP - _MAX_RANGE
+    right = right and min(sizes, default=1) > 0 and max(sizes, default=1) <= _MAX_RANGE
+    return flat if right else None
 
 
 def _plausible(wanted: Range) -> bool:

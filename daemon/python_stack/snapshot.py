@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from probing.daemon.python_stack.memory import PAGE, Memory, Range
 
-__all__ = ("Snapshot", "read_both_ways", "word")
+__all__ = ("BothWays", "Snapshot", "both_ways", "word")
 
 _WORD = struct.Struct("<Q").unpack_from
 
@@ -73,13 +74,35 @@ class Snapshot:
         return first[address - page : end]
 
 
-def read_both_ways(
-    memory: Memory, chains: Iterable[tuple[list[Range], int]], others: list[Range]
-) -> tuple[list[Snapshot], Snapshot]:
-    """Read each chain from its end to its begin and at once back again, and ``others`` before and after, in one call.
+@dataclass(frozen=True, slots=True)
+class BothWays:
+    """What is read in one call, and which of it each snapshot holds: the ``ways``, and the ``last`` time of others."""
 
-    With each chain comes how often it is read so. The last snapshot holds the last way back and what the others are
-    after it; the ones before it hold what was read until then, and all of it.
+    wanted: list[Range]
+    ways: list[list[int]]
+    last: range
+
+    def snapshots(self, memory: Memory, read: Sequence[bytes | None]) -> tuple[list[Snapshot], Snapshot]:
+        """``read`` holds the bytes of each range of ``wanted``.
+
+        The last snapshot holds the last way back and what the others are after it; the ones before it hold what was
+        read until then, and all of it.
+        """
+        before: list[Snapshot] = []
+        for way in self.ways:
+            # A chain that is read less often is there what it was before.
+            snapshot = Snapshot(memory, before[-1] if before else None)
+            snapshot.fill((self.wanted[i], read[i]) for i in way)
+            before.append(snapshot)
+        final = Snapshot(memory, before.pop() if len(before) > 1 else None)
+        final.fill((self.wanted[i], read[i]) for i in self.last)
+        return before, final
+
+
+def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
+    """Each chain is read from its end to its begin and at once back again, ``others`` before and after them.
+
+    With each chain comes how often it is read so.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -90,17 +113,7 @@ def read_both_ways(
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
     last = range(len(wanted), len(wanted) + len(others))
-    wanted += others
-    read = memory.read_many(wanted) if wanted else []
-    before: list[Snapshot] = []
-    for way in ways:
-        # A chain that is read less often is there what it was before.
-        snapshot = Snapshot(memory, before[-1] if before else None)
-        snapshot.fill((wanted[i], read[i]) for i in way)
-        before.append(snapshot)
-    final = Snapshot(memory, before.pop() if len(before) > 1 else None)
-    final.fill((wanted[i], read[i]) for i in last)
-    return before, final
+    return BothWays([*wanted, *others], ways, last)
 
 
 def word(data: bytes, offset: int) -> int:

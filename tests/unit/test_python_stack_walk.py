@@ -80,6 +80,26 @@ def test_what_is_known_is_read_in_one_call(layout: Layout) -> None:
 
 
 @each_layout
+def test_what_stands_still_is_not_walked_again(layout: Layout) -> None:
+    image, frames = build(layout)
+    known = Known()
+
+    def again() -> Capture:
+        return capture(image.memory(), image.runtime, layout, time.monotonic() + 60, known)
+
+    captures = [again() for _ in range(4)]
+    assert captures[3] is captures[2]
+    assert shown(captures[3], layout) == shown(captures[0], layout)
+    # Two instructions further, in the middle of a stack, and nothing else.
+    at = frames[1] + layout.frame_instr - BASE
+    image.data[at : at + 4] = (int.from_bytes(image.data[at : at + 4], "little") + 4).to_bytes(4, "little")
+    moved = again()
+    assert moved is not captures[3]
+    assert shown(moved, layout) == shown(take(image), layout) != shown(captures[3], layout)
+    assert shown(again(), layout) == shown(moved, layout)
+
+
+@each_layout
 def test_lists_that_are_rings(layout: Layout) -> None:
     image, (leaf, _, outer) = build(layout)
     image.word(outer + layout.frame_previous, leaf)
