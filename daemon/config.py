@@ -98,7 +98,7 @@ class ProbesConfig:
 class SamplingConfig:
     hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0, 999)
     off_cpu: bool = _option(True, "sample also the time in which threads are off the CPU")
-    ring_bytes: int = _option(8 << 20, "bytes of the ring of samples, 2 KB each; a power of two", 1 << 16)
+    ring_bytes: int = _option(0, "bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
     risk_freeze: bool = _option(False, "sample also on kernels that are known to freeze from it")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import pwd
 from typing import Literal
 
@@ -12,6 +14,9 @@ from probing.daemon.store.retention import StoreLimits
 __all__ = ("limits_of", "ring_size", "user_number")
 
 _DAY_S = 86_400.0
+# Of the ring of samples: for each CPU, and at least and at most.
+SAMPLES_BYTES = 256 << 10
+MIN_SAMPLES_BYTES, MAX_SAMPLES_BYTES = 2 << 20, 32 << 20
 
 
 def limits_of(config: Config) -> StoreLimits:
@@ -28,8 +33,12 @@ def limits_of(config: Config) -> StoreLimits:
 def ring_size(config: Config, section: Literal["probes", "sampling"]) -> int:
     """Bytes of the ring that a section speaks of. Raises ConfigError for what the kernel would refuse."""
     size: int = getattr(config, section).ring_bytes
-    if size & (size - 1):
-        hint = f"a power of two, for example {1 << size.bit_length()}"
+    if section == "sampling" and not size:
+        # 128 samples a CPU: a second of it at 99 Hz, with some that leave it.
+        wanted = (os.cpu_count() or 1) * SAMPLES_BYTES
+        return min(max(1 << (wanted - 1).bit_length(), MIN_SAMPLES_BYTES), MAX_SAMPLES_BYTES)
+    if size & (size - 1) or size < mmap.PAGESIZE:
+        hint = f"a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
         raise ConfigError(f"{section}.ring_bytes is {size}", hint=hint)
     return size
 
