@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a command as root in a place where the daemon's users can read the checkout: as it is where they can already;
 # else, in a mount namespace of its own, every directory that keeps them out is hidden behind an empty one that holds
-# only the checkout. Nothing outside changes.
+# only the checkout, and the interpreters that tests look for in the home directory. Nothing outside changes.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/../.." && pwd -P)
@@ -21,11 +21,25 @@ if [ "${1:-}" = --hide ]; then
     closed=$1
     shift
     hold=$(mktemp -d /run/probingd-checkout-XXXXXX)
-    mount --bind "$root" "$hold"
+    kept=$root
+    case "$HOME/" in
+    "$closed"/*) [ ! -d "$HOME/.pyenv/versions" ] || kept="$kept $HOME/.pyenv/versions" ;;
+    esac
+    number=0
+    for path in $kept; do
+        mkdir "$hold/$number"
+        mount --bind "$path" "$hold/$number"
+        number=$((number + 1))
+    done
     mount -t tmpfs -o mode=755 tmpfs "$closed"
-    mkdir -p "$root"
-    mount --bind "$hold" "$root"
-    umount "$hold"
+    number=0
+    for path in $kept; do
+        mkdir -p "$path"
+        mount --bind "$hold/$number" "$path"
+        umount "$hold/$number"
+        rmdir "$hold/$number"
+        number=$((number + 1))
+    done
     rmdir "$hold"
     cd "$root"
     exec "$@"

@@ -164,6 +164,7 @@ def test_a_torch_never_seen_before(
     assert_equal(daemon, job, job.calls())
 
 
+@pytest.mark.timeout(400)
 def test_twenty_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
     """Under load that never pauses, with operations in flight at each kill."""
     chooser = random.Random(23)

@@ -71,7 +71,9 @@ def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
 
 def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any]) -> None:
     torchrun("--steps", "1000000", "--delay-ms", "20")
-    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    daemon.ctl("vars", "step", "loss", "--watch")
+    for table in ("comm.ops", "python.samples", "python.training_metrics"):
+        wait_for(table, lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"))
     for table in TABLES:
         (row,) = daemon.query(f"SELECT count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}")
         assert row["n"] == row["ts"] == row["node"], table

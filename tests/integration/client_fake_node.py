@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,8 +26,16 @@ from probing.federation.times import fix_times
 
 SECOND = 1_000_000_000
 _SETTINGS = {"sampling.hz": "19", "sampling.off_cpu": "true", "variables.watch": "", "variables.interval_s": "1.0"}
-# One instant for all rows, so that lags are what a test says. Within the time that commands look back.
-_BEGIN = time.time_ns() - 20 * SECOND
+
+
+def _begin() -> int:
+    """One instant for all rows of a test, so that lags are what it says. Within the time that commands look back."""
+    return _begin_of(os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])
+
+
+@lru_cache(maxsize=1)
+def _begin_of(test: str) -> int:
+    return time.time_ns() - 20 * SECOND
 
 
 class FakeNode(NodeServicer):
@@ -201,7 +211,7 @@ def process(node: str, rank: int | None, pid: int, **more: Any) -> dict[str, Any
 
 def operation(node: str, rank: int, seq: int, late_ns: int = 0, **more: Any) -> dict[str, Any]:
     """A row of comm.ops: an all_reduce of 4 ranks that took 2 ms, called ``late_ns`` after the others."""
-    at = _BEGIN + seq * 100_000_000 + late_ns
+    at = _begin() + seq * 100_000_000 + late_ns
     return {
         "node": node, "ts": at, "job": "j1", "run": "r1", "pid": 1000 + rank, "start_ns": SECOND, "tid": 1000 + rank,
         "rank": rank, "comm": "default_pg", "comm_name": "default_pg", "comm_rank": rank, "comm_size": 4,
@@ -243,7 +253,7 @@ def sample(node: str, rank: int | None, stack_id: int, count: int, **more: Any) 
     """A row of python.samples: ``count`` samples of 10 ms on the CPU, 20 s ago."""
     pid = 900 if rank is None else 1000 + rank
     return {
-        "node": node, "ts": _BEGIN, "job": "j1", "run": "r1", "pid": pid, "start_ns": SECOND, "rank": rank,
+        "node": node, "ts": _begin(), "job": "j1", "run": "r1", "pid": pid, "start_ns": SECOND, "rank": rank,
         "tid": pid, "thread": "MainThread", "stack_id": stack_id, "on_cpu": True, "gil": True, "count": count,
         "duration_ns": count * 10_000_000, **more,
     }  # fmt: skip
@@ -252,7 +262,7 @@ def sample(node: str, rank: int | None, stack_id: int, count: int, **more: Any) 
 def stack(node: str, stack_id: int, *frames: tuple[str, str, int | None], complete: bool = True) -> dict[str, Any]:
     """A row of python.stacks; ``frames`` innermost first."""
     shown = [{"func": func, "file": file, "lineno": lineno} for func, file, lineno in frames]
-    return {"node": node, "ts": _BEGIN, "stack_id": stack_id, "complete": complete, "frames": shown}
+    return {"node": node, "ts": _begin(), "stack_id": stack_id, "complete": complete, "frames": shown}
 
 
 _TRAIN, _TORCH = "/home/user/train.py", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
