@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, program, runtime_of
+
+from probing.daemon.python_stack.locate import RuntimeInfo
 
 SAMPLES = 10_000
 # Where a thread begins, waits, and is forgotten: that may be called by a collection of garbage, from anywhere.
@@ -96,12 +99,26 @@ def test_the_rules_see_what_is_wrong() -> None:
     assert rules.faults([inner, frame("outer_007", 12, "<made 007>")])
 
 
+def stands_still(pid: int, runtime: RuntimeInfo, thread: dict[str, Any]) -> bool:
+    """Whether the thread has its stack again without having run in between: then it was not torn.
+
+    What CPython has noted of a caller's line may be late by itself, where it gives the interpreter lock away.
+    """
+    status = Path(f"/proc/{pid}/task/{thread['tid']}/status")
+    before = status.read_text()
+    again = [t["frames"] for t in dump(pid, runtime)["threads"] if t["tid"] == thread["tid"]]
+    counts = ([line for line in text.splitlines() if "ctxt_switches" in line] for text in (before, status.read_text()))
+    first, second = counts
+    return again == [thread["frames"]] and first == second and "State:\tR" not in before
+
+
 @pytest.mark.parametrize("python", INTERPRETERS)
 def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> None:
     rules = Rules()
     samples = -(-SAMPLES // len(INTERPRETERS))
     complete = stacks = 0
     wrong: list[str] = []
+    said: list[str] = []
     shapes: set[str] = set()
     with program(python, "switching.py") as process:
         assert process.stdout is not None
@@ -118,10 +135,14 @@ def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> N
                     complete += thread["complete"]
                     if thread["complete"]:
                         shapes.update(f["func"].rstrip("_0123456789") for f in frames)
-                        wrong += [f"{fault}: {thread}" for fault in rules.faults(frames)]
+                        faults = [f"{fault}: {thread}" for fault in rules.faults(frames)]
+                        (said if faults and stands_still(process.pid, runtime, thread) else wrong).extend(faults)
     with capsys.disabled():
         print(f"\n{python}: {dumps} dumps, {stacks} stacks, {complete / stacks:.1%} complete, {len(wrong)} wrong")
+        if said:
+            print(f"as the interpreter itself has it: {len(said)}, such as {said[0]}")
     assert wrong[:3] == []
+    assert len(said) < stacks / 1000
     assert shapes >= SHAPES
     # Nor does marking all that moves.
     assert complete / stacks > 0.5
