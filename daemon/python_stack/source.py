@@ -6,15 +6,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, parse_maps
+from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.memory import Range
@@ -22,15 +22,9 @@ from probing.daemon.python_stack.release import release_of, sys_hexversion
 from probing.daemon.python_stack.search import find_runtime
 from probing.daemon.python_stack.wire import unpack
 
-__all__ = ("Failure", "Parsers", "PythonStacks", "Readers")
+__all__ = ("Parsers", "PythonStacks", "Readers")
 
 _MAX_PREPARED = 4096
-# What a reader's answer may take on its way, beyond the time it spends on a process.
-_MARGIN_S = 0.05
-# A reader takes about a millisecond for a process; one that is blocked for longer than this must not delay the others.
-_PATIENCE_S = 0.04
-# A reader minds the deadline itself. Only one that is stuck is given up, and its target left alone: so much later.
-_GRACE_S = 1.0
 
 
 class Readers(Protocol):
@@ -43,15 +37,6 @@ class Parsers(Protocol):
     """``processes.pool.ParserPool``, which keeps its answers by the identity of the file."""
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A process that was asked for and could not be read."""
-
-    pid: int
-    start_ns: int
-    error: ProbingError
 
 
 class PythonStacks:
@@ -112,28 +97,11 @@ class PythonStacks:
         A thread is what ``dump.dump_stacks`` gives, with ``pid`` and ``start_ns``.
         """
         deadline = time.monotonic() + timeout
-        asked = [(t, self._pool.submit(self._of_process, *t, deadline, with_locals)) for t in dict.fromkeys(targets)]
-        threads: list[dict[str, Any]] = []
-        failures: list[Failure] = []
-        for target, future in asked:
-            outcome = self._outcome(target, future, deadline)
-            if isinstance(outcome, Failure):
-                failures.append(outcome)
-            else:
-                threads += outcome
-        return threads, failures
 
-    def _outcome(
-        self, target: tuple[int, int], future: Future[list[dict[str, Any]]], deadline: float
-    ) -> list[dict[str, Any]] | Failure:
-        try:
-            return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
-        except ProbingError as e:
-            return Failure(*target, e)
-        except FutureTimeout:
-            future.cancel()
-            late = TargetTimeout("the stacks could not be read in time", hint="ask for fewer processes, or wait longer")
-            return Failure(*target, late)
+        def ask(pid: int, start_ns: int) -> list[dict[str, Any]]:
+            return self._of_process(pid, start_ns, deadline, with_locals)
+
+        return ask_each(self._pool, targets, ask, deadline, "stacks")
 
     def _of_process(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
         try:
@@ -144,16 +112,16 @@ class PythonStacks:
             return self._ask(pid, start_ns, deadline, with_locals)
 
     def _ask(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
-        runtime = self.prepare(pid, start_ns, _left(deadline))
-        left = _left(deadline)
+        runtime = self.prepare(pid, start_ns, left(deadline))
+        seconds = left(deadline)
         answer = self._call(
             "stacks",
             pid,
             start_ns,
             deadline,
-            patience=_PATIENCE_S,
+            patience=PATIENCE_S,
             runtime=runtime.to_dict(),
-            timeout_ms=max(1, int(left * 1000)),
+            timeout_ms=max(1, int(seconds * 1000)),
             **({"locals": True} if with_locals else {}),
         )
         return [{"pid": pid, "start_ns": start_ns, **t} for t in unpack(answer.header)["threads"]]
@@ -183,7 +151,7 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapping, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=_left(deadline))
+            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=left(deadline))
         finally:
             opened.close_fds()
         symbols = RuntimeSymbols.from_parser(answer)
@@ -215,11 +183,4 @@ class PythonStacks:
         return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
-        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=_left(deadline) + _GRACE_S, **args)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TargetTimeout("there was no time left for the process", hint="ask for fewer processes, or wait longer")
-    return left
+        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=left(deadline) + GRACE_S, **args)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Message
+from probing.daemon.python_stack.fanout import GRACE_S, left
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
@@ -20,8 +21,6 @@ __all__ = ("NativeStacks", "Parsers", "Readers", "explained")
 _MAX_FDS = 16
 # A stack passes through few files, and each round shows the next of every thread.
 _MAX_ROUNDS = 64
-# A reader minds the deadline itself. Only one that is stuck is given up, and its target left alone: so much later.
-_GRACE_S = 1.0
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
     "gone": "it ended",
@@ -83,16 +82,16 @@ class NativeStacks:
         if any(thread["frames"] for thread in threads):
             # What was a Python process a moment ago may have called exec.
             with contextlib.suppress(NotPython, UnsupportedTarget):
-                runtime = self._prepare(pid, start_ns, _left(deadline)).to_dict()
-        left = _left(deadline)
+                runtime = self._prepare(pid, start_ns, left(deadline, "native frames")).to_dict()
+        seconds = left(deadline, "native frames")
         answer = self._readers.call(
             "native",
             pid=pid,
             start_ns=start_ns,
-            timeout=left + _GRACE_S,
+            timeout=seconds + GRACE_S,
             tids=[thread["tid"] for thread in threads],
             runtime=runtime,
-            timeout_ms=max(1, int(left * 1000)),
+            timeout_ms=max(1, int(seconds * 1000)),
         )
         packed = answer.header.get("python")
         python = {t["tid"]: t for t in unpack(packed)["threads"]} if packed else {}
@@ -107,15 +106,15 @@ class NativeStacks:
         for _ in range(_MAX_ROUNDS):
             with contextlib.ExitStack() as opened:
                 files = self._open(pid, start_ns, need[:_MAX_FDS], mappings, absent, opened, deadline)
-                left = _left(deadline)
+                seconds = left(deadline, "native frames")
                 answer = self._parsers.call(
                     "unwind",
                     payload,
                     fds=list(files.values()),
-                    timeout=left + _GRACE_S,
+                    timeout=seconds + GRACE_S,
                     starts=list(files),
                     absent=sorted(absent),
-                    timeout_ms=max(1, int(left * 1000)),
+                    timeout_ms=max(1, int(seconds * 1000)),
                 )
             need = _starts(answer, mappings)
             if not need:
@@ -137,7 +136,7 @@ class NativeStacks:
         for start in need:
             try:
                 answer = self._readers.call(
-                    "open", pid=pid, start_ns=start_ns, timeout=_left(deadline) + _GRACE_S, start=start
+                    "open", pid=pid, start_ns=start_ns, timeout=left(deadline, "native frames") + GRACE_S, start=start
                 )
             except UnsupportedTarget:
                 file = mappings[start][3:6]
@@ -174,10 +173,3 @@ def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[dict[str, Any]], st
 def _frame(code: Sequence[str], ip: int) -> dict[str, Any]:
     func, file = code
     return {"func": func, "file": file, "lineno": None, "frame_type": "Native", "ip": ip, "entry": False}
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TargetTimeout("there was no time left for native frames", hint="ask for fewer processes, or wait longer")
-    return left

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.api.errors import InternalError
+from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.source import Failure, Readers
+from probing.daemon.python_stack.source import Readers
 
 __all__ = ("Values",)
-
-# As for stacks (python_stack.source): what an answer takes on its way, a reader that stands still, one that is stuck.
-_MARGIN_S = 0.05
-_PATIENCE_S = 0.04
-_GRACE_S = 1.0
 
 
 class Values:
@@ -42,55 +37,30 @@ class Values:
         A value is what ``values.read.read_values`` gives, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
         """
         deadline = time.monotonic() + timeout
-        asked = [(t, self._pool.submit(self.of_process, *t, names, deadline)) for t in dict.fromkeys(targets)]
-        values: list[dict[str, Any]] = []
-        failures: list[Failure] = []
-        for target, future in asked:
-            outcome = _outcome(target, future, deadline)
-            if isinstance(outcome, Failure):
-                failures.append(outcome)
-            else:
-                values += outcome
-        return values, failures
+
+        def ask(pid: int, start_ns: int) -> list[dict[str, Any]]:
+            return self.of_process(pid, start_ns, names, deadline)
+
+        return ask_each(self._pool, targets, ask, deadline, "values")
 
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
         """The variables of one process, read in this thread; ``deadline`` is on time.monotonic().
 
         Raises as ``PythonStacks.prepare`` and ``values.read.read_values`` do.
         """
-        runtime = self._prepare(pid, start_ns, _left(deadline))
-        left = _left(deadline)
+        runtime = self._prepare(pid, start_ns, left(deadline))
+        seconds = left(deadline)
         answer = self._readers.call(
             "vars",
             pid=pid,
             start_ns=start_ns,
-            timeout=left + _GRACE_S,
-            patience=_PATIENCE_S,
+            timeout=seconds + GRACE_S,
+            patience=PATIENCE_S,
             runtime=runtime.to_dict(),
             names=list(names),
-            timeout_ms=max(1, int(left * 1000)),
+            timeout_ms=max(1, int(seconds * 1000)),
         )
         values = answer.header.get("values")
         if not isinstance(values, list):
             raise InternalError("a reader's answer holds no values")
         return [{"pid": pid, "start_ns": start_ns, **value} for value in values]
-
-
-def _outcome(
-    target: tuple[int, int], future: Future[list[dict[str, Any]]], deadline: float
-) -> list[dict[str, Any]] | Failure:
-    try:
-        return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
-    except ProbingError as e:
-        return Failure(*target, e)
-    except FutureTimeout:
-        future.cancel()
-        late = TargetTimeout("the values could not be read in time", hint="ask for fewer processes, or wait longer")
-        return Failure(*target, late)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TargetTimeout("there was no time left for the process", hint="ask for fewer processes, or wait longer")
-    return left
