@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.api.errors import CorruptTarget, ProcessGone, UsageError
+from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.python_stack.capture import Capture, Known, capture
 from probing.daemon.python_stack.codes import Code
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
-from probing.daemon.python_stack.threads import KernelThread, match_threads, read_start_ns, read_threads
+from probing.daemon.python_stack.threads import KernelThread, check_process, match_threads, read_threads
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.locals import LocalsReader
 from probing.daemon.python_stack.walker import RawFrame, RawThread
 from probing.daemon.python_stack.wire import pack
 
-__all__ = ("Process", "check_process", "dump_stacks", "forget", "handlers", "prepared")
+__all__ = ("Process", "dump_stacks", "forget", "handlers", "prepared")
 
 _MAX_PROCESSES = 64
 _DEFAULT_TIMEOUT_MS = 1000
@@ -104,12 +104,6 @@ def _stacks(request: dict[str, Any]) -> dict[str, Any]:
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     deadline = time.monotonic() + timeout_ms / 1000
     return pack(dump_stacks(pid, start_ns, runtime, deadline, with_locals=bool(request.get("locals"))))
-
-
-def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 takes whoever has the number."""
-    if start_ns not in (0, read_start_ns(pid)):
-        raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Process:

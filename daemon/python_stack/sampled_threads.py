@@ -19,7 +19,7 @@ from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layou
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory, Range
 from probing.daemon.python_stack.snapshot import Snapshot
-from probing.daemon.python_stack.threads import MAX_THREADS, KernelThread, match_threads, read_start_ns
+from probing.daemon.python_stack.threads import MAX_THREADS, KernelThread, check_process, match_threads
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker
 
 __all__ = ("answer_threads", "checked_layout", "checked_request", "read_file", "scan_threads")
@@ -108,8 +108,7 @@ def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, flo
     pid, start_ns, timeout_ms = request.get("pid"), request.get("start_ns"), request.get("timeout_ms", 1000)
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
         raise UsageError("a request about a CPython takes pid, start_ns and timeout_ms")
-    if start_ns not in (0, read_start_ns(pid)):
-        raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
+    check_process(pid, start_ns)
     return pid, start_ns, RuntimeInfo.from_dict(request.get("runtime") or {}), time.monotonic() + timeout_ms / 1000
 
 

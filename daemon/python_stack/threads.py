@@ -10,7 +10,7 @@ from probing.api.errors import CorruptTarget, ProcessGone
 from probing.daemon.processes.procfs import clean_text, parse_stat, parse_status
 from probing.daemon.python_stack.walker import RawThread
 
-__all__ = ("KernelThread", "match_threads", "read_start_ns", "read_threads")
+__all__ = ("KernelThread", "check_process", "match_threads", "read_start_ns", "read_threads")
 
 MAX_THREADS = 4096
 _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie", "x": "zombie"}
@@ -29,6 +29,12 @@ class KernelThread:
 def read_start_ns(pid: int) -> int:
     """Start of process ``pid``, ns since boot in steps of a tick. Raises ProcessGone."""
     return parse_stat(_read(pid, "stat")).start_ns
+
+
+def check_process(pid: int, start_ns: int) -> None:
+    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 takes whoever has the number."""
+    if start_ns not in (0, read_start_ns(pid)):
+        raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
 
 def read_threads(pid: int) -> list[KernelThread]:

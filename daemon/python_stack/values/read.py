@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.python_stack.capture import capture
-from probing.daemon.python_stack.dump import check_process, prepared
+from probing.daemon.python_stack.dump import prepared
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
-from probing.daemon.python_stack.threads import match_threads, read_threads
+from probing.daemon.python_stack.threads import check_process, match_threads, read_threads
 from probing.daemon.python_stack.values.attributes import walk
 from probing.daemon.python_stack.values.frames import Frames
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
