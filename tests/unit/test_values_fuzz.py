@@ -19,7 +19,7 @@ from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, layou
 from probing.daemon.python_stack.memory import PAGE, FakeMemory, ProcessMemory, Range
 from probing.daemon.python_stack.values.attributes import walk
 from probing.daemon.python_stack.values.frames import Frames
-from probing.daemon.python_stack.values.heap import Heap
+from probing.daemon.python_stack.values.heap import Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout, object_layout
 from probing.daemon.python_stack.values.locals import LocalsReader
 from probing.daemon.python_stack.values.objects import Objects
@@ -226,3 +226,33 @@ def test_a_frame_that_is_gone_has_no_variables() -> None:
     late = LocalsReader(FakeMemory({}), objects.layout, 0.0)
     late.load([frame])
     assert [v["reason"] for v in late.read(frame)] == ["the values could not be read in time"]
+
+
+class Emptied:
+    """The memory of this process, with zeros between ``start`` and ``end``."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self._memory = ProcessMemory(os.getpid())
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        found = []
+        for (address, _), data in zip(ranges, self._memory.read_many(ranges), strict=True):
+            part = bytearray(data or b"")
+            first, last = max(self.start - address, 0), min(self.end - address, len(part))
+            if first < last:
+                part[first:last] = bytes(last - first)
+            found.append(None if data is None else bytes(part))
+        return found
+
+
+def test_entries_that_are_not_there_yet_are_no_value() -> None:
+    subject = {"a": 23, "b": [7, 5]}
+    keys = ctypes.c_uint64.from_address(id(subject) + OWN.dict_keys).value
+    whole = Objects(Heap(ProcessMemory(os.getpid()), time.monotonic() + 60), OWN)
+    slots = [slot for slot, _, _ in whole.table(keys, 0)]
+    assert Renderer(whole).value(id(subject)).text == "{'a': 23, 'b': [7, 5]}"
+    for start in (slots[0] - 16, slots[1] - 16):
+        heap = Heap(Emptied(start, slots[1] + 8), time.monotonic() + 60)
+        with pytest.raises(Torn):
+            Renderer(Objects(heap, OWN)).value(id(subject))

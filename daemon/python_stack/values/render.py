@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -126,9 +126,11 @@ class Renderer:
     def _collection(self, address: int, of: Type, depth: int, above: tuple[int, ...]) -> str:
         opening, closing = _BRACKETS[of.kind]
         if of.kind == "dict":
-            parts, total = self._pairs(address, depth, above), self._objects.dict_length(address)
+            total = self._objects.dict_length(address)
+            parts = self._pairs(address, total, depth, above)
         else:
             items, total = self._items(address, of.kind)
+            _check_whole(items, total)
             self._objects.heap.load_near((a, 64) for a in items)
             parts = (self._text(item, depth + 1, above) for item in items)
         shown = []
@@ -150,9 +152,10 @@ class Renderer:
             return self._objects.members(address, MAX_ITEMS)
         return self._objects.items(address, kind, MAX_ITEMS)
 
-    def _pairs(self, address: int, depth: int, above: tuple[int, ...]) -> Iterator[str]:
+    def _pairs(self, address: int, total: int, depth: int, above: tuple[int, ...]) -> Iterator[str]:
         objects = self._objects
         entries = list(islice(objects.entries(address), MAX_ITEMS))
+        _check_whole(entries, total)
         objects.heap.load_near((a, 64) for _, key, value in entries for a in (key, value))
         for slot, key, value in entries:
             if objects.heap.word(slot) != value:
@@ -209,6 +212,12 @@ class Renderer:
         if of.kind == "float":
             return self._objects.floats(address, 1)[0]
         return _as_float(self._numpy(address, code)) if (code := _NUMPY.get(of.name)) else None
+
+
+def _check_whole(found: Sequence[object], total: int) -> None:
+    # Empty slots are not noted: those of a table that is being filled or freed are known by the count alone.
+    if len(found) < min(total, MAX_ITEMS):
+        raise Torn(CHANGED)
 
 
 def _as_float(number: float | int | None) -> float | None:
