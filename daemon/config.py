@@ -29,6 +29,9 @@ __all__ = (
     "PUBLIC",
     "ClusterConfig",
     "Config",
+    "CudaConfig",
+    "LogsConfig",
+    "NcclConfig",
     "ProbesConfig",
     "QueryConfig",
     "SamplingConfig",
@@ -92,6 +95,7 @@ class ProbesConfig:
     hit_budget: int = _option(50_000, "hits a second at which a symbol's probe is switched off", 1)
     ring_bytes: int = _option(16 << 20, "bytes of the ring of collectives, 256 an operation; a power of two", 1 << 16)
     recordings: str = _option("", "directory for recordings of what the rings held; empty: none are made")
+    user_dir: str = _option("/etc/probingd/probes.d", "directory of probes that users write; NAME.toml with NAME.c")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,34 @@ class SamplingConfig:
 class VariablesConfig:
     watch: tuple[str, ...] = _option((), "variables of trainers to be read and stored, as dotted names")
     interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
+
+
+@dataclass(frozen=True)
+class CudaConfig:
+    syncs: bool = _option(True, "store calls in which threads wait for the GPU")
+    memory: bool = _option(True, "store what memory is asked of the CUDA runtime, and by whom")
+    memory_interval_s: float = _option(10.0, "seconds between two rows of an allocating stack", 1)
+    launches: bool = _option(False, "count the launches of kernels, a microsecond each to the job")
+
+
+@dataclass(frozen=True)
+class NcclConfig:
+    ras: bool = _option(True, "ask NCCL's own RAS what it knows of the ranks")
+    ras_port: int = _option(28028, "port that NCCL's RAS listens on", 1, 65535)
+    ras_interval_s: float = _option(60.0, "seconds between two questions to RAS", 1)
+    flight_recorder: bool = _option(True, "read the dumps of PyTorch's flight recorder that jobs write")
+
+
+@dataclass(frozen=True)
+class LogsConfig:
+    enabled: bool = _option(False, "store lines that trainers write to stdout and stderr, where they match")
+    patterns: tuple[str, ...] = _option(
+        ("NCCL WARN", "unhandled system error", "unhandled cuda error", "Traceback (most recent call last)",
+         "out of memory", "CUDA error", "RuntimeError:", "Watchdog caught collective operation timeout"),
+        "texts that a line has to contain to be stored",
+    )  # fmt: skip
+    lines_per_s: int = _option(20, "lines a second and process that are stored at most", 1)
+    line_bytes: int = _option(512, "bytes of a line that are stored at most", 64, 4096)
 
 
 @dataclass(frozen=True)
@@ -126,6 +158,9 @@ class Config:
     probes: ProbesConfig = ProbesConfig()
     sampling: SamplingConfig = SamplingConfig()
     variables: VariablesConfig = VariablesConfig()
+    cuda: CudaConfig = CudaConfig()
+    nccl: NcclConfig = NcclConfig()
+    logs: LogsConfig = LogsConfig()
 
     @property
     def public_socket(self) -> str:

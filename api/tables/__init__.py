@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.api.tables import comm, probing, process, python
+from probing.api.tables import comm, cuda, probing, process, python, train
 from probing.api.tables.schema import Column, Table
 
 __all__ = ("TABLES", "Column", "Table", "table_named")
@@ -13,14 +13,21 @@ TABLES: dict[str, Table] = {
         comm.OPS,
         comm.INFLIGHT,
         comm.COMMUNICATORS,
+        comm.RAS,
+        train.STEPS,
+        cuda.SYNCS,
+        cuda.MEMORY,
+        cuda.LAUNCHES,
         process.PROCESSES,
         process.EVENTS,
         process.ENVS,
+        process.LOGS,
         python.BACKTRACE,
         python.SAMPLES,
         python.STACKS,
         python.VARIABLES,
         python.TRAINING_METRICS,
+        python.FLIGHT_RECORD,
         probing.SOURCES,
         probing.LOSSES,
         probing.COST,

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
 
-__all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS")
+__all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "RAS")
 
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
@@ -18,7 +18,14 @@ _BUS_FACTOR = (
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
     " ELSE 1.0 END"
 )
-_DURATION = "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after END"
+# Of an operation on a CUDA stream the start is not seen, and its end lies in an interval: from its launch to the
+# middle, where the interval is a tenth of that at most.
+_LAUNCHED = "coalesce(launch_ns_after, 0)"
+_MIDDLE = f"(done_lo_ns + done_hi_ns) // 2 - {_LAUNCHED}"
+_DURATION = (
+    "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
+    f" WHEN (done_hi_ns - done_lo_ns) * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
+)
 _ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({_MOVED}) / ({_DURATION})::DOUBLE END"
 
 IDENTITY = (
@@ -91,7 +98,13 @@ _OPS_COLUMNS = (
         _AFTER_CALL.format("CASE WHEN timing_source = 'exact' THEN done_hi_ns ELSE done_lo_ns END"),
     ),
     Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format("done_hi_ns")),
-    Column("timing_source", NAME, "How completion is known: exact, sync, watchdog, enqueue_only or ras."),
+    Column(
+        "timing_source",
+        NAME,
+        "How completion is known: exact; sync (somebody waited for its stream or event); watchdog (a thread polls its"
+        " event) or blocking_wait (its own does); enqueue_only (not at all); graph (captured into a CUDA graph, whose"
+        " runs are not seen).",
+    ),
     Column(
         "state",
         NAME,
@@ -99,7 +112,13 @@ _OPS_COLUMNS = (
     ),
     Column("error", TEXT, "What the library reported, for state failed."),
     Column("step", I64, "Training step the operation belongs to; NULL when not known."),
-    Column("duration_ns", I64, "From start to completion, ns; NULL unless timing_source is exact.", _DURATION),
+    Column(
+        "duration_ns",
+        I64,
+        "From start to completion, ns; of an operation on a CUDA stream from its launch, waiting for the stream"
+        " included, and NULL where completion is known to less than a tenth of it.",
+        _DURATION,
+    ),
     Column(
         "algbw_gbps",
         F64,
@@ -157,6 +176,28 @@ _COMMUNICATOR_COLUMNS = (
     Column("async_error", TEXT, "Asynchronous error that the library holds; NULL when there is none."),
     Column("aborted", BOOL, "Whether it was aborted; NULL when it cannot be known."),
     Column("created", TIME, "When it was created, or else first seen, UTC."),
+    Column(
+        "state",
+        NAME,
+        "active, finalized, destroyed, aborted, or failed (it could not be made); a process that ended says no more.",
+    ),
+    Column(
+        "made_by",
+        NAME,
+        "Call that made it: init_rank, init_rank_config, init_rank_scalable, init_all, split, shrink, grow; NULL when"
+        " it was made before we came.",
+    ),
+    Column("init_ns", I64, "Time that call took, ns; NULL when it was not seen."),
+    Column("parent", NAME, "Communicator that it was split from; NULL when there is none or it was not seen."),
+    Column("color", I32, "Color of the split; NULL when there was none."),
+    Column("bus_id", TEXT, "PCI address of its GPU, as 0000:17:00.0; NULL when not known."),
+    Column("root_address", TEXT, "Address of the bootstrap root, HOST:PORT, from the unique id; NULL when not seen."),
+    Column(
+        "identity",
+        NAME,
+        "Where comm, rank and size come from: struct (read from the library's own), unique_id (computed from the call"
+        " that made it), derived (our own name of a split whose hash cannot be read), none; NULL for gloo.",
+    ),
     Column("parallel_role", NAME, "world, tp, pp, dp, ep or unknown."),
     Column("parallel_role_why", TEXT, "What parallel_role was concluded from."),
 )
@@ -167,4 +208,37 @@ COMMUNICATORS = Table(
     _COMMUNICATOR_COLUMNS,
     stored(_COMMUNICATOR_COLUMNS),
     sort_by=("job", "comm", "ts"),
+)
+
+_RAS_COUNTS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
+_RAS_COLUMNS = (
+    *IDENTITY,
+    Column("comm", NAME, "Communicator: commHash as 16 hex digits."),
+    Column("secondary_hash", NAME, "What tells communicators of equal hash apart, as RAS gives it."),
+    Column("size", I32, "Number of ranks of the communicator."),
+    Column("comm_rank", I32, "The rank that this row is about, within the communicator."),
+    Column("host", TEXT, "Its host, as RAS names it."),
+    Column("rank_pid", I32, "Its process id on that host, as RAS gives it."),
+    Column("cuda_device", I32, "Its CUDA device."),
+    Column("nvml_device", I32, "The same as NVML counts."),
+    Column("missing", BOOL, "Whether RAS could not reach the rank."),
+    Column("unresponsive", BOOL, "Whether RAS calls a missing rank unresponsive."),
+    Column("considered_dead", BOOL, "Whether RAS has given a missing rank up for ever."),
+    Column("init_state", TEXT, "State of its initialization, as RAS words it."),
+    Column("async_error", TEXT, "Its asynchronous error, as RAS words it; NULL when there is none."),
+    Column("finalize_called", BOOL, "Whether it has called ncclCommFinalize."),
+    Column("destroy_flag", BOOL, "Whether it is being destroyed."),
+    Column("abort_flag", BOOL, "Whether it is being aborted."),
+    *(Column(name, I64, f"Operations of this kind that it has launched: {name}.") for name in _RAS_COUNTS),
+    Column("nccl_version", TEXT, "Version of NCCL that answered."),
+    Column("collection_ns", I64, "Time that RAS took to ask all ranks, ns."),
+    Column("timeouts", I32, "Peers that did not answer RAS in time."),
+)
+
+RAS = Table(
+    "comm.ras",
+    "What NCCL's own RAS says of each rank of each communicator, a second witness; pid is the process that answered.",
+    _RAS_COLUMNS,
+    stored(_RAS_COLUMNS),
+    sort_by=("job", "comm", "comm_rank", "ts"),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I32, NAME, TEXT, Column, Table, stored
+from probing.api.tables.schema import I32, I64, NAME, TEXT, Column, Table, stored
 
-__all__ = ("ENVS", "EVENTS", "PROCESSES")
+__all__ = ("ENVS", "EVENTS", "LOGS", "PROCESSES")
 
 _PROCESS_COLUMNS = (
     *IDENTITY,
@@ -61,4 +61,22 @@ ENVS = Table(
         Column("name", TEXT, "Name of the variable."),
         Column("value", TEXT, "Its value at the start of the process."),
     ),
+)
+
+_LOG_COLUMNS = (
+    *IDENTITY,
+    Column("tid", I32, "Thread that wrote the line."),
+    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("stream", NAME, "stdout or stderr."),
+    Column("kind", NAME, "Which of the patterns of logs.patterns it matches."),
+    Column("line", TEXT, "The line, cut and redacted, with control characters as question marks."),
+    Column("suppressed", I64, "Lines of this kind before it that were left out, being too many."),
+)
+
+LOGS = Table(
+    "process.logs",
+    "Lines that trainers write to stdout and stderr and that match an allow-list; off unless logs.enabled is set.",
+    _LOG_COLUMNS,
+    stored(_LOG_COLUMNS),
+    sort_by=("job", "rank", "ts"),
 )

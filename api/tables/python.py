@@ -7,7 +7,7 @@ import pyarrow as pa
 from probing.api.tables.comm import IDENTITY
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
 
-__all__ = ("BACKTRACE", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
+__all__ = ("BACKTRACE", "FLIGHT_RECORD", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
 
 _RANK = Column("rank", I32, "Rank in the job, for a trainer.")
 _TID = Column("tid", I32, "Thread id as the host sees it.")
@@ -106,4 +106,43 @@ TRAINING_METRICS = Table(
     _METRIC_COLUMNS,
     stored(_METRIC_COLUMNS),
     sort_by=("job", "rank", "ts"),
+)
+
+_FLIGHT_COLUMNS = (
+    *IDENTITY,
+    Column("rank", I32, "Rank in the job, as the dump or its name says."),
+    Column("world_size", I32, "Number of ranks of the job; NULL when not known."),
+    Column("snapshot_id", U64, "Names the dump that the row is from."),
+    Column("dump", TEXT, "Path of the dump, as the process sees it."),
+    Column("version", TEXT, "Version of the dump's format."),
+    Column("record_id", I64, "Number of the record, counted by the process."),
+    Column("pg_id", I64, "Number of the process group."),
+    Column("pg_name", TEXT, "Name of the process group."),
+    Column("pg_desc", TEXT, "Description of the process group."),
+    Column("collective_seq_id", I64, "Sequence number of the collective in its group."),
+    Column("p2p_seq_id", I64, "Sequence number of the point-to-point operation in its group."),
+    Column("op_id", I64, "Number of the operation in its group."),
+    Column("profiling_name", TEXT, "Operation, as nccl:all_reduce."),
+    Column("state", NAME, "scheduled, started or completed."),
+    Column("input_sizes", TEXT, "Shapes of the inputs, as JSON."),
+    Column("input_dtypes", TEXT, "Types of the inputs, as JSON."),
+    Column("output_sizes", TEXT, "Shapes of the outputs, as JSON."),
+    Column("output_dtypes", TEXT, "Types of the outputs, as JSON."),
+    Column("time_created_ns", I64, "When it was enqueued, ns since 1970."),
+    Column("time_discovered_started_ns", I64, "When it was found to have started; NULL when it was not."),
+    Column("time_discovered_completed_ns", I64, "When it was found to be completed; NULL when it was not."),
+    Column("duration_ns", I64, "Duration by CUDA events, ns; NULL unless the job has timing on."),
+    Column("timeout_ms", I64, "Its time-out, ms."),
+    Column("retired", BOOL, "Whether the watchdog is done with it."),
+    Column("is_p2p", BOOL, "Whether it is a point-to-point operation."),
+    Column("frames", TEXT, "Python frames of the call, as JSON [{name, filename, line}, ...]."),
+    Column("top_frame", TEXT, "The innermost of them, as FILE:LINE NAME."),
+)
+
+FLIGHT_RECORD = Table(
+    "python.torch_nccl_flight_record",
+    "Records of PyTorch's NCCL flight recorder, from dumps that jobs write; a row for each record of each dump.",
+    _FLIGHT_COLUMNS,
+    stored(_FLIGHT_COLUMNS),
+    sort_by=("job", "rank", "snapshot_id", "record_id"),
 )

@@ -30,12 +30,16 @@ enum operation_state {
 	STATE_FAILED = 4,
 	STATE_ABANDONED = 5,
 	STATE_UNSEEN = 6, /* its end cannot be seen by the probes that there are */
+	STATE_LAUNCHED = 7, /* open, and on its stream */
 };
 
 enum timing_source {
 	TIMING_EXACT = 1,
 	TIMING_SYNC = 2,
 	TIMING_ENQUEUE_ONLY = 3,
+	TIMING_WATCHDOG = 4,	  /* another thread asked for the event behind it */
+	TIMING_GRAPH = 5,	  /* captured into a CUDA graph: this is the capture, not a run */
+	TIMING_BLOCKING_WAIT = 6, /* the thread that called it asked for the event again and again */
 };
 
 enum name_form {
@@ -50,7 +54,8 @@ enum name_form {
  * UNKNOWN_* where not known.
  */
 struct collective_record {
-	__u64 object; /* the address that names the operation while it is open */
+	__u64 object; /* the address that names the operation while it is open; of NCCL, the stream */
+	__u64 position; /* NCCL: its place on that stream, from 1; gloo: 0 */
 	__u64 start_ns;
 	__u64 comm; /* address of the communicator or process group */
 	__u32 tgid;
@@ -77,7 +82,8 @@ struct collective_record {
 	__u8 state;
 	__u8 timing;
 	__u8 async_op;
-	__u8 reserved[2];
+	__u8 result; /* ncclResult_t */
+	__u8 reserved;
 	char name[NAME_BYTES];
 	char desc[DESC_BYTES];
 	char error[ERROR_BYTES];
@@ -85,6 +91,7 @@ struct collective_record {
 
 struct operation_key {
 	__u64 object;
+	__u64 position;
 	__u64 start_ns;
 	__u64 tgid;
 };

@@ -530,7 +530,7 @@ UPROBE(gloo_waited)
 }
 
 /*
- * Run by the collector for an operation whose process has ended: object, start_ns, tgid. Moving it here, in one run,
+ * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. Moving it here, in one run,
  * means that it is in the map or in the ring, whenever the collector dies. Returns 1 when there was such an operation.
  */
 SEC("raw_tp")
@@ -538,8 +538,9 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct operation_key key = {
 		.object = ctx->args[0],
-		.start_ns = ctx->args[1],
-		.tgid = ctx->args[2],
+		.position = ctx->args[1],
+		.start_ns = ctx->args[2],
+		.tgid = ctx->args[3],
 	};
 	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
 

@@ -25,9 +25,9 @@ STATE_FAILED, STATE_ABANDONED = 4, 5
 GLOO, NCCL = 1, 2
 
 BACKENDS = ("gloo", "nccl")
-# By enum operation_state; 1 and 2 are of open operations, 6 says nothing about the end.
-STATES = ("called", "started", "done", "failed", "abandoned")
-TIMINGS = ("exact", "sync", "enqueue_only")
+# By enum operation_state; 1, 2 and 7 are of open operations, 6 says nothing about the end.
+STATES = ("called", "started", "done", "failed", "abandoned", "unseen", "launched")
+TIMINGS = ("exact", "sync", "enqueue_only", "watchdog", "graph", "blocking_wait")
 
 OPS = (
     "broadcast",

@@ -27,7 +27,7 @@ OBJECTS = ("gloo", "nccl")
 """The BPF objects that the session has to hold."""
 RING = "collectives"
 _SLOT_BITS = 16
-_ABANDON = struct.Struct("<QQQ")
+_ABANDON = struct.Struct("<QQQQ")
 
 
 class Map(Protocol):
@@ -182,7 +182,7 @@ class CollectivesSource:
         chosen = keys[which(keys, values)]
         return sum(
             self._session.run_program(
-                "collectives_abandon", _ABANDON.pack(int(key["object"]), int(key["start_ns"]), int(key["tgid"]))
+                "collectives_abandon", _ABANDON.pack(*(int(key[f]) for f in ("object", "position", "start_ns", "tgid")))
             )
             for key in chosen
         )
