@@ -28,6 +28,10 @@ SETTINGS = {
     "sampling.off_cpu": True,
     "variables.watch": True,
     "variables.interval_s": False,
+    "cuda.syncs": False,
+    "cuda.memory": False,
+    "cuda.launches": False,
+    "logs.enabled": True,
 }
 MAX_CHANGES = 1024
 _MAX_FILE = 1 << 20

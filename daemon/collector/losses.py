@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("CountingSession", "LossMeter")
+__all__ = ("CountingSession", "LossMeter", "ProbeSlot")
 
 INTERVAL_NS = 1_000_000_000
 # How long a probe that was hit too often stays off before it is tried again.
 BUDGET_REST_NS = 10_000_000_000
-TABLES = {"collectives": "comm.ops", "lifecycle": "process.events", "python_samples": "python.samples"}
+TABLES = {
+    "collectives": "comm.ops",
+    "communicators": "comm.communicators",
+    "cuda_syncs": "cuda.syncs",
+    "lifecycle": "process.events",
+    "log_writes": "process.logs",
+    "python_samples": "python.samples",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSlot:
+    """What is counted under the number of a probe, and which rows are missing when it is switched off."""
+
+    name: str
+    source: str
+    table: str
 
 
 class CountingSession(Protocol):
@@ -26,7 +43,7 @@ class CountingSession(Protocol):
 
 
 class LossMeter:
-    """``tick`` is called often and looks once a second. ``slots`` names what is counted under a probe's number.
+    """``tick`` is called often and looks once a second. ``slots`` says what is counted under a probe's number.
 
     ``also`` gives losses that others found; ``blinded`` is told the monotonic time up to which ends may be missed.
     """
@@ -36,7 +53,7 @@ class LossMeter:
         session: CountingSession,
         clock: Clock,
         sink: Sink,
-        slots: Mapping[int, str],
+        slots: Mapping[int, ProbeSlot],
         budget: int,
         known_lost: Mapping[str, int],
         also: Callable[[], list[Loss]],
@@ -65,7 +82,7 @@ class LossMeter:
     def off(self) -> list[str]:
         """The probes that are switched off because they were hit too often."""
         counters = self._session.counters()
-        return [n for slot, n in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
+        return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
 
     @property
     def hits(self) -> int:
@@ -86,9 +103,9 @@ class LossMeter:
         counters = self._session.counters()
         for ring, table in TABLES.items():
             self._ring(ring, table, counters.get(ring, {}).get("lost", 0), since, pair.real_ns)
-        for slot, name in self._slots.items():
+        for slot, probe in self._slots.items():
             if counts := counters.get(f"probe:{slot}"):
-                self._probe(slot, name, counts, since, pair.real_ns, pair.mono_ns)
+                self._probe(slot, probe, counts, since, pair.real_ns, pair.mono_ns)
         self._pause(since, pair.real_ns)
 
     def _ring(self, ring: str, table: str, lost: int, since: int, now: int) -> None:
@@ -96,11 +113,11 @@ class LossMeter:
             self._sink.lost(Loss(ring, table, "ring", "the ring was full", since, now, max(more, 0)))
             self._lost[ring] = lost
 
-    def _probe(self, slot: int, name: str, counts: Mapping[str, int], since: int, now: int, mono: int) -> None:
+    def _probe(self, slot: int, probe: ProbeSlot, counts: Mapping[str, int], since: int, now: int, mono: int) -> None:
         more = counts["refused"] - self._refused.get(f"probe:{slot}", 0)
         if more > 0:
-            reason = f"{name} was hit more than {self._budget} times a second and switched off"
-            self._sink.lost(Loss("collectives", "comm.ops", "kernel", reason, since, now, more))
+            reason = f"{probe.name} was hit more than {self._budget} times a second and switched off"
+            self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, now, more))
             self._refused[f"probe:{slot}"] = counts["refused"]
             self._blinded(mono)
         if counts["off_ns"] and mono - counts["off_ns"] > BUDGET_REST_NS:
