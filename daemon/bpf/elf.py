@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,12 +23,15 @@ __all__ = ("AARCH64", "X86_64", "Elf", "Segment", "Symbol", "find_symbols", "rea
 X86_64, AARCH64 = 62, 183
 _ET_EXEC, _ET_DYN = 2, 3
 _PT_LOAD, _PT_NOTE = 1, 4
-_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+_SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNSYM = 2, 8, 11
+_SHF_COMPRESSED, _ELFCOMPRESS_ZLIB = 0x800, 1
+_COMPRESSION = struct.Struct("<IIQQ")
 _NT_GNU_BUILD_ID = 3
 _MAX_HEADERS = 4096
 _MAX_STRINGS = 512 << 20
 _MAX_SYMBOLS = 8 << 20
 _MAX_NOTES = 1 << 16
+_MAX_SECTION_NAMES = 1 << 20
 _MAX_MATCHES = 4096
 _MAX_NAME = 4096
 _MAX_OCCURRENCES = 1 << 16
@@ -74,7 +78,7 @@ class Elf:
         if head[:6] != b"\x7fELF\x02\x01":
             raise UnsupportedTarget("not a 64-bit little-endian ELF file")
         kind, self.machine, _, _, programs, sections = struct.unpack_from("<HHIQQQ", head, 16)
-        program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", head, 54)
+        program_size, program_count, section_size, section_count, self._names = struct.unpack_from("<HHHHH", head, 54)
         if kind not in (_ET_EXEC, _ET_DYN):
             raise UnsupportedTarget(f"an ELF file of type {kind} is not mapped to be run")
         self.relocated = kind == _ET_DYN
@@ -107,6 +111,29 @@ class Elf:
                     return notes[data : data + data_size]
                 at = data + -(-data_size // 4) * 4
         return None
+
+    def section(self, name: str, limit: int) -> bytes:
+        """What the section ``name`` holds, decompressed; empty where there is none.
+
+        Raises UnsupportedTarget for one of more than ``limit`` bytes, and for another compression than zlib.
+        """
+        for _, kind, flags, _, offset, size, *_ in self._named(name.encode()):
+            if kind == _SHT_NOBITS:
+                continue
+            if size > limit:
+                raise UnsupportedTarget(f"the section {name} of the ELF file is too large")
+            data = self._read(offset, size)
+            return _decompressed(data, name, limit) if flags & _SHF_COMPRESSED else data
+        return b""
+
+    def _named(self, name: bytes) -> Iterator[tuple[Any, ...]]:
+        if self._names >= len(self._sections):
+            return
+        offset, size = self._sections[self._names][4:6]
+        names = self._read(offset, min(size, _MAX_SECTION_NAMES))
+        for section in self._sections:
+            if names.startswith(name + b"\0", section[0]):
+                yield section
 
     def file_offset(self, address: int) -> int | None:
         """Where the byte at ``address`` lies in the file; None where no segment has it there."""
@@ -207,6 +234,20 @@ def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
 def read_symbol(fd: int, name: str) -> Symbol | None:
     """``Elf(fd).symbol(name)``."""
     return Elf(fd).symbol(name)
+
+
+def _decompressed(data: bytes, name: str, limit: int) -> bytes:
+    """gABI chapter 4, "Section Compression"."""
+    kind, size = struct.unpack_from("<IxxxxQ", data) if len(data) >= _COMPRESSION.size else (0, 0)
+    if kind != _ELFCOMPRESS_ZLIB or size > limit:
+        raise UnsupportedTarget(f"the section {name} of the ELF file is compressed in an unknown way, or too large")
+    try:
+        plain = zlib.decompressobj().decompress(data[_COMPRESSION.size :], size) if size else b""
+    except zlib.error as e:
+        raise UnsupportedTarget(f"the section {name} of the ELF file is damaged: {e}") from e
+    if len(plain) != size:
+        raise UnsupportedTarget(f"the section {name} of the ELF file is damaged")
+    return plain
 
 
 def _parts(pattern: str) -> _Parts:

@@ -1,0 +1,168 @@
+"""Where the members of NCCL's structs lie, from the DWARF of a library.
+
+Runs in the parser. What is found is no more than a proposal: the programs that use it look for NCCL's two magic words
+first. The names of the members are those of src/include/comm.h and info.h of NCCL 2.18 to 2.32.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from probing.api.errors import UnsupportedTarget
+from probing.daemon.bpf.elf import Elf
+from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf, uleb
+
+__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "nccl_layout")
+
+COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "start_magic": ("startMagic",),
+    "magic": ("magic",),
+    "comm_hash": ("commHash",),
+    "rank": ("rank",),
+    "nranks": ("nRanks",),
+    "cuda_device": ("cudaDev",),
+    "nvml_device": ("nvmlDev",),
+    "bus_id": ("busId",),
+    "node": ("node",),
+    "nnodes": ("nNodes",),
+    "async_result": ("asyncResult",),
+    "abort_flag": ("abortFlag",),
+    "config": ("config",),
+    "comm_name": ("config.commName", "commName"),
+    "seq_number": ("seqNumber",),
+    "end_magic": ("endMagic",),
+}
+"""Name here -> the members of struct ncclComm that can mean it; the first one that is there counts."""
+INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
+}
+"""The same of struct ncclInfo."""
+MAX_SECONDS = 8.0
+_MAX_INFO = 512 << 20
+_MAX_TABLE = 256 << 20
+# The struct has some 1 MB.
+_MAX_STRUCT = 64 << 20
+_NEEDED = ("start_magic", "comm_hash", "rank", "nranks", "cuda_device", "end_magic")
+_PLUS_UCONST = 0x23  # DW_OP_plus_uconst
+_MEMBER, _ARRAY, _SUBRANGE = 0x0D, 0x01, 0x21  # DW_TAG_*
+_RECORDS = (0x02, 0x13, 0x17)  # class, structure, union
+_SAME = (0x16, 0x26, 0x35, 0x47)  # typedef, const, volatile, atomic
+_MAX_HOPS = 8
+_MAX_DEPTH = 4
+_MAX_MEMBERS = 8192
+_Members = dict[str, tuple[int, Die | None]]
+
+
+def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
+    """The layouts of the libnccl open at ``fd``, which stays the caller's.
+
+    Answer: ``build_id`` (hex or None), ``comm`` {a name of COMM_MEMBERS: offset, ``size``: bytes, ``seq_count``}, and
+    ``info`` {a name of INFO_MEMBERS: offset} or None; members that are not there are left out. Raises UnsupportedTarget
+    for a stripped or damaged library, and for one that takes more than ``seconds``.
+    """
+    elf = Elf(fd)
+    dwarf = Dwarf(
+        elf.section(".debug_info", _MAX_INFO),
+        elf.section(".debug_abbrev", _MAX_TABLE),
+        elf.section(".debug_str", _MAX_TABLE),
+        elf.section(".debug_line_str", _MAX_TABLE),
+        elf.section(".debug_str_offsets", _MAX_TABLE),
+        time.monotonic() + seconds,
+    )
+    comm, info = None, None
+    for unit in dwarf.units():
+        comm = comm or next(_layouts(dwarf, dwarf.structures(unit, "ncclComm"), COMM_MEMBERS, _NEEDED), None)
+        info = info or next(_layouts(dwarf, dwarf.structures(unit, "ncclInfo"), INFO_MEMBERS, ("coll", "comm")), None)
+        if comm and info:
+            break
+    if comm is None:
+        raise UnsupportedTarget(
+            "the library has no debugging information about struct ncclComm", hint="was it stripped?"
+        )
+    _check(comm)
+    build_id = elf.build_id()
+    return {"build_id": build_id.hex() if build_id is not None else None, "comm": comm, "info": info}
+
+
+def _layouts(
+    dwarf: Dwarf, found: Iterator[Die], wanted: Mapping[str, tuple[str, ...]], needed: tuple[str, ...]
+) -> Iterator[dict[str, int]]:
+    for die in found:
+        size = die.number(SIZE) or 0
+        members = _members(dwarf, die)
+        if "config" in members and (config := _record(dwarf, members["config"][1])):
+            base = members["config"][0]
+            members |= {f"config.{name}": (base + at, kind) for name, (at, kind) in _members(dwarf, config).items()}
+        offsets = {
+            name: next(members[spelling][0] for spelling in spellings if spelling in members)
+            for name, spellings in wanted.items()
+            if any(spelling in members for spelling in spellings)
+        }
+        if all(name in offsets for name in needed) and max(offsets.values()) < size <= _MAX_STRUCT:
+            if "seq_number" in offsets:
+                offsets["seq_count"] = _array_length(dwarf, members["seqNumber"][1])
+            yield {"size": size, **offsets}
+
+
+def _check(comm: Mapping[str, int]) -> None:
+    """That the programs may read it as they do: the five fields in a row, a word at either end."""
+    first = comm["comm_hash"]
+    row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
+    if comm["start_magic"] or row != (first + 8, first + 12, first + 16, first + 20):
+        raise UnsupportedTarget("struct ncclComm of this library is laid out in a way that is not known")
+
+
+def _members(dwarf: Dwarf, record: Die, depth: int = 0) -> _Members:
+    """Name -> (offset, the entry of the member); those of unnamed members too."""
+    members: _Members = {}
+    for child in dwarf.children(record):
+        if child.tag != _MEMBER or (at := _location(child)) is None:
+            continue
+        if child.name:
+            members.setdefault(child.name, (at, child))
+        elif depth < _MAX_DEPTH and (inner := _record(dwarf, child)):
+            for name, (offset, kind) in _members(dwarf, inner, depth + 1).items():
+                members.setdefault(name, (at + offset, kind))
+        if len(members) > _MAX_MEMBERS:
+            raise UnsupportedTarget("a struct of the library has too many members")
+    return members
+
+
+def _location(member: Die) -> int | None:
+    value = member.values.get(LOCATION, 0)
+    if isinstance(value, int):
+        return value if 0 <= value < _MAX_STRUCT else None
+    if value[:1] != bytes([_PLUS_UCONST]):
+        return None
+    offset, end = uleb(value, 1)
+    return offset if end == len(value) and offset < _MAX_STRUCT else None
+
+
+def _type(dwarf: Dwarf, die: Die | None) -> Die | None:
+    """What the entry's type is, past typedef and const; None where that lies in another unit."""
+    for _ in range(_MAX_HOPS):
+        at = die.number(TYPE) if die else None
+        if die is None or at is None or not die.unit.first <= at < die.unit.end:
+            return None
+        die = dwarf.die(die.unit, at)
+        if die.tag not in _SAME:
+            return die
+    return None
+
+
+def _record(dwarf: Dwarf, die: Die | None) -> Die | None:
+    found = _type(dwarf, die)
+    return found if found is not None and found.tag in _RECORDS else None
+
+
+def _array_length(dwarf: Dwarf, die: Die | None) -> int:
+    """Elements of a one-dimensional array; 0 where that is not said."""
+    found = _type(dwarf, die)
+    ranges = [child for child in dwarf.children(found) if child.tag == _SUBRANGE] if found else []
+    if found is None or found.tag != _ARRAY or len(ranges) != 1:
+        return 0
+    last, count = ranges[0].number(UPPER_BOUND), ranges[0].number(COUNT)
+    length = count if count is not None else last + 1 if last is not None else 0
+    return length if 0 <= length <= _MAX_MEMBERS else 0

@@ -1,0 +1,385 @@
+"""DWARF of a library, as little of it as it takes to find a struct by its name and to walk its members.
+
+A unit's abbreviations say how a struct of a name begins in .debug_info (code, then its attributes in order), so that
+the bytes to look for are known: no other entry is taken apart. Everything is the target's word: offsets are checked,
+entries and time are counted.
+Format: DWARF 4 and 5, chapters 2 and 7 (7.5.4 for the codes, 7.5.6 for the forms); also the GNU forms of dwz.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from probing.api.errors import UnsupportedTarget
+
+__all__ = ("COUNT", "LOCATION", "SIZE", "TYPE", "UPPER_BOUND", "Die", "Dwarf", "Unit", "uleb")
+
+# DW_AT_*
+_SIBLING, _NAME, SIZE, UPPER_BOUND, COUNT, LOCATION = 0x01, 0x03, 0x0B, 0x2F, 0x37, 0x38
+_DECLARATION, TYPE, _STR_OFFSETS_BASE = 0x3C, 0x49, 0x72
+_WANTED = frozenset({_SIBLING, _NAME, SIZE, UPPER_BOUND, COUNT, LOCATION, _DECLARATION, TYPE, _STR_OFFSETS_BASE})
+_STRUCTURES = (0x02, 0x13)  # DW_TAG_class_type, DW_TAG_structure_type
+# DW_FORM_*
+_STRING, _STRP, _REF_ADDR, _STRX, _LINE_STRP, _IMPLICIT = 0x08, 0x0E, 0x10, 0x1A, 0x1F, 0x21
+_UNSIGNED = {0x05: 2, 0x06: 4, 0x07: 8, 0x0B: 1, 0x0C: 1}
+_REFERENCES = {0x11: 1, 0x12: 2, 0x13: 4, 0x14: 8}
+_INDEXES = {0x25: 1, 0x26: 2, 0x27: 3, 0x28: 4}
+_OTHER_FIXED = {0x19: 0, 0x1C: 4, 0x1E: 16, 0x20: 8, 0x24: 8, 0x29: 1, 0x2A: 2, 0x2B: 3, 0x2C: 4, _IMPLICIT: 0}
+_FIXED = _UNSIGNED | _REFERENCES | _INDEXES | _OTHER_FIXED
+_OFFSETS = frozenset({_STRP, _REF_ADDR, 0x17, 0x1D, _LINE_STRP, 0x1F20, 0x1F21})
+_ULEBS = frozenset({0x0F, 0x15, _STRX, 0x1B, 0x22, 0x23, 0x1F01, 0x1F02})
+_BLOCKS = {0x03: 2, 0x04: 4, 0x0A: 1}
+_ADDR, _SDATA, _REF_UDATA, _EXPRESSIONS = 0x01, 0x0D, 0x15, (0x09, 0x18)
+_HEADERS_5 = {1: 0, 2: 12, 3: 0, 4: 8, 5: 8, 6: 12}  # DW_UT_*: what follows the common header
+
+_MAX_UNITS = 1 << 16
+_MAX_ABBREVIATIONS = 1 << 16
+_MAX_ATTRIBUTES = 256
+_MAX_ENTRIES = 200_000
+_MAX_HITS = 10_000
+_MAX_NAME = 256
+_MAX_OCCURRENCES = 64
+
+Value = int | bytes
+
+
+class _Attribute(NamedTuple):
+    name: int
+    form: int
+    implicit: int
+
+
+class _Abbreviation(NamedTuple):
+    code: int
+    tag: int
+    children: bool
+    attributes: tuple[_Attribute, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Entries from ``first`` to ``end`` in .debug_info; references in it count from ``start``."""
+
+    start: int
+    first: int
+    end: int
+    version: int
+    offset_size: int
+    address_size: int
+    abbreviations: dict[int, _Abbreviation]
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """A debugging information entry of ``unit``; its children, if it has any, begin at ``end``.
+
+    ``values``: by DW_AT_*, integers, or the bytes of a block; a reference is an offset in .debug_info.
+    """
+
+    unit: Unit
+    tag: int
+    children: bool
+    name: str
+    values: dict[int, Value]
+    end: int
+
+    def number(self, attribute: int) -> int | None:
+        value = self.values.get(attribute)
+        return value if isinstance(value, int) else None
+
+
+class Dwarf:
+    """The sections as bytes, empty where there is none. ``deadline`` is on time.monotonic().
+
+    All that reads raises UnsupportedTarget for what makes no sense, or for work that goes on too long.
+    """
+
+    def __init__(
+        self, info: bytes, abbrev: bytes, strings: bytes, line_strings: bytes, str_offsets: bytes, deadline: float
+    ) -> None:
+        self._info = info
+        self._abbrev = abbrev
+        self._strings = strings
+        self._line_strings = line_strings
+        self._str_offsets = str_offsets
+        self._deadline = deadline
+        self._entries = 0
+        self._tables: dict[int, dict[int, _Abbreviation]] = {}
+
+    def units(self) -> Iterator[Unit]:
+        """The compilation units, in order."""
+        at = 0
+        for _ in range(_MAX_UNITS):
+            if at >= len(self._info):
+                return
+            self._in_time()
+            unit = self._unit(at)
+            if unit is not None:
+                yield unit
+            at += _length(self._info, at)[1]
+        raise UnsupportedTarget("the debugging information has too many units")
+
+    def structures(self, unit: Unit, name: str) -> Iterator[Die]:
+        """The full definitions of a struct or class ``name`` in ``unit``."""
+        for abbreviation in unit.abbreviations.values():
+            names = [i for i, attribute in enumerate(abbreviation.attributes) if attribute.name == _NAME]
+            if abbreviation.tag not in _STRUCTURES or not abbreviation.children or not names:
+                continue
+            before = [_fixed_size(unit, attribute.form) for attribute in abbreviation.attributes[: names[0]]]
+            sizes = [size for size in before if size is not None]
+            if len(sizes) < len(before):
+                continue
+            code = _uleb_bytes(abbreviation.code)
+            for needle in self._spellings(unit, name, abbreviation.attributes[names[0]].form):
+                for start in self._places(unit, code, sum(sizes), needle):
+                    die = self.die(unit, start)
+                    if die.name == name and SIZE in die.values and not die.values.get(_DECLARATION):
+                        yield die
+
+    def die(self, unit: Unit, at: int) -> Die:
+        """The entry at ``at``, which is not the end of a list."""
+        self._entries += 1
+        if self._entries > _MAX_ENTRIES or not unit.first <= at < unit.end:
+            raise UnsupportedTarget("the debugging information has too many entries, or leads out of itself")
+        self._in_time()
+        code, at = uleb(self._info, at)
+        abbreviation = unit.abbreviations.get(code)
+        if abbreviation is None:
+            raise UnsupportedTarget("the debugging information has an unknown abbreviation")
+        values: dict[int, Value] = {}
+        name = ""
+        for attribute in abbreviation.attributes:
+            value, after = self._value(unit, attribute, at)
+            if attribute.name == _NAME:
+                name = self._text(unit, attribute.form, at)
+            elif attribute.name in _WANTED:
+                values[attribute.name] = value
+            at = after
+        return Die(unit, abbreviation.tag, abbreviation.children, name, values, at)
+
+    def children(self, die: Die) -> Iterator[Die]:
+        """The entries that belong to ``die`` itself, without theirs."""
+        at, depth = die.end, 0
+        while die.children:
+            if at >= die.unit.end:
+                raise UnsupportedTarget("the debugging information ends too early")
+            if self._info[at] == 0:
+                if not depth:
+                    return
+                at, depth = at + 1, depth - 1
+                continue
+            child = self.die(die.unit, at)
+            if not depth:
+                yield child
+            sibling = child.number(_SIBLING)
+            at = child.end
+            if child.children:
+                if sibling is not None and sibling > child.end:
+                    at = sibling
+                else:
+                    depth += 1
+
+    def _in_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise UnsupportedTarget("the debugging information takes too long to read")
+
+    def _unit(self, start: int) -> Unit | None:
+        """None for what is no compilation unit that can be read here."""
+        offset_size, length = _length(self._info, start)
+        at, end = start + (12 if offset_size == 8 else 4), start + length
+        if end > len(self._info) or end - at < 16:
+            raise UnsupportedTarget("the debugging information has a damaged unit")
+        (version,) = struct.unpack_from("<H", self._info, at)
+        if version == 5:
+            kind, address_size = self._info[at + 2], self._info[at + 3]
+            table = int.from_bytes(self._info[at + 4 : at + 4 + offset_size], "little")
+            first = at + 4 + offset_size + _HEADERS_5.get(kind, 0)
+        elif 2 <= version <= 4:
+            table = int.from_bytes(self._info[at + 2 : at + 2 + offset_size], "little")
+            address_size = self._info[at + 2 + offset_size]
+            first = at + 3 + offset_size
+        else:
+            return None
+        return Unit(start, first, end, version, offset_size, address_size, self._table(table))
+
+    def _table(self, offset: int) -> dict[int, _Abbreviation]:
+        if offset not in self._tables:
+            table: dict[int, _Abbreviation] = {}
+            at = offset
+            for _ in range(_MAX_ABBREVIATIONS):
+                code, at = uleb(self._abbrev, at)
+                if not code:
+                    break
+                table[code], at = self._abbreviation(code, at)
+            else:
+                raise UnsupportedTarget("the debugging information has too many abbreviations")
+            self._tables[offset] = table
+        return self._tables[offset]
+
+    def _abbreviation(self, code: int, at: int) -> tuple[_Abbreviation, int]:
+        self._in_time()
+        tag, at = uleb(self._abbrev, at)
+        children, at = uleb(self._abbrev, at)
+        attributes: list[_Attribute] = []
+        while len(attributes) < _MAX_ATTRIBUTES:
+            name, at = uleb(self._abbrev, at)
+            form, at = uleb(self._abbrev, at)
+            implicit = 0
+            if form == _IMPLICIT:
+                implicit, at = _sleb(self._abbrev, at)
+            if not name and not form:
+                return _Abbreviation(code, tag, bool(children), tuple(attributes)), at
+            attributes.append(_Attribute(name, form, implicit))
+        raise UnsupportedTarget("the debugging information has too many attributes")
+
+    def _value(self, unit: Unit, attribute: _Attribute, at: int) -> tuple[Value, int]:
+        form = attribute.form
+        size = _fixed_size(unit, form)
+        if size is not None:
+            number = int.from_bytes(self._info[at : at + size], "little")
+            if form == _IMPLICIT:
+                number = attribute.implicit
+            return number + (unit.start if form in _REFERENCES else 0), self._inside(unit, at + size)
+        if form in _ULEBS:
+            number, after = uleb(self._info, at)
+            return number + (unit.start if form == _REF_UDATA else 0), self._inside(unit, after)
+        if form == _SDATA:
+            number, after = _sleb(self._info, at)
+            return number, self._inside(unit, after)
+        if form == _STRING:
+            end = self._info.find(b"\0", at, unit.end)
+            return b"", self._inside(unit, end + 1 if end >= 0 else unit.end + 1)
+        if form in _BLOCKS:
+            start = at + _BLOCKS[form]
+            length = int.from_bytes(self._info[at:start], "little")
+        elif form in _EXPRESSIONS:
+            length, start = uleb(self._info, at)
+        else:
+            raise UnsupportedTarget(f"the debugging information has an unknown form {form:#x}")
+        return self._info[start : start + min(length, _MAX_NAME)], self._inside(unit, start + length)
+
+    def _inside(self, unit: Unit, at: int) -> int:
+        if at > unit.end:
+            raise UnsupportedTarget("the debugging information ends too early")
+        return at
+
+    def _text(self, unit: Unit, form: int, at: int) -> str:
+        """The text of a name; empty for one that lies in another file."""
+        value, _ = self._value(unit, _Attribute(_NAME, form, 0), at)
+        if form == _STRING:
+            return _c_string(self._info, at)
+        if form == _STRP and isinstance(value, int):
+            return _c_string(self._strings, value)
+        if form == _LINE_STRP and isinstance(value, int):
+            return _c_string(self._line_strings, value)
+        if (form == _STRX or form in _INDEXES) and isinstance(value, int):
+            place = self._str_offsets_base(unit) + value * unit.offset_size
+            offset = self._str_offsets[place : place + unit.offset_size]
+            return _c_string(self._strings, int.from_bytes(offset, "little"))
+        return ""
+
+    def _spellings(self, unit: Unit, name: str, form: int) -> Iterator[bytes]:
+        """What the name attribute of ``form`` can look like for ``name``."""
+        if form == _STRING:
+            yield name.encode() + b"\0"
+            return
+        texts = self._line_strings if form == _LINE_STRP else self._strings
+        offsets = list(itertools.islice(_places_of(texts, name.encode() + b"\0", 0, len(texts)), _MAX_OCCURRENCES))
+        if form in (_STRP, _LINE_STRP):
+            yield from (offset.to_bytes(unit.offset_size, "little") for offset in offsets)
+        elif form == _STRX or form in _INDEXES:
+            for index in self._indexes(unit, offsets):
+                if form == _STRX:
+                    yield _uleb_bytes(index)
+                elif index < 1 << 8 * _INDEXES[form]:
+                    yield index.to_bytes(_INDEXES[form], "little")
+
+    def _indexes(self, unit: Unit, offsets: list[int]) -> Iterator[int]:
+        base, size = self._str_offsets_base(unit), unit.offset_size
+        for offset in offsets:
+            word = offset.to_bytes(size, "little")
+            places = _places_of(self._str_offsets, word, base, len(self._str_offsets))
+            for place in itertools.islice(places, _MAX_OCCURRENCES):
+                if (place - base) % size == 0:
+                    yield (place - base) // size
+
+    def _str_offsets_base(self, unit: Unit) -> int:
+        """From the attributes of the unit itself, whose own texts may need it: they are not looked at."""
+        code, at = uleb(self._info, unit.first)
+        for attribute in unit.abbreviations[code].attributes if code in unit.abbreviations else ():
+            value, at = self._value(unit, attribute, at)
+            if attribute.name == _STR_OFFSETS_BASE and isinstance(value, int):
+                return value
+        # DWARF 5, 7.26: past the header of the only table.
+        return 16 if unit.offset_size == 8 else 8
+
+    def _places(self, unit: Unit, code: bytes, before: int, needle: bytes) -> Iterator[int]:
+        """Where an entry can begin: its code, ``before`` bytes, then ``needle``."""
+        for hits, place in enumerate(_places_of(self._info, needle, unit.first, unit.end)):
+            if hits >= _MAX_HITS:
+                return
+            start = place - before - len(code)
+            if start >= unit.first and self._info.startswith(code, start):
+                yield start
+
+
+def uleb(data: bytes, at: int) -> tuple[int, int]:
+    """(the unsigned LEB128 number at ``at``, where it ends)."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if not 0 <= at < len(data):
+            break
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise UnsupportedTarget("the debugging information has a damaged number")
+
+
+def _sleb(data: bytes, at: int) -> tuple[int, int]:
+    number, end = uleb(data, at)
+    bits = 7 * (end - at)
+    return (number - (1 << bits) if number >> (bits - 1) else number), end
+
+
+def _uleb_bytes(number: int) -> bytes:
+    parts = bytearray()
+    while True:
+        number, low = number >> 7, number & 0x7F
+        parts.append(low | (0x80 if number else 0))
+        if not number:
+            return bytes(parts)
+
+
+def _fixed_size(unit: Unit, form: int) -> int | None:
+    if form == _ADDR or (form == _REF_ADDR and unit.version == 2):
+        return unit.address_size
+    return unit.offset_size if form in _OFFSETS else _FIXED.get(form)
+
+
+def _length(info: bytes, at: int) -> tuple[int, int]:
+    """(bytes of an offset in the unit at ``at``, length of the unit with the word that says it)."""
+    if at + 12 > len(info):
+        raise UnsupportedTarget("the debugging information ends too early")
+    length = int.from_bytes(info[at : at + 4], "little")
+    if length == 0xFFFFFFFF:
+        return 8, 12 + int.from_bytes(info[at + 4 : at + 12], "little")
+    return 4, 4 + length
+
+
+def _places_of(data: bytes, needle: bytes, start: int, end: int) -> Iterator[int]:
+    at = data.find(needle, start, end)
+    while at >= 0:
+        yield at
+        at = data.find(needle, at + 1, end)
+
+
+def _c_string(data: bytes, at: int) -> str:
+    end = data.find(b"\0", at, at + _MAX_NAME)
+    return data[at:end].decode(errors="replace") if 0 <= at < end else ""
