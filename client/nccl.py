@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from probing.client import nccl_sql
 from probing.client.cluster import Cluster
 from probing.client.nccl_text import people
 from probing.client.output import write_objects
@@ -10,42 +15,22 @@ from probing.client.rows import rows_of
 from probing.client.session import opened, require_job, sql_text
 from probing.client.settings import Settings
 
-__all__ = ("RANKS_SQL", "Row", "collect", "run")
+__all__ = ("Row", "collect", "run")
 
-Row = dict[str, object]
+Row = dict[str, Any]
 _KEY = ("job", "run", "comm")
-
-_COMMUNICATORS = """
-SELECT job, run, comm, any_value(name) AS name, any_value(backend) AS backend, max(size) AS size,
-  list(DISTINCT job_rank) AS members, count(DISTINCT node) AS nodes, bool_or(aborted) AS aborted,
-  any_value(async_error) AS async_error
-FROM comm.communicators WHERE {where} GROUP BY job, run, comm
-"""
-_OPS = """
-SELECT job, run, comm, any_value(comm_name) AS name, any_value(backend) AS backend, max(comm_size) AS size, op,
-  count(*) AS calls, sum(bytes) AS bytes, avg(duration_ns) AS avg_ns, quantile_cont(duration_ns, 0.5) AS p50_ns,
-  quantile_cont(duration_ns, 0.99) AS p99_ns, max(duration_ns) AS max_ns, min(algbw_gbps) AS algbw_min_gbps,
-  avg(algbw_gbps) AS algbw_avg_gbps, min(busbw_gbps) AS busbw_min_gbps, avg(busbw_gbps) AS busbw_avg_gbps,
-  count(*) FILTER (WHERE state <> 'done') AS not_done, min(seq) AS first_seq, max(seq) AS last_seq
-FROM comm.ops WHERE ts > now() - INTERVAL {since} SECOND AND {where} GROUP BY job, run, comm, op
-"""
-# The rank that came in the middle is the measure: half of the ranks were there before it.
-RANKS_SQL = """
-WITH arrivals AS (
-  SELECT job, run, comm, rank, comm_rank, node, pid, seq, epoch_ns(ts) AS t FROM comm.ops
-  WHERE ts > now() - INTERVAL {since} SECOND AND op <> 'send' AND op <> 'recv' AND {where}
-), late AS (
-  SELECT *, t - quantile_disc(t, 0.5) OVER (PARTITION BY job, run, comm, seq) AS lag FROM arrivals
-)
-SELECT job, run, comm, rank, comm_rank, node, pid, count(*) AS calls, max(seq) AS last_seq,
-  quantile_disc(lag, 0.5) AS lag_ns, max(lag) AS max_lag_ns
-FROM late GROUP BY job, run, comm, rank, comm_rank, node, pid
-"""
-_INFLIGHT = """
-SELECT job, run, comm, comm_name AS name, backend, comm_size AS size, op, seq, rank, comm_rank, node, pid, tid, bytes,
-  state, age_ns
-FROM comm.inflight WHERE {where}
-"""
+_NAMED = ("name", "backend", "size")
+_QUESTIONS = {
+    "ops": nccl_sql.OPS,
+    "ranks": nccl_sql.RANKS,
+    "inflight": nccl_sql.INFLIGHT,
+    "failed": nccl_sql.FAILED,
+    "timings": nccl_sql.TIMINGS,
+    "totals": nccl_sql.TOTALS,
+    "known": nccl_sql.COMMUNICATORS,
+}
+# What a communicator is where its ranks do not agree: the first of these that one of them has.
+_STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 
 def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
@@ -58,29 +43,27 @@ def run(settings: Settings, job: str | None, comm: str | None, since: float) -> 
 
 
 def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:
-    """Communicators with ``ops``, ``ranks`` and ``inflight``, as docs/json.md describes; ``since`` in seconds."""
+    """Communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since`` in s."""
     where = " AND ".join(
         [f"{name} = {sql_text(value)}" for name, value in (("job", job), ("comm", comm)) if value is not None]
         or ["true"]
     )
-    seconds = max(1, round(since))
-    results = {
-        name: rows_of(cluster.query(sql.format(where=where, since=seconds)))
-        for name, sql in (("ops", _OPS), ("ranks", RANKS_SQL), ("inflight", _INFLIGHT), ("known", _COMMUNICATORS))
-    }
+    asked = {"where": where, "since": max(1, round(since))}
+    results = {name: rows_of(cluster.query(sql.format(**asked))) for name, sql in _QUESTIONS.items()}
     found: dict[tuple[object, ...], Row] = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
+    members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
         # Communicators that did nothing in the interval and do nothing now would bury the others.
         if _key(row) in active or comm is not None:
-            own = _communicator(found, row)
-            own["members"] = sorted(rank for rank in row["members"] or [] if rank is not None)
-            own["nodes"], own["aborted"], own["async_error"] = row["nodes"], row["aborted"], row["async_error"]
-    for name in ("ops", "ranks", "inflight"):
+            members.setdefault(_key(row), []).append(row)
+    for rows in members.values():
+        _describe(_communicator(found, rows[0]), rows)
+    for name in ("ops", "ranks", "inflight", "failed"):
         for row in results[name]:
-            listed = _communicator(found, row)[name]
-            assert isinstance(listed, list)
-            listed.append({k: v for k, v in row.items() if k not in (*_KEY, "name", "backend", "size")})
+            own = _communicator(found, row)
+            own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
+    _total(found, results["timings"], results["totals"])
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
@@ -92,34 +75,65 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _communicator(found: dict[tuple[object, ...], Row], row: Row) -> Row:
     fresh: Row = {
-        **{name: row[name] for name in _KEY},
-        **{name: row.get(name) for name in ("name", "backend", "size")},
-        "members": [], "nodes": None, "aborted": None, "async_error": None, "ops": [], "ranks": [], "inflight": [],
+        **{name: row[name] for name in _KEY}, **{name: row.get(name) for name in _NAMED},
+        "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None, "aborted": None,
+        "async_error": None, "ops": [], "totals": {}, "ranks": [], "inflight": [], "failed": [],
     }  # fmt: skip
     own = found.setdefault(_key(row), fresh)
-    for name in ("name", "backend", "size"):
+    for name in _NAMED:
         own[name] = own[name] if own[name] is not None else row.get(name)
     return own
 
 
+def _describe(own: Row, members: Sequence[Row]) -> None:
+    """What the members' own rows say of their communicator."""
+    for name in _NAMED:
+        own[name] = next((row[name] for row in members if row[name] is not None), own[name])
+    own["members"] = sorted({row["rank"] for row in members if row["rank"] is not None})
+    own["nodes"] = len({row["node"] for row in members})
+    aborted = [row["aborted"] for row in members if row["aborted"] is not None]
+    own["aborted"] = any(aborted) if aborted else None
+    own["async_error"] = next((row["async_error"] for row in members if row["async_error"]), None)
+    states = Counter(row["state"] for row in members if row["state"] is not None)
+    own["states"] = dict(sorted(states.items()))
+    own["state"] = next((state for state in _STATES if state in states), next(iter(own["states"]), None))
+    # One rank may know less than another: what is known is not taken back by it.
+    roles = [row for row in members if row["role"] not in (None, "unknown")] or [r for r in members if r["role"]]
+    if roles:
+        own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]
+
+
+def _total(found: dict[tuple[object, ...], Row], timings: Sequence[Row], totals: Sequence[Row]) -> None:
+    for own in found.values():
+        own["totals"] = {
+            "calls": sum(op["calls"] for op in own["ops"]),
+            "bytes": sum(op["bytes"] or 0 for op in own["ops"]),
+            "timed": sum(op["timed"] for op in own["ops"]),
+            "timing_sources": {},
+            "busy_ns": None, "algbw_gbps": None, "busbw_gbps": None,
+        }  # fmt: skip
+    # Each question has its own now: a communicator that only a later one knows has no row of operations.
+    for row in sorted(timings, key=lambda row: str(row["timing_source"])):
+        if _key(row) in found:
+            found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
+    for row in totals:
+        if _key(row) not in found:
+            continue
+        own, busy = found[_key(row)]["totals"], row["busy_ns"]
+        own["busy_ns"] = busy
+        if busy and row["moved"]:
+            own["algbw_gbps"] = row["moved"] / busy
+            own["busbw_gbps"] = None if row["on_bus"] is None else row["on_bus"] / busy
+
+
 def _sort(own: Row) -> None:
-    orders = {
-        "ops": lambda r: r["op"] or "",
-        "ranks": lambda r: (r["rank"] is None, r["rank"] or 0, r["comm_rank"] or 0, r["node"], r["pid"]),
-        "inflight": lambda r: (r["seq"] or 0, r["rank"] is None, r["rank"] or 0, r["pid"]),
-    }
-    for name, order in orders.items():
-        listed = own[name]
-        assert isinstance(listed, list)
-        listed.sort(key=order)
+    own["ops"].sort(key=lambda r: r["op"] or "")
+    own["ranks"].sort(key=lambda r: (r["rank"] is None, r["rank"] or 0, r["comm_rank"] or 0, r["node"], r["pid"]))
+    own["inflight"].sort(key=lambda r: (r["seq"] or 0, r["rank"] is None, r["rank"] or 0, r["pid"]))
+    own["failed"].sort(key=lambda r: (r["last"], r["rank"] is None, r["rank"] or 0), reverse=True)
 
 
 def _flat(found: list[Row]) -> list[Row]:
     """One row a communicator and operation, for the formats that have only rows."""
-    rows: list[Row] = []
-    for own in found:
-        ops = own["ops"]
-        assert isinstance(ops, list)
-        head = {name: own[name] for name in (*_KEY, "name", "backend", "size")}
-        rows.extend({**head, **op} for op in ops)
-    return rows
+    head = (*_KEY, *_NAMED, "state", "role")
+    return [{**{name: own[name] for name in head}, **op} for own in found for op in own["ops"]]

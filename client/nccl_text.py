@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.client.render import Field, render
-from probing.client.text import age, bandwidth, count, escape, size
+from probing.client.text import age, bandwidth, count, escape, plural, size
 
 __all__ = ("people", "ranks_text", "waits")
 
-_OPS = (
-    Field("OP", "op"),
+_OP = Field("OP", "op")
+_TIMES = (
     Field("CALLS", "calls", count, right=True),
     Field("BYTES", "bytes", size, right=True),
     Field("AVG", "avg_ns", age, right=True),
     Field("P50", "p50_ns", age, right=True),
     Field("P99", "p99_ns", age, right=True),
     Field("MAX", "max_ns", age, right=True),
+)
+_BANDWIDTHS = (
     Field("ALGBW AVG", "algbw_avg_gbps", bandwidth, right=True),
     Field("MIN", "algbw_min_gbps", bandwidth, right=True),
     Field("BUSBW AVG", "busbw_avg_gbps", bandwidth, right=True),
@@ -25,7 +27,7 @@ _OPS = (
 )
 _RANKS = (
     Field("RANK", "rank", right=True),
-    Field("NODE", "node"),
+    Field("NODE", "node", flex=True),
     Field("PID", "pid", right=True),
     Field("CALLS", "calls", count, right=True),
     Field("LAST SEQ", "last_seq", count, right=True),
@@ -33,6 +35,18 @@ _RANKS = (
     Field("MAX LAG", "max_lag_ns", age, right=True),
 )
 _MOST_RANKS = 16
+_MOST_FAILED = 8
+_LONG_NAME = 48
+# How completion is known (comm.ops.timing_source), and what that means for durations.
+_SOURCES = {
+    "exact": "exact",
+    "sync": "somebody waited for it",
+    "watchdog": "watchdog polls, durations are known to 100 ms",
+    "blocking_wait": "the caller polls",
+    "graph": "captured into CUDA graphs, whose runs are not seen",
+    "enqueue_only": "only enqueued, no end is seen",
+    "none": "the end was missed",
+}
 
 
 def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> str:
@@ -42,19 +56,12 @@ def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> 
 
 
 def _communicator(own: dict[str, Any], since: float, width: int | None) -> str:
-    name = f"{own['comm']}" + (f" ({own['name']})" if own["name"] and own["name"] != own["comm"] else "")
-    nodes = f" on {own['nodes']} nodes" if own["nodes"] and own["nodes"] > 1 else ""
-    lines = [f"job {own['job']}  comm {name}  {own['backend'] or 'unknown backend'}, {own['size'] or '?'} ranks{nodes}"]
-    seen = len(own["members"])
-    if own["size"] and 0 < seen < own["size"]:
-        lines.append(f"  {seen} of its {own['size']} ranks are on the nodes that were asked")
-    if own["aborted"] or own["async_error"]:
-        lines.append(f"  BROKEN: {own['async_error'] or 'aborted'}")
-    lines.extend(f"  {wait}" for wait in waits(own))
-    inner = None if width is None else width - 2
+    lines = [*_head(own), *(f"  {wait}" for wait in waits(own)), *(f"  {line}" for line in _failures(own))]
+    inner = None if width is None else width - 4
     tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  nothing finished lately"]
     if own["ops"]:
-        tables.extend(f"    {line}" for line in render(_OPS, own["ops"], inner).splitlines())
+        tables.extend(f"    {line}" for line in _operations(own["ops"], inner))
+        tables.extend(f"  {escape(line)}" for line in _total(own["totals"]))
     if own["ranks"]:
         shown = _latest(own["ranks"])
         left = len(own["ranks"]) - len(shown)
@@ -65,6 +72,75 @@ def _communicator(own: dict[str, Any], since: float, width: int | None) -> str:
         )
         tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
     return "\n".join([*map(escape, lines), *tables]) + "\n"
+
+
+def _head(own: dict[str, Any]) -> list[str]:
+    name = _short(own["comm"] or "unknown communicator")
+    if own["name"] and own["name"] != own["comm"]:
+        name += f" ({_short(own['name'])})"
+    nodes = f" on {own['nodes']} nodes" if own["nodes"] and own["nodes"] > 1 else ""
+    lines = [f"job {own['job']}  comm {name}", f"  {own['backend'] or 'unknown backend'}, {own['size'] or '?'} ranks"]
+    lines[1] += nodes + (f": {ranks_text(own['members'])}" if own["members"] else "") + _state(own["states"])
+    if own["role"] not in (None, "unknown"):
+        lines.append(f"  role {own['role']}" + (f": {own['role_why']}" if own["role_why"] else ""))
+    seen = len(own["members"])
+    if own["size"] and 0 < seen < own["size"]:
+        lines.append(f"  {seen} of its {own['size']} ranks are on the nodes that were asked")
+    if own["aborted"] or own["async_error"]:
+        lines.append(f"  BROKEN: {own['async_error'] or 'aborted'}")
+    return lines
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG_NAME else text[: _LONG_NAME - 1] + "…"
+
+
+def _state(states: dict[str, int]) -> str:
+    if len(states) == 1:
+        return f", {next(iter(states))}"
+    return ", " + ", ".join(f"{state} on {number}" for state, number in states.items()) if states else ""
+
+
+def _operations(ops: list[dict[str, Any]], width: int | None) -> list[str]:
+    """One table where it fits, else one of times and one of bandwidths."""
+    lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    lines = render((_OP, *_TIMES), ops, width).splitlines()
+    timed = [op for op in ops if op["algbw_avg_gbps"] is not None]
+    return [*lines, *(render((_OP, *_BANDWIDTHS), timed, width).splitlines() if timed else ())]
+
+
+def _total(totals: dict[str, Any]) -> list[str]:
+    line = f"total: {plural(totals['calls'], 'call')}, {size(totals['bytes'])}"
+    if totals["algbw_gbps"] is not None:
+        line += f"; while any ran: {bandwidth(totals['algbw_gbps'])}, bus {bandwidth(totals['busbw_gbps'])}"
+    lines = [line]
+    sources = totals["timing_sources"]
+    if set(sources) - {"exact"}:
+        known = [f"{number:,} {_SOURCES.get(name, name)}" for name, number in sources.items()]
+        lines.append(f"timing: {'; '.join(known)}")
+    if totals["timed"] < totals["calls"]:
+        lines.append(f"AVG to MAX are of the {totals['timed']:,} calls whose duration is known to a tenth of it")
+    return lines
+
+
+def _failures(own: dict[str, Any]) -> list[str]:
+    """One line for each operation and error: which ranks it failed on."""
+    failures: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in own["failed"]:
+        failures.setdefault((row["op"], row["error"]), []).append(row)
+    lines = []
+    for (op, error), rows in list(failures.items())[:_MOST_FAILED]:
+        times = sum(row["calls"] for row in rows)
+        what = f"FAILED {op} seq {max((row['last_seq'] for row in rows if row['last_seq'] is not None), default='?')}"
+        lines.append(
+            f"{what}{f' ({times} times)' if times > len(rows) else ''}: ranks"
+            f" {ranks_text([row['rank'] for row in rows])}: {error or 'no reason was given'}"
+        )
+    if len(failures) > _MOST_FAILED:
+        lines.append(f"and {len(failures) - _MOST_FAILED} other failures, in -f json")
+    return lines
 
 
 def _latest(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from probing.api.errors import ProbingError, UsageError
 from probing.client.cluster import Cluster
-from probing.client.nccl import RANKS_SQL
+from probing.client.nccl_sql import RANKS
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
@@ -92,7 +92,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     seconds = max(1, round(window))
     processes, rates, late, inflight = (
         rows_of(cluster.query(sql.format(where=where, window=seconds, since=seconds)))
-        for sql in (_PROCESSES, _RATES, RANKS_SQL, _INFLIGHT)
+        for sql in (_PROCESSES, _RATES, RANKS, _INFLIGHT)
     )
     python, missing = _python(cluster, job)
     calls = {_process(row): row for row in rates}
