@@ -8,6 +8,7 @@ privileges, and with Landlock no files but the interpreter's. One request at a t
   ``file_offset``, ``size``, ``head`` (hex)}] as in ``bpf.elf.Symbol``, ``build_id`` (hex or null), ``machine``,
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
 * ``unwind``: ``python_stack.native.unwind``.
+* ``flight_dump``: ``nccl_uprobes.flight_dump``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from probing.api.errors import InternalError, ProbingError, UnsupportedTarget, UsageError
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.nccl_uprobes.flight_dump import handlers as flight_handlers
 from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 from probing.daemon.reader import end_on_hangup
 from probing.daemon.sandbox import confine, limit
@@ -35,7 +37,7 @@ MEMORY_BYTES = 3 << 30
 # For its whole life: whoever needs more is replaced by a fresh one.
 CPU_SECONDS = 600
 MAX_PATTERNS = 1_024
-_HANDLERS = native_handlers()
+_HANDLERS = {**native_handlers(), **flight_handlers()}
 _log = logging.getLogger(__name__)
 
 

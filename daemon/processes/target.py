@@ -79,12 +79,17 @@ class Target:
 
     def read(self, name: str, limit: int) -> bytes:
         """At most ``limit`` bytes of ``/proc/PID/name``. Raises ProcessGone, PrivilegeError or TargetError."""
-        with self._errors():
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
-            try:
+        fd = self.open(name)
+        try:
+            with self._errors():
                 return _read_all(fd, limit)
-            finally:
-                os.close(fd)
+        finally:
+            os.close(fd)
+
+    def open(self, name: str) -> int:
+        """A descriptor of ``/proc/PID/name``, to read. Raises as ``read``."""
+        with self._errors():
+            return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
     def link(self, name: str) -> bytes:
         with self._errors():

@@ -1,0 +1,228 @@
+"""A dump of PyTorch's flight recorder as rows: what a parser does with the file that it was given.
+
+Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13): the
+older ones number operations as ``seq_id`` and count time in microseconds. A dump is a pickle, or JSON where a job asked
+its WorkerServer for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.flight_pickle import load_plain
+from probing.daemon.processes.procfs import clean_text
+
+__all__ = ("dump_rows", "handlers", "load_dump")
+
+MAX_FILE = 256 << 20
+# As much as a buffer of ten times the default size holds; of more, the newest.
+MAX_RECORDS = 20_000
+MAX_TENSORS = 256
+MAX_DIMENSIONS = 16
+MAX_FRAMES = 64
+MAX_TEXT = 256
+MAX_JSON = 8_192
+MAX_ROWS_TEXT = 64 << 20
+_PICKLE = 0x80
+_INT64 = 1 << 63
+_STATES = ("scheduled", "started", "completed")
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    """For the parser: ``flight_dump`` (one descriptor): payload, JSON as ``dump_rows`` gives it."""
+    return {"flight_dump": _answer}
+
+
+def load_dump(data: bytes) -> Any:
+    """The plain data of a dump, a pickle or JSON. Raises UnsupportedTarget, CorruptTarget."""
+    if data[:1] == bytes([_PICKLE]):
+        return load_plain(data)
+    if data[:64].lstrip()[:1] not in (b"{", b"["):
+        raise UnsupportedTarget("the file is no dump of a flight recorder", hint="dumps are pickles or JSON")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CorruptTarget("the dump is not the JSON that it begins as") from e
+
+
+def dump_rows(dump: Any) -> dict[str, Any]:
+    """``rows`` of python.torch_nccl_flight_record, without who and when; ``version``; ``world_size`` or None;
+    ``skipped``: records that made no sense or were too many."""
+    version, entries, config = "", dump, None
+    if isinstance(dump, dict):
+        version, entries, config = dump.get("version", ""), dump.get("entries", []), dump.get("pg_config")
+    if not isinstance(entries, list):
+        raise CorruptTarget("the dump has no list of records")
+    rows = _newest(entries)
+    return {
+        "version": clean_text(version, MAX_TEXT) if isinstance(version, str) else "",
+        "world_size": _world_size(config),
+        "skipped": len(entries) - len(rows),
+        "rows": rows,
+    }
+
+
+def _answer(request: Message) -> bytes:
+    if len(request.fds) != 1:
+        raise UsageError("flight_dump takes one descriptor")
+    fd = request.fds[0]
+    size = os.fstat(fd).st_size
+    if size > MAX_FILE:
+        raise UnsupportedTarget(f"the dump has {size} bytes, more than {MAX_FILE} are not read")
+    data = _content(fd, size)
+    found = dump_rows(load_dump(data))
+    found["content"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _content(fd: int, size: int) -> bytes:
+    parts, at = [], 0
+    while at < size and (part := os.pread(fd, min(size - at, 16 << 20), at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _newest(entries: list[Any]) -> list[dict[str, Any]]:
+    """Rows of the last entries, as many as the bounds take, in their order."""
+    texts, rows, left = _Texts(), [], MAX_ROWS_TEXT
+    for entry in reversed(entries[-MAX_RECORDS:]):
+        if not isinstance(entry, dict):
+            continue
+        row = _row(entry, texts)
+        left -= sum(len(row[name] or "") for name in ("frames", "input_sizes", "output_sizes", "input_dtypes"))
+        if left < 0:
+            break
+        rows.append(row)
+    return rows[::-1]
+
+
+class _Texts:
+    """Texts as they leave: cleaned once, however often a dump repeats them."""
+
+    def __init__(self) -> None:
+        self._clean: dict[str, str] = {}
+
+    def of(self, value: Any) -> str | None:
+        if not isinstance(value, str):
+            return None
+        known = self._clean.get(value) if len(value) <= MAX_TEXT else None
+        if known is None:
+            known = clean_text(value, MAX_TEXT)
+            if len(value) <= MAX_TEXT and len(self._clean) < MAX_RECORDS:
+                self._clean[value] = known
+        return known
+
+
+def _row(entry: Mapping[str, Any], texts: _Texts) -> dict[str, Any]:
+    group = entry.get("process_group")
+    name, desc = group[:2] if isinstance(group, list | tuple) and len(group) >= 2 else (None, None)
+    frames = _frames(entry.get("frames"), texts)
+    state = entry.get("state")
+    return {
+        "record_id": _integer(entry.get("record_id", entry.get("id"))),
+        "pg_id": _integer(entry.get("pg_id")),
+        "pg_name": texts.of(name),
+        "pg_desc": texts.of(desc),
+        "collective_seq_id": _integer(entry.get("collective_seq_id", entry.get("seq_id"))),
+        "p2p_seq_id": _integer(entry.get("p2p_seq_id")),
+        "op_id": _integer(entry.get("op_id")),
+        "profiling_name": texts.of(entry.get("profiling_name")),
+        "state": state if state in _STATES else None,
+        "input_sizes": _sizes(entry.get("input_sizes")),
+        "input_dtypes": _names(entry.get("input_dtypes"), texts),
+        "output_sizes": _sizes(entry.get("output_sizes")),
+        "output_dtypes": _names(entry.get("output_dtypes"), texts),
+        "time_created_ns": _time(entry, "time_created"),
+        # 0 is how JSON dumps say never.
+        "time_discovered_started_ns": _time(entry, "time_discovered_started") or None,
+        "time_discovered_completed_ns": _time(entry, "time_discovered_completed") or None,
+        "duration_ns": _scaled(entry.get("duration_ms"), 1_000_000),
+        "timeout_ms": _integer(entry.get("timeout_ms")),
+        "retired": _flag(entry.get("retired")),
+        "is_p2p": _flag(entry.get("is_p2p")),
+        "frames": _json(frames) if frames else None,
+        "top_frame": f"{frames[0]['filename']}:{frames[0]['line']} {frames[0]['name']}" if frames else None,
+    }
+
+
+def _time(entry: Mapping[str, Any], name: str) -> int | None:
+    exact = _integer(entry.get(f"{name}_ns"))
+    return exact if exact is not None else _scaled(entry.get(f"{name}_us"), 1_000)
+
+
+def _scaled(value: Any, factor: int) -> int | None:
+    """Whole ns of a number, which may have a fraction."""
+    if type(value) not in (int, float):
+        return None
+    # Also refuses what is no number (nan) and what is infinite.
+    if not abs(value) < _INT64 // factor:
+        return None
+    return int(value * factor)
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int and -_INT64 <= value < _INT64 else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _sizes(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return None
+    shapes = [
+        [_integer(size) for size in shape[:MAX_DIMENSIONS]] if isinstance(shape, list) else None
+        for shape in value[:MAX_TENSORS]
+    ]
+    return _json(shapes)
+
+
+def _names(value: Any, texts: _Texts) -> str | None:
+    return _json([texts.of(name) for name in value[:MAX_TENSORS]]) if isinstance(value, list) else None
+
+
+def _frames(value: Any, texts: _Texts) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        return []
+    return [
+        {
+            "name": texts.of(frame.get("name")) or "",
+            "filename": texts.of(frame.get("filename")) or "",
+            "line": _integer(frame.get("line")) or 0,
+        }
+        for frame in value[:MAX_FRAMES]
+        if isinstance(frame, dict)
+    ]
+
+
+def _json(items: list[Any]) -> str:
+    """As JSON; of what is too long, only the first items."""
+    text = json.dumps(items, separators=(",", ":"))
+    while len(text) > MAX_JSON and items:
+        items = items[: len(items) // 2]
+        text = json.dumps(items, separators=(",", ":"))
+    return text
+
+
+def _world_size(config: Any) -> int | None:
+    """The number of ranks of the largest group: the first one has them all (FlightRecorder::getPgConfig)."""
+    if not isinstance(config, dict):
+        return None
+    sizes = [_count(group.get("ranks")) for group in list(config.values())[:MAX_TEXT] if isinstance(group, dict)]
+    return max(sizes, default=0) or None
+
+
+def _count(ranks: Any) -> int:
+    # "[0, 1, 2]", made by ranks_str of NCCLUtils.hpp.
+    if not isinstance(ranks, str) or not ranks.startswith("[") or not ranks.endswith("]"):
+        return 0
+    inner = ranks[1:-1].strip()
+    return inner.count(",") + 1 if inner else 0
