@@ -11,6 +11,9 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
 * ``maps`` (``files``: only lines with a path): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
+* ``files`` (``process`` [pid, start_ns], ``paths``): header as ``processes.rooted_file.find_files`` gives it.
+* ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
+* ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``stacks``: ``python_stack.dump``.
 * ``blocked``, ``codes``, ``threads``: ``python_stack.sampled_blocked``, ``sampled_codes`` and ``sampled_threads``.
@@ -32,6 +35,7 @@ from typing import Any
 from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageError
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.rooted_file import find_files, open_file
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.dump import handlers as stack_handlers
 from probing.daemon.python_stack.memory import ProcessMemory
@@ -146,6 +150,29 @@ def _open(target: Target, request: dict[str, Any]) -> Message:
     return Message(header, fds=[fd])
 
 
+def _files(request: dict[str, Any]) -> Message:
+    with _named(request) as target:
+        return Message(find_files(target, request))
+
+
+def _file(request: dict[str, Any]) -> Message:
+    with _named(request) as target:
+        header, fd = open_file(target, request)
+    return Message(header, fds=[fd])
+
+
+def _named(request: dict[str, Any]) -> Target:
+    # Not as pid and start_ns: a file system that does not answer is no reason to leave its process alone.
+    pid, start_ns = request["process"]
+    return Target(int(pid), int(start_ns))
+
+
+def _network(target: Target, _: dict[str, Any]) -> Message:
+    fd = target.open("ns/net")
+    found = os.fstat(fd)
+    return Message({"dev": found.st_dev, "inode": found.st_ino}, fds=[fd])
+
+
 def _memory(target: Target, request: dict[str, Any]) -> Message:
     ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
     if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
@@ -164,17 +191,25 @@ def _in_header(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[
     return lambda _, request: Message(handler(request))
 
 
-_WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {"list": _list, "ping": _ping, "state": _state}
+_WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {
+    "file": _file,
+    "files": _files,
+    "list": _list,
+    "ping": _ping,
+    "state": _state,
+}
 _OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
     "blocked": _by_request(answer_blocked),
     "codes": _by_request(answer_codes),
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,
+    "network": _network,
     "open": _open,
     "threads": _by_request(answer_threads),
     **{op: _by_request(handler) for op, handler in native_handlers().items()},
-    **{op: _in_header(handler) for op, handler in {**stack_handlers(), **value_handlers()}.items()},
+    **{op: _by_request(handler) for op, handler in stack_handlers().items()},
+    **{op: _in_header(handler) for op, handler in value_handlers().items()},
 }
 
 

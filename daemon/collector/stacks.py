@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,10 @@ class Stacks(Protocol):
         self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
     ) -> tuple[_Threads, list[Failure]]: ...
 
+    def packed(
+        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
+    ) -> tuple[list[tuple[tuple[int, int], bytes]], list[Failure]]: ...
+
 
 class Native(Protocol):
     """``python_stack.native.source.NativeStacks``."""
@@ -67,12 +72,18 @@ class StackAnswers:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> dict[str, Any]:
-        """``threads`` and ``failures`` as StacksReply has them. Raises NotFound for an unknown job or pid."""
+        """``processes`` (job, run, rank, pid, start_ns, and ``stacks``, JSON for ``python_stack.wire.threads_of``) and
+        ``failures``. Raises NotFound for an unknown job or pid."""
         by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
-        threads, failures = self._read(by_key, timeout, native=native, with_locals=with_locals)
-        told = [_told(by_key[t["pid"], t["start_ns"]], t) for t in threads]
+        if native:
+            threads, failures = self._read(by_key, timeout, native=True, with_locals=with_locals)
+            texts = [(key, json.dumps({"threads": own})) for key, own in _by_process(threads).items()]
+        else:
+            packed, failures = self._stacks.packed(by_key, timeout, with_locals=with_locals)
+            texts = [(key, text.decode(errors="replace")) for key, text in packed]
+        told = [_told(by_key[key], {"pid": key[0], "start_ns": key[1], "stacks": text}) for key, text in texts]
         return {
-            "threads": sorted(told, key=lambda t: (t["job"], t["run"], t["rank"] is None, t["rank"], t["pid"])),
+            "processes": sorted(told, key=lambda t: (t["job"], t["run"], t["rank"] is None, t["rank"], t["pid"])),
             "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
         }
 
@@ -122,9 +133,7 @@ class StackAnswers:
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
         """A process whose native frames cannot be had keeps its Python frames, and says why."""
-        by_process: dict[tuple[int, int], _Threads] = {}
-        for thread in threads:
-            by_process.setdefault((thread["pid"], thread["start_ns"]), []).append(thread)
+        by_process = _by_process(threads)
 
         def add(key: tuple[int, int]) -> None:
             try:
@@ -147,6 +156,13 @@ class StackAnswers:
         if found is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
         return Identity(pid, found.start_ns, "", "", "other")
+
+
+def _by_process(threads: _Threads) -> dict[tuple[int, int], _Threads]:
+    found: dict[tuple[int, int], _Threads] = {}
+    for thread in threads:
+        found.setdefault((thread["pid"], thread["start_ns"]), []).append(thread)
+    return found
 
 
 def _told(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,16 @@ import select
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.processes.progress import Progress
+from probing.daemon.processes.rounds import Ask, Blocked, ask_round
 
 __all__ = ("ParserPool", "Quarantine", "ReaderPool")
 
@@ -50,10 +52,6 @@ class Quarantine:
     since: float
     until: float
     times: int
-
-
-class _Blocked(ChannelTimeout):
-    pass
 
 
 class _Pool:
@@ -93,6 +91,11 @@ class _Pool:
                     raise self._none_free()
                 self._changed.wait(left)
             return self._idle.pop()
+
+    def try_acquire(self) -> Channel | None:
+        """An idle connection, if there is one now that nobody waits for."""
+        with self._changed:
+            return self._idle.pop() if self._idle and not self._closed else None
 
     def release(self, channel: Channel) -> None:
         with self._changed:
@@ -183,20 +186,33 @@ class ReaderPool:
         header = {"op": op, "pid": pid, "start_ns": start_ns, **args}
         try:
             answer = self._ask(header, deadline, patience)
-        except _Blocked as e:
-            self._leave_alone(pid, start_ns, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
-            raise TargetTimeout(
-                f"process {pid} does not let itself be read ({op})",
-                hint="its memory may lie on storage, or behind a handler, that does not answer",
-            ) from e
         except ChannelTimeout as e:
-            if pid:
-                self._leave_alone(pid, start_ns, op, self._quarantine_s)
-            raise TargetTimeout(f"process {pid} could not be read in {timeout:g} s ({op})") from e
-        if pid:
-            with self._lock:
-                self._left_alone.pop((pid, start_ns), None)
+            raise self._given_up((pid, start_ns), op, e, timeout) from e
+        self._has_answered((pid, start_ns))
         return answer
+
+    def call_each(
+        self, op: str, asks: Mapping[_Key, Ask], *, timeout: float, patience: float
+    ) -> Iterator[tuple[_Key, Message | ProbingError]]:
+        """``call`` for many processes (pid, start_ns) at once: each with its answer or what ``call`` would raise.
+
+        ``asks`` give the further arguments, when a reader is free for them. In the order in which answers come.
+        """
+        deadline = time.monotonic() + timeout
+        free: dict[_Key, Ask] = {}
+        for key, ask in asks.items():
+            try:
+                self._refuse_quarantined(*key)
+            except TargetTimeout as e:
+                yield key, e
+            else:
+                free[key] = partial(_request, op, key, ask)
+        for key, answer in ask_round(self._pool, free, deadline, patience):
+            if isinstance(answer, ChannelTimeout):
+                yield key, self._given_up(key, op, answer, timeout)
+            else:
+                self._has_answered(key)
+                yield key, answer
 
     def quarantined(self) -> list[Quarantine]:
         """The targets that are left alone now."""
@@ -243,7 +259,7 @@ class ReaderPool:
         # Two looks, so that one is over when the patience is.
         while not readable.poll(patience * 500):
             if progress.none_since_last():
-                raise _Blocked("a reader is blocked")
+                raise Blocked("a reader is blocked")
             if time.monotonic() > deadline:
                 raise ChannelTimeout("no answer in time")
         return channel.answer(max(0.001, deadline - time.monotonic()))
@@ -253,6 +269,22 @@ class ReaderPool:
             held = self._left_alone.get((pid, start_ns)) if pid else None
         if held is not None and held.until > time.monotonic():
             raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
+
+    def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:
+        if isinstance(why, Blocked):
+            self._leave_alone(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
+            return TargetTimeout(
+                f"process {key[0]} does not let itself be read ({op})",
+                hint="its memory may lie on storage, or behind a handler, that does not answer",
+            )
+        if key[0]:
+            self._leave_alone(*key, op, self._quarantine_s)
+        return TargetTimeout(f"process {key[0]} could not be read in {timeout:g} s ({op})")
+
+    def _has_answered(self, key: _Key) -> None:
+        if self._left_alone:
+            with self._lock:
+                self._left_alone.pop(key, None)
 
     def _leave_alone(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
         now = time.monotonic()
@@ -339,3 +371,7 @@ class ParserPool:
         finally:
             done(channel)
         return answer
+
+
+def _request(op: str, key: _Key, ask: Ask) -> dict[str, Any]:
+    return {"op": op, "pid": key[0], "start_ns": key[1], **ask()}

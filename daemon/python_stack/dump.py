@@ -5,6 +5,7 @@ This runs in a reader: it imports nothing heavy, opens no file of the target, an
 
 from __future__ import annotations
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Message
 from probing.daemon.python_stack.capture import Capture, Known, capture
 from probing.daemon.python_stack.codes import Code
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
@@ -38,6 +40,7 @@ class Process:
     head: bytes
     known: Known = field(default_factory=Known)
     told: tuple[Capture, dict[int, dict[str, Any]]] | None = None
+    text: tuple[list[dict[str, Any]], bytes] | None = None
 
 
 _processes: OrderedDict[tuple[int, int], Process] = OrderedDict()
@@ -91,19 +94,43 @@ def forget(pid: int, start_ns: int) -> None:
     _processes.pop((pid, start_ns), None)
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}, as ``wire.unpack`` reads it."""
+def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
+    """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}, as ``wire.threads_of`` reads it.
+
+    The header has ``reads``, ``bytes`` and ``duration_ns``, the payload is JSON that nobody needs to read on its way.
+    """
     return {"stacks": _stacks}
 
 
-def _stacks(request: dict[str, Any]) -> dict[str, Any]:
+def _stacks(request: dict[str, Any]) -> Message:
     pid, start_ns = request.get("pid"), request.get("start_ns")
     timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
         raise UsageError("a request for stacks takes pid, start_ns and timeout_ms")
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     deadline = time.monotonic() + timeout_ms / 1000
-    return pack(dump_stacks(pid, start_ns, runtime, deadline, with_locals=bool(request.get("locals"))))
+    dump = dump_stacks(pid, start_ns, runtime, deadline, with_locals=bool(request.get("locals")))
+    header = {name: dump[name] for name in ("reads", "bytes", "duration_ns")}
+    return Message(header, _text(_processes.get((pid, start_ns)), dump))
+
+
+def _text(process: Process | None, dump: dict[str, Any]) -> bytes:
+    threads = dump["threads"]
+    if process is not None and process.text is not None and _are_same(process.text[0], threads):
+        return process.text[1]
+    packed = pack(dump)
+    text = json.dumps({name: packed[name] for name in ("threads", "codes")}, separators=(",", ":")).encode()
+    if process is not None:
+        process.text = (threads, text)
+    return text
+
+
+def _are_same(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> bool:
+    # The frames of a process that stands still are the very same objects (_told): no need to look into them.
+    return len(before) == len(now) and all(
+        old["frames"] is new["frames"] and all(old[name] == new[name] for name in ("tid", "thread", "state"))
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Process:

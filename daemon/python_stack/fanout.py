@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from probing.api.errors import ProbingError, TargetTimeout
 
@@ -21,7 +21,7 @@ PATIENCE_S = 0.04
 GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Target = tuple[int, int]
-_Rows = list[dict[str, Any]]
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Failure:
 
 
 def ask_each(
-    pool: Executor, targets: Iterable[_Target], ask: Callable[[int, int], _Rows], deadline: float, what: str
-) -> tuple[_Rows, list[Failure]]:
+    pool: Executor, targets: Iterable[_Target], ask: Callable[[int, int], list[_Row]], deadline: float, what: str
+) -> tuple[list[_Row], list[Failure]]:
     """All rows of ``ask(pid, start_ns)``, and those that failed; ``what`` is read, until ``deadline`` (monotonic)."""
     asked = [(t, pool.submit(ask, *t)) for t in dict.fromkeys(targets)]
-    rows: _Rows = []
+    rows: list[_Row] = []
     failures: list[Failure] = []
     for target, future in asked:
         outcome = _outcome(target, future, deadline, what)
@@ -57,7 +57,7 @@ def left(deadline: float, what: str = "the process") -> float:
     return seconds
 
 
-def _outcome(target: _Target, future: Future[_Rows], deadline: float, what: str) -> _Rows | Failure:
+def _outcome(target: _Target, future: Future[list[_Row]], deadline: float, what: str) -> list[_Row] | Failure:
     try:
         return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
     except ProbingError as e:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,24 +13,36 @@ from typing import Any, Protocol
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, UnsupportedTarget
 from probing.daemon.ipc import Message
-from probing.daemon.processes.procfs import Mapping, parse_maps
+from probing.daemon.processes.procfs import Mapping as Mapped
+from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.memory import Range
 from probing.daemon.python_stack.release import release_of, sys_hexversion
 from probing.daemon.python_stack.search import find_runtime
-from probing.daemon.python_stack.wire import unpack
+from probing.daemon.python_stack.wire import threads_of
 
 __all__ = ("Parsers", "PythonStacks", "Readers")
 
 _MAX_PREPARED = 4096
+_Target = tuple[int, int]
+_Packed = tuple[_Target, bytes]
 
 
 class Readers(Protocol):
     """``processes.pool.ReaderPool``."""
 
     def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
+
+    def call_each(
+        self,
+        op: str,
+        asks: Mapping[_Target, Callable[[], dict[str, Any]]],
+        *,
+        timeout: float,
+        patience: float,
+    ) -> Iterable[tuple[_Target, Message | ProbingError]]: ...
 
 
 class Parsers(Protocol):
@@ -90,41 +102,70 @@ class PythonStacks:
             self._prepared.pop((pid, start_ns), None)
 
     def stacks(
-        self, targets: Iterable[tuple[int, int]], timeout: float = 1.0, *, with_locals: bool = False
+        self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[dict[str, Any]], list[Failure]]:
         """The threads of all ``targets`` (pid, start_ns), and those that could not be read, within ``timeout`` seconds.
 
         A thread is what ``dump.dump_stacks`` gives, with ``pid`` and ``start_ns``.
         """
+        threads: list[dict[str, Any]] = []
+        place = {target: n for n, target in enumerate(dict.fromkeys(targets))}
+        answers, failures = self.packed(place, timeout, with_locals=with_locals)
+        for (pid, start_ns), text in sorted(answers, key=lambda answer: place[answer[0]]):
+            try:
+                threads += [{"pid": pid, "start_ns": start_ns, **thread} for thread in threads_of(text)]
+            except InternalError as e:
+                failures.append(Failure(pid, start_ns, e))
+        return threads, failures
+
+    def packed(
+        self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
+    ) -> tuple[list[_Packed], list[Failure]]:
+        """Like ``stacks``, the threads of each process as JSON for ``wire.threads_of``, as its reader wrote it.
+
+        In no order.
+        """
         deadline = time.monotonic() + timeout
+        wanted = list(dict.fromkeys(targets))
+        with self._lock:
+            known = {key: self._prepared[key] for key in wanted if key in self._prepared}
+        answers, failures = self._of_known(known, deadline, timeout, with_locals)
+        # Their CPython has to be found first, or again: they may run another program since they called exec.
+        changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
+        rest = [key for key in wanted if key not in known or key in changed]
+        if not rest:
+            return answers, failures
 
-        def ask(pid: int, start_ns: int) -> list[dict[str, Any]]:
-            return self._of_process(pid, start_ns, deadline, with_locals)
+        ask = partial(self._of_new, deadline, with_locals)
+        found, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
+        return answers + found, [f for f in failures if (f.pid, f.start_ns) not in changed] + failed
 
-        return ask_each(self._pool, targets, ask, deadline, "stacks")
+    def _of_known(
+        self, known: dict[_Target, RuntimeInfo], deadline: float, timeout: float, with_locals: bool
+    ) -> tuple[list[_Packed], list[Failure]]:
+        answers: list[_Packed] = []
+        failures: list[Failure] = []
+        asks = {key: partial(_arguments, runtime, deadline, with_locals) for key, runtime in known.items()}
+        for key, answer in self._readers.call_each("stacks", asks, timeout=timeout + GRACE_S, patience=PATIENCE_S):
+            if isinstance(answer, CorruptTarget):
+                self.forget(*key)
+            if isinstance(answer, ProbingError):
+                failures.append(Failure(*key, answer))
+            else:
+                answers.append((key, answer.payload))
+        return answers, failures
 
-    def _of_process(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
+    def _of_new(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Packed]:
         try:
-            return self._ask(pid, start_ns, deadline, with_locals)
+            return self._ask(deadline, with_locals, pid, start_ns)
         except CorruptTarget:
-            # It may run another program since it called exec, under the same number and start.
             self.forget(pid, start_ns)
-            return self._ask(pid, start_ns, deadline, with_locals)
+            return self._ask(deadline, with_locals, pid, start_ns)
 
-    def _ask(self, pid: int, start_ns: int, deadline: float, with_locals: bool) -> list[dict[str, Any]]:
-        runtime = self.prepare(pid, start_ns, left(deadline))
-        seconds = left(deadline)
-        answer = self._call(
-            "stacks",
-            pid,
-            start_ns,
-            deadline,
-            patience=PATIENCE_S,
-            runtime=runtime.to_dict(),
-            timeout_ms=max(1, int(seconds * 1000)),
-            **({"locals": True} if with_locals else {}),
-        )
-        return [{"pid": pid, "start_ns": start_ns, **t} for t in unpack(answer.header)["threads"]]
+    def _ask(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Packed]:
+        arguments = _arguments(self.prepare(pid, start_ns, left(deadline)), deadline, with_locals)
+        answer = self._call("stacks", pid, start_ns, deadline, patience=PATIENCE_S, **arguments)
+        return [((pid, start_ns), answer.payload)]
 
     def _find(self, pid: int, start_ns: int, deadline: float) -> RuntimeInfo:
         mappings = parse_maps(self._call("maps", pid, start_ns, deadline, files=True).payload)
@@ -141,14 +182,14 @@ class PythonStacks:
             raise reason or NotPython(f"process {pid} runs no CPython") from e
 
     def _try_file(
-        self, pid: int, start_ns: int, mapping: Mapping, deadline: float
+        self, pid: int, start_ns: int, mapping: Mapped, deadline: float
     ) -> RuntimeInfo | NotPython | UnsupportedTarget:
         try:
             return self._in_file(pid, start_ns, mapping, deadline)
         except (NotPython, UnsupportedTarget) as e:
             return e
 
-    def _in_file(self, pid: int, start_ns: int, mapping: Mapping, deadline: float) -> RuntimeInfo:
+    def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
             answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=left(deadline))
@@ -184,3 +225,9 @@ class PythonStacks:
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
         return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=left(deadline) + GRACE_S, **args)
+
+
+def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
+    timeout_ms = max(1, int(left(deadline) * 1000))
+    more = {"locals": True} if with_locals else {}
+    return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}

@@ -1,12 +1,13 @@
-"""Stacks between a reader and the collector: each name once, because the threads of a training repeat themselves."""
+"""Stacks from a reader to the service: each name once, because the threads of a training repeat themselves."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from probing.api.errors import InternalError
 
-__all__ = ("CUT", "MAX_BYTES", "VARIABLE_BYTES", "json_bytes", "pack", "unpack")
+__all__ = ("CUT", "MAX_BYTES", "VARIABLE_BYTES", "json_bytes", "pack", "threads_of", "unpack")
 
 CUT = "further variables did not fit"
 
@@ -48,6 +49,15 @@ def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise InternalError("a reader's answer holds no stacks") from e
     return {**{k: v for k, v in packed.items() if k != "codes"}, "threads": threads}
+
+
+def threads_of(text: str | bytes) -> list[dict[str, Any]]:
+    """The threads of a dump in JSON, packed or not. Raises InternalError for anything else."""
+    try:
+        dump = json.loads(text)
+        return list((unpack(dump) if "codes" in dump else dump)["threads"])
+    except (KeyError, TypeError, ValueError, RecursionError) as e:
+        raise InternalError("an answer holds no stacks") from e
 
 
 def _pack_locals(dumped: list[dict[str, Any]], threads: list[dict[str, Any]], left: int) -> None:

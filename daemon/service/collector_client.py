@@ -53,7 +53,7 @@ class CollectorClient:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> dict[str, Any]:
-        """``threads`` and ``failures`` as docs/architecture.md has them. ``timeout`` in seconds, for each process."""
+        """``processes`` and ``failures`` as docs/architecture.md has them. ``timeout`` in seconds, for each process."""
         more = {"native": native, "locals": with_locals}
         return self._of_processes("stacks", pids, job, timeout, more)
 

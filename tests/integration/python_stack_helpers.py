@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping as Dict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from probing.api.errors import ProbingError
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Message
 from probing.daemon.processes.mapped_file import open_mapped
@@ -32,6 +34,7 @@ __all__ = (
     "child",
     "cleaned",
     "dump",
+    "each_in_turn",
     "frames_of",
     "program",
     "read_mappings",
@@ -73,7 +76,26 @@ class LocalReaders:
                 parts = ProcessMemory(pid).read_many(args["ranges"])
                 lengths = [-1 if p is None else len(p) for p in parts]
                 return Message({"lengths": lengths}, b"".join(p or b"" for p in parts))
-            return Message(handlers()[op]({"op": op, "pid": pid, "start_ns": start_ns, **args}))
+            return handlers()[op]({"op": op, "pid": pid, "start_ns": start_ns, **args})
+
+    def call_each(
+        self, op: str, asks: Dict[tuple[int, int], Callable[[], dict[str, Any]]], *, timeout: float, patience: float
+    ) -> Iterator[tuple[tuple[int, int], Message | ProbingError]]:
+        return each_in_turn(self.call, op, asks, timeout)
+
+
+def each_in_turn(
+    call: Callable[..., Message],
+    op: str,
+    asks: Dict[tuple[int, int], Callable[[], dict[str, Any]]],
+    timeout: float,
+) -> Iterator[tuple[tuple[int, int], Message | ProbingError]]:
+    """``call_each`` of readers that have only ``call``."""
+    for (pid, start_ns), ask in asks.items():
+        try:
+            yield (pid, start_ns), call(op, pid=pid, start_ns=start_ns, timeout=timeout, **ask())
+        except ProbingError as e:
+            yield (pid, start_ns), e
 
 
 class LocalParsers:

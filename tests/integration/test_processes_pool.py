@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from processes_helpers import Listener, listening, start_ns_of, started, wait_for
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
-from probing.daemon.ipc import Channel
+from probing.daemon.ipc import Channel, Message
 from probing.daemon.processes.pool import ReaderPool, _Pool
 from probing.daemon.processes.procfs import parse_maps
 
@@ -306,3 +307,47 @@ def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
         pool._changed.notify_all()
     left.close()
     right.close()
+
+
+def test_many_at_once_with_some_that_block_their_reader(
+    pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
+) -> None:
+    me, other = (os.getpid(), start_ns_of(os.getpid())), (sleeper.pid, start_ns_of(sleeper.pid))
+    gone = (sleeper.pid, start_ns_of(sleeper.pid) + 10_000_000)
+    blocked = [(s.pid, s.start_ns) for s in stuck]
+    asks = {key: partial(dict, ranges=[[s.address, 8]]) for key, s in zip(blocked, stuck, strict=True)}
+    # Those that block come first, and there are as many of them as readers.
+    everybody = {**asks, **{key: partial(dict, ranges=[]) for key in (me, gone, other)}}
+    answers = dict(pool.call_each("memory", everybody, timeout=PATIENCE, patience=0.04))
+    assert answers.keys() == everybody.keys()
+    assert [type(answers[key]) for key in blocked] == [TargetTimeout, TargetTimeout]
+    assert isinstance(answers[gone], ProcessGone)
+    for key in (me, other):
+        answer = answers[key]
+        assert isinstance(answer, Message)
+        assert answer.header == {"lengths": []}
+    assert {q.pid for q in pool.quarantined()} == {pid for pid, _ in blocked}
+    again = dict(pool.call_each("memory", everybody, timeout=PATIENCE, patience=0.04))
+    assert all("left alone" in str(again[key]) for key in blocked)
+    assert isinstance(again[other], Message)
+
+
+def test_many_at_once_when_readers_are_killed(
+    listener: Listener, pool: ReaderPool, sleeper: subprocess.Popen[bytes]
+) -> None:
+    keys = [(sleeper.pid, start_ns_of(sleeper.pid)), (os.getpid(), start_ns_of(os.getpid()))]
+    assert len(dict(pool.call_each("maps", dict.fromkeys(keys, dict), timeout=PATIENCE, patience=PATIENCE))) == 2
+    for process in list(listener.processes):
+        process.kill()
+        process.wait(10)
+    answers = dict(pool.call_each("maps", dict.fromkeys(keys, dict), timeout=PATIENCE, patience=PATIENCE))
+    assert all(isinstance(answers[key], Message) for key in keys)
+
+
+def test_many_at_once_without_readers(tmp_path: Path) -> None:
+    pool = ReaderPool(str(tmp_path / "none.sock"), size=1)
+    try:
+        answers = dict(pool.call_each("maps", {(1, 1): dict, (2, 2): dict}, timeout=0.2, patience=0.1))
+        assert [type(answer) for answer in answers.values()] == [InternalError, InternalError]
+    finally:
+        pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -79,7 +80,11 @@ class Collector:
         return {}, self.files.live_rows[request["table"]]
 
     def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        return {"threads": self.threads, "failures": self.failures}, b""
+        names = ("job", "run", "rank", "pid", "start_ns")
+        processes = [
+            {**{n: t[n] for n in names}, "stacks": json.dumps({"threads": [t]})} for t in self.threads
+        ]
+        return {"processes": processes, "failures": self.failures}, b""
 
     def vars(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         return {"values": self.values, "failures": self.failures}, b""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from probing.api.errors import CorruptTarget, InternalError, NotPython, TargetTimeout
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.source import PythonStacks
 
@@ -44,8 +45,18 @@ class Readers:
                 raise CorruptTarget("it called exec")
             assert args["runtime"]["python"] == "3.11.7"
             thread = {"tid": pid, "frames": [[0, 7, 99, 1]]}
-            return Message({"codes": [["f", "/f.py"]], "threads": [{}] if pid == BROKEN else [thread]})
+            text = json.dumps({"codes": [["f", "/f.py"]], "threads": [{}] if pid == BROKEN else [thread]})
+            return Message({}, text.encode())
         return Message({}, fds=[os.open("/dev/null", os.O_RDONLY)])
+
+    def call_each(
+        self, op: str, asks: Mapping[tuple[int, int], Callable[[], dict[str, Any]]], *, timeout: float, patience: float
+    ) -> Iterator[tuple[tuple[int, int], Message | ProbingError]]:
+        for (pid, start_ns), ask in asks.items():
+            try:
+                yield (pid, start_ns), self.call(op, pid=pid, start_ns=start_ns, timeout=timeout, **ask())
+            except ProbingError as e:
+                yield (pid, start_ns), e
 
 
 @pytest.fixture

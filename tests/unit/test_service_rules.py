@@ -49,7 +49,11 @@ def test_an_error_on_the_wire_is_bounded_lines() -> None:
 
 
 def test_answers_that_make_no_sense_are_internal_errors() -> None:
-    for found in ({}, {"threads": 1, "failures": []}, {"threads": [{"pid": "x"}], "failures": []}):
+    process = {"job": "j", "run": "r", "rank": 0, "pid": 7, "start_ns": 1}
+    threads = ("1", "[{}]", '[{"tid": "x", "frames": []}]')
+    texts = ["", "[]", "{}", "1", "[" * 9999, *(f'{{"threads": {t}}}' for t in threads)]
+    spoilt = [{"processes": [{**process, "stacks": text}], "failures": []} for text in texts]
+    for found in ({}, {"processes": 1, "failures": []}, {"processes": [{"pid": "x"}], "failures": []}, *spoilt):
         with pytest.raises(errors.InternalError):
             stacks_reply("n0", found)
     with pytest.raises(errors.InternalError):
