@@ -63,6 +63,7 @@ _GLOO_OPS = {
     16: "reduce_scatter",
     18: "all_reduce",
     19: "reduce_scatter",
+    20: "all_gather",
 }
 # ncclFunc_t (NCCL src/include/nccl_common.h).
 _NCCL_OPS = {
@@ -114,6 +115,7 @@ _TORCH_DTYPES = (
     *((f"int{bits}", 1) for bits in range(1, 8)),
     ("float8_e8m0fnu", 1),
     ("float4_e2m1fn_x2", 1),
+    ("bcomplex32", 4),
 )
 # ncclDataType_t (nccl.h), in torch's names.
 _NCCL_DTYPES = (

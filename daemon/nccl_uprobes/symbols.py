@@ -132,8 +132,12 @@ GLOO = Library(
         Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
         Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
         Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
+        # As torch 2.14 calls three of them. monitoredBarrier needs none: it calls send and recv.
+        Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
+        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
+        Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
     ),
-    (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*"),
+    (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
 )
 
 # pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast.
