@@ -12,7 +12,7 @@ from typing import Any
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.elf import Elf
-from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf, uleb
+from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Damaged, Die, Dwarf, uleb
 
 __all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "nccl_layout")
 
@@ -39,12 +39,14 @@ INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
 }
 """The same of struct ncclInfo."""
-MAX_SECONDS = 8.0
+MAX_SECONDS = 4.0
+"""The published libraries take 0.1 s at most."""
 _MAX_INFO = 512 << 20
 _MAX_TABLE = 256 << 20
 # The struct has some 1 MB.
 _MAX_STRUCT = 64 << 20
-_NEEDED = ("start_magic", "comm_hash", "rank", "nranks", "cuda_device", "end_magic")
+_NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
+_SINCE_2_26 = "config.trafficClass"
 _PLUS_UCONST = 0x23  # DW_OP_plus_uconst
 _MEMBER, _ARRAY, _SUBRANGE = 0x0D, 0x01, 0x21  # DW_TAG_*
 _RECORDS = (0x02, 0x13, 0x17)  # class, structure, union
@@ -59,8 +61,9 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
     """The layouts of the libnccl open at ``fd``, which stays the caller's.
 
     Answer: ``build_id`` (hex or None), ``comm`` {a name of COMM_MEMBERS: offset, ``size``: bytes, ``seq_count``}, and
-    ``info`` {a name of INFO_MEMBERS: offset} or None; members that are not there are left out. Raises UnsupportedTarget
-    for a stripped or damaged library, and for one that takes more than ``seconds``.
+    ``info`` {a name of INFO_MEMBERS: offset, ``size``} or None; members that are not there are left out, as the magic
+    words before 2.21. Raises UnsupportedTarget for a stripped or damaged library, and for one that takes more than
+    ``seconds``.
     """
     elf = Elf(fd)
     dwarf = Dwarf(
@@ -90,27 +93,39 @@ def _layouts(
     dwarf: Dwarf, found: Iterator[Die], wanted: Mapping[str, tuple[str, ...]], needed: tuple[str, ...]
 ) -> Iterator[dict[str, int]]:
     for die in found:
-        size = die.number(SIZE) or 0
-        members = _members(dwarf, die)
-        if "config" in members and (config := _record(dwarf, members["config"][1])):
-            base = members["config"][0]
-            members |= {f"config.{name}": (base + at, kind) for name, (at, kind) in _members(dwarf, config).items()}
-        offsets = {
-            name: next(members[spelling][0] for spelling in spellings if spelling in members)
-            for name, spellings in wanted.items()
-            if any(spelling in members for spelling in spellings)
-        }
-        if all(name in offsets for name in needed) and max(offsets.values()) < size <= _MAX_STRUCT:
-            if "seq_number" in offsets:
-                offsets["seq_count"] = _array_length(dwarf, members["seqNumber"][1])
-            yield {"size": size, **offsets}
+        try:
+            layout = _layout(dwarf, die, wanted)
+        except Damaged:
+            # Each unit that uses the struct has one of its own.
+            continue
+        if all(name in layout for name in needed) and max(layout.values()) <= layout["size"] <= _MAX_STRUCT:
+            yield layout
+
+
+def _layout(dwarf: Dwarf, die: Die, wanted: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    members = _members(dwarf, die)
+    if "config" in members and (config := _record(dwarf, members["config"][1])):
+        base = members["config"][0]
+        members |= {f"config.{name}": (base + at, kind) for name, (at, kind) in _members(dwarf, config).items()}
+    layout = {"size": die.number(SIZE) or 0}
+    for name, spellings in wanted.items():
+        if found := next((members[spelling] for spelling in spellings if spelling in members), None):
+            layout[name] = found[0]
+    if "seq_number" in layout:
+        # Before 2.26 only a profiler made it count (ncclProfilerStartTaskEvents in profiler.cc).
+        if _SINCE_2_26 in members:
+            layout["seq_count"] = _array_length(dwarf, members["seqNumber"][1])
+        else:
+            del layout["seq_number"]
+    return layout
 
 
 def _check(comm: Mapping[str, int]) -> None:
-    """That the programs may read it as they do: the five fields in a row, a word at either end."""
+    """That the programs may read it as they do: the five fields in a row, a word at either end or none."""
     first = comm["comm_hash"]
     row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
-    if comm["start_magic"] or row != (first + 8, first + 12, first + 16, first + 20):
+    guards = (comm.get("start_magic"), comm.get("end_magic"))
+    if row != (first + 8, first + 12, first + 16, first + 20) or guards not in ((None, None), (0, comm["size"] - 8)):
         raise UnsupportedTarget("struct ncclComm of this library is laid out in a way that is not known")
 
 

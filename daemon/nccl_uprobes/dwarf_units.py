@@ -8,16 +8,18 @@ Format: DWARF 4 and 5, chapters 2 and 7 (7.5.4 for the codes, 7.5.6 for the form
 
 from __future__ import annotations
 
-import itertools
 import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from probing.api.errors import UnsupportedTarget
 
-__all__ = ("COUNT", "LOCATION", "SIZE", "TYPE", "UPPER_BOUND", "Die", "Dwarf", "Unit", "uleb")
+__all__ = ("COUNT", "LOCATION", "SIZE", "TYPE", "UPPER_BOUND", "Damaged", "Die", "Dwarf", "Unit", "uleb")
 
 # DW_AT_*
 _SIBLING, _NAME, SIZE, UPPER_BOUND, COUNT, LOCATION = 0x01, 0x03, 0x0B, 0x2F, 0x37, 0x38
@@ -41,11 +43,16 @@ _MAX_UNITS = 1 << 16
 _MAX_ABBREVIATIONS = 1 << 16
 _MAX_ATTRIBUTES = 256
 _MAX_ENTRIES = 200_000
-_MAX_HITS = 10_000
 _MAX_NAME = 256
-_MAX_OCCURRENCES = 64
+# Mangled names end as the name of a struct does, and so can lie around it.
+_MAX_OCCURRENCES = 1 << 14
+_MAX_INDEXES = 64
 
 Value = int | bytes
+
+
+class Damaged(UnsupportedTarget):
+    """What is there makes no sense, or is no entry; what lies elsewhere may still do."""
 
 
 class _Attribute(NamedTuple):
@@ -110,6 +117,10 @@ class Dwarf:
         self._deadline = deadline
         self._entries = 0
         self._tables: dict[int, dict[int, _Abbreviation]] = {}
+        self._offsets: dict[tuple[bytes, int], npt.NDArray[np.uint32]] = {}
+        # Of the unit that was searched last.
+        self._found_in = -1
+        self._found: dict[tuple[bytes, int], list[int]] = {}
 
     def units(self) -> Iterator[Unit]:
         """The compilation units, in order."""
@@ -135,22 +146,32 @@ class Dwarf:
             if len(sizes) < len(before):
                 continue
             code = _uleb_bytes(abbreviation.code)
-            for needle in self._spellings(unit, name, abbreviation.attributes[names[0]].form):
-                for start in self._places(unit, code, sum(sizes), needle):
-                    die = self.die(unit, start)
-                    if die.name == name and SIZE in die.values and not die.values.get(_DECLARATION):
-                        yield die
+            for place in self._names(unit, name, abbreviation.attributes[names[0]].form):
+                start = place - sum(sizes) - len(code)
+                if start >= unit.first and self._info.startswith(code, start):
+                    yield from self._definition(unit, start, name)
+
+    def _definition(self, unit: Unit, at: int, name: str) -> Iterator[Die]:
+        try:
+            die = self.die(unit, at)
+        except Damaged:
+            # Only looked like one.
+            return
+        if die.name == name and SIZE in die.values and not die.values.get(_DECLARATION):
+            yield die
 
     def die(self, unit: Unit, at: int) -> Die:
         """The entry at ``at``, which is not the end of a list."""
         self._entries += 1
-        if self._entries > _MAX_ENTRIES or not unit.first <= at < unit.end:
-            raise UnsupportedTarget("the debugging information has too many entries, or leads out of itself")
+        if self._entries > _MAX_ENTRIES:
+            raise UnsupportedTarget("the debugging information has too many entries")
+        if not unit.first <= at < unit.end:
+            raise Damaged("the debugging information leads out of itself")
         self._in_time()
         code, at = uleb(self._info, at)
         abbreviation = unit.abbreviations.get(code)
         if abbreviation is None:
-            raise UnsupportedTarget("the debugging information has an unknown abbreviation")
+            raise Damaged("the debugging information has an unknown abbreviation")
         values: dict[int, Value] = {}
         name = ""
         for attribute in abbreviation.attributes:
@@ -167,7 +188,7 @@ class Dwarf:
         at, depth = die.end, 0
         while die.children:
             if at >= die.unit.end:
-                raise UnsupportedTarget("the debugging information ends too early")
+                raise Damaged("the debugging information ends too early")
             if self._info[at] == 0:
                 if not depth:
                     return
@@ -193,7 +214,7 @@ class Dwarf:
         offset_size, length = _length(self._info, start)
         at, end = start + (12 if offset_size == 8 else 4), start + length
         if end > len(self._info) or end - at < 16:
-            raise UnsupportedTarget("the debugging information has a damaged unit")
+            raise Damaged("the debugging information has a damaged unit")
         (version,) = struct.unpack_from("<H", self._info, at)
         if version == 5:
             kind, address_size = self._info[at + 2], self._info[at + 3]
@@ -235,7 +256,7 @@ class Dwarf:
             if not name and not form:
                 return _Abbreviation(code, tag, bool(children), tuple(attributes)), at
             attributes.append(_Attribute(name, form, implicit))
-        raise UnsupportedTarget("the debugging information has too many attributes")
+        raise Damaged("the debugging information has too many attributes")
 
     def _value(self, unit: Unit, attribute: _Attribute, at: int) -> tuple[Value, int]:
         form = attribute.form
@@ -260,12 +281,12 @@ class Dwarf:
         elif form in _EXPRESSIONS:
             length, start = uleb(self._info, at)
         else:
-            raise UnsupportedTarget(f"the debugging information has an unknown form {form:#x}")
+            raise Damaged(f"the debugging information has an unknown form {form:#x}")
         return self._info[start : start + min(length, _MAX_NAME)], self._inside(unit, start + length)
 
     def _inside(self, unit: Unit, at: int) -> int:
         if at > unit.end:
-            raise UnsupportedTarget("the debugging information ends too early")
+            raise Damaged("the debugging information ends too early")
         return at
 
     def _text(self, unit: Unit, form: int, at: int) -> str:
@@ -283,30 +304,54 @@ class Dwarf:
             return _c_string(self._strings, int.from_bytes(offset, "little"))
         return ""
 
-    def _spellings(self, unit: Unit, name: str, form: int) -> Iterator[bytes]:
-        """What the name attribute of ``form`` can look like for ``name``."""
-        if form == _STRING:
-            yield name.encode() + b"\0"
-            return
-        texts = self._line_strings if form == _LINE_STRP else self._strings
-        offsets = list(itertools.islice(_places_of(texts, name.encode() + b"\0", 0, len(texts)), _MAX_OCCURRENCES))
-        if form in (_STRP, _LINE_STRP):
-            yield from (offset.to_bytes(unit.offset_size, "little") for offset in offsets)
-        elif form == _STRX or form in _INDEXES:
-            for index in self._indexes(unit, offsets):
-                if form == _STRX:
-                    yield _uleb_bytes(index)
-                elif index < 1 << 8 * _INDEXES[form]:
-                    yield index.to_bytes(_INDEXES[form], "little")
+    def _names(self, unit: Unit, name: str, form: int) -> list[int]:
+        """Where in the unit an attribute of ``form`` can say ``name``."""
+        text = name.encode() + b"\0"
+        if unit.start != self._found_in:
+            self._found_in, self._found = unit.start, {}
+        if (text, form) not in self._found:
+            self._found[text, form] = self._find(unit, text, form)
+        return self._found[text, form]
 
-    def _indexes(self, unit: Unit, offsets: list[int]) -> Iterator[int]:
+    def _find(self, unit: Unit, text: bytes, form: int) -> list[int]:
+        if form == _STRING:
+            return _places(self._info, text, unit.first, unit.end)
+        if form in (_STRP, _LINE_STRP):
+            return self._words(unit.first, unit.end, self._offsets_of(text, form))
+        if form == _STRX or form in _INDEXES:
+            found = []
+            for index in self._indexes(unit, text):
+                if form == _STRX:
+                    found += _places(self._info, _uleb_bytes(index), unit.first, unit.end)
+                elif index < 1 << 8 * _INDEXES[form]:
+                    found += _places(self._info, index.to_bytes(_INDEXES[form], "little"), unit.first, unit.end)
+            return found
+        return []
+
+    def _offsets_of(self, text: bytes, form: int) -> npt.NDArray[np.uint32]:
+        """Where the text lies among the texts, also as the end of others: linkers merge them."""
+        if (text, form) not in self._offsets:
+            texts = self._line_strings if form == _LINE_STRP else self._strings
+            self._offsets[text, form] = np.array(_places(texts, text, 0, len(texts)), np.uint32)
+        return self._offsets[text, form]
+
+    def _indexes(self, unit: Unit, text: bytes) -> list[int]:
+        """The numbers of the text in the unit's part of .debug_str_offsets (DWARF 5, 7.26)."""
         base, size = self._str_offsets_base(unit), unit.offset_size
-        for offset in offsets:
-            word = offset.to_bytes(size, "little")
-            places = _places_of(self._str_offsets, word, base, len(self._str_offsets))
-            for place in itertools.islice(places, _MAX_OCCURRENCES):
-                if (place - base) % size == 0:
-                    yield (place - base) // size
+        header = self._str_offsets[max(base - 4 - size, 0) : max(base - 4, 0)]
+        end = min(base - 4 + int.from_bytes(header, "little"), len(self._str_offsets))
+        table = np.frombuffer(self._str_offsets[base:end][: max(end - base, 0) // size * size], f"<u{size}")
+        return [int(index) for index in np.flatnonzero(np.isin(table, self._offsets_of(text, _STRP)))[:_MAX_INDEXES]]
+
+    def _words(self, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
+        """Where words of 32 bits that are ``wanted`` lie from ``start`` to ``end``, aligned or not."""
+        found: list[int] = []
+        for shift in range(4):
+            count = (end - start - shift) // 4
+            if count > 0 and len(wanted):
+                words = np.frombuffer(self._info, "<u4", count, start + shift)
+                found += (np.flatnonzero(np.isin(words, wanted)) * 4 + start + shift).tolist()
+        return sorted(found)
 
     def _str_offsets_base(self, unit: Unit) -> int:
         """From the attributes of the unit itself, whose own texts may need it: they are not looked at."""
@@ -317,15 +362,6 @@ class Dwarf:
                 return value
         # DWARF 5, 7.26: past the header of the only table.
         return 16 if unit.offset_size == 8 else 8
-
-    def _places(self, unit: Unit, code: bytes, before: int, needle: bytes) -> Iterator[int]:
-        """Where an entry can begin: its code, ``before`` bytes, then ``needle``."""
-        for hits, place in enumerate(_places_of(self._info, needle, unit.first, unit.end)):
-            if hits >= _MAX_HITS:
-                return
-            start = place - before - len(code)
-            if start >= unit.first and self._info.startswith(code, start):
-                yield start
 
 
 def uleb(data: bytes, at: int) -> tuple[int, int]:
@@ -339,7 +375,7 @@ def uleb(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
-    raise UnsupportedTarget("the debugging information has a damaged number")
+    raise Damaged("the debugging information has a damaged number")
 
 
 def _sleb(data: bytes, at: int) -> tuple[int, int]:
@@ -366,18 +402,21 @@ def _fixed_size(unit: Unit, form: int) -> int | None:
 def _length(info: bytes, at: int) -> tuple[int, int]:
     """(bytes of an offset in the unit at ``at``, length of the unit with the word that says it)."""
     if at + 12 > len(info):
-        raise UnsupportedTarget("the debugging information ends too early")
+        raise Damaged("the debugging information ends too early")
     length = int.from_bytes(info[at : at + 4], "little")
     if length == 0xFFFFFFFF:
         return 8, 12 + int.from_bytes(info[at + 4 : at + 12], "little")
     return 4, 4 + length
 
 
-def _places_of(data: bytes, needle: bytes, start: int, end: int) -> Iterator[int]:
+def _places(data: bytes, needle: bytes, start: int, end: int) -> list[int]:
+    """Where ``needle`` begins; not all of them where there are too many."""
+    found: list[int] = []
     at = data.find(needle, start, end)
-    while at >= 0:
-        yield at
+    while at >= 0 and len(found) < _MAX_OCCURRENCES:
+        found.append(at)
         at = data.find(needle, at + 1, end)
+    return found
 
 
 def _c_string(data: bytes, at: int) -> str:

@@ -1,15 +1,17 @@
-"""Where the fields that the programs read lie, a build of a library each.
+"""Where the fields of gloo's classes lie that the programs read, a build of torch each.
 
-The offsets of gloo are made from the headers of a torch wheel by ``make_layouts.py``, those of NCCL are read from the
-DWARF of the wheels. Neither is trusted: the programs check what they read (rank below size, sizes that give the number
-of elements, a string that can be one, NCCL's two magic words) and leave out what does not fit.
+The offsets are made from the headers of a torch wheel by ``make_layouts.py``. They are not trusted: the programs check
+what they read (rank below size, sizes that give the number of elements, a string that can be one) and leave out what
+does not fit.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
+
+from probing.daemon.nccl_uprobes.nccl_layouts import NCCL_LAYOUTS, NcclLayout
 
 __all__ = ("ABSENT", "GLOO_LAYOUTS", "NCCL_LAYOUTS", "UNKNOWN_BUILD", "GlooLayout", "NcclLayout", "gloo_layout_index")
 
@@ -49,18 +51,6 @@ class GlooLayout:
         return struct.pack(f"<{1 + len(fields(self))}H", _PRESENT, *astuple(self))
 
 
-@dataclass(frozen=True, slots=True)
-class NcclLayout:
-    """``struct nccl_layout``: offsets in struct ncclComm. rank, nRanks and cudaDev follow ``comm_hash``."""
-
-    version: str
-    end_magic: int
-    comm_hash: int
-
-    def pack(self) -> bytes:
-        return struct.pack("<II", self.end_magic, self.comm_hash)
-
-
 # Operation, sequence number and times come from arguments: they are right for every build.
 UNKNOWN_BUILD = GlooLayout()
 TORCH_2_13 = GlooLayout(
@@ -88,22 +78,20 @@ TORCH_2_13 = GlooLayout(
     alltoall_async=8,
     barrier_async=35,
 )
+# Until then tensors had names, which took a word.
+TORCH_2_9 = replace(TORCH_2_13, tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
 # By index, which the attach cookie carries; only ever added to, so that the cookies of pinned links stay true.
-GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13)
+GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 
-# Newest first. From the wheels nvidia-nccl-cu12 of these versions.
-NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
-    NcclLayout("2.28.9", 0x108650, 0x1044C8),
-    NcclLayout("2.27.5", 0x107BF8, 0x1044B0),
-    NcclLayout("2.26.2", 0x7BB78, 0x784B0),
-    NcclLayout("2.21.5", 0x3F98, 0x34D8),
-)
-
-# Functions that came with the options that 2.13 has.
+# Functions that came with the options that 2.9 and later have, and one that went with the names of tensors.
+_NAMED_TENSORS = "at4impl9has_namesE"
 _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 
 
 def gloo_layout_index(symbols: Iterable[str]) -> int:
     """The index in GLOO_LAYOUTS for a libtorch_cpu.so that has functions of these mangled names."""
     found = list(symbols)
-    return 1 if all(any(mark in name for name in found) for mark in _MARKS) else 0
+    if not all(any(mark in name for name in found) for mark in _MARKS):
+        return GLOO_LAYOUTS.index(UNKNOWN_BUILD)
+    named = any(_NAMED_TENSORS in name for name in found)
+    return GLOO_LAYOUTS.index(TORCH_2_9 if named else TORCH_2_13)
