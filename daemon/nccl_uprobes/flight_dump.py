@@ -7,7 +7,6 @@ its WorkerServer for that.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -75,9 +74,7 @@ def _answer(request: Message) -> bytes:
     size = os.fstat(fd).st_size
     if size > MAX_FILE:
         raise UnsupportedTarget(f"the dump has {size} bytes, more than {MAX_FILE} are not read")
-    data = _content(fd, size)
-    found = dump_rows(load_dump(data))
-    found["content"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    found = dump_rows(load_dump(_content(fd, size)))
     return json.dumps(found, separators=(",", ":")).encode()
 
 

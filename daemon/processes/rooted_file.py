@@ -38,16 +38,17 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
     """Which of ``paths`` are regular files of the process's own user, without opening any.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
-    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory. ``uid`` is the
-    process's; ``shared_root``: process 1 sees the same files under the same paths.
+    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths`` are
+    what they come to, None without such a variable. ``uid`` is the process's; ``shared_root``: process 1 sees the same
+    files under the same paths.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
         raise UsageError(f"files takes {MAX_PATHS} paths at most")
     uid, variables = _owner(target), _variables(target, paths)
-    found = []
-    for path in paths:
-        resolved = _resolved(path, variables)
+    found: list[dict[str, Any] | None] = []
+    places = [_resolved(path, variables) for path in paths]
+    for resolved in places:
         handle = None if resolved is None else _handle(target, resolved)
         if resolved is None or handle is None:
             found.append(None)
@@ -56,7 +57,8 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
             found.append(_described(resolved, os.fstat(handle), uid))
         finally:
             os.close(handle)
-    return {"files": found, "uid": uid, "shared_root": _shares_root(target)}
+    shown = [None if path is None else clean_text(path, MAX_PATH) for path in places]
+    return {"files": found, "paths": shown, "uid": uid, "shared_root": _shares_root(target)}
 
 
 def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
