@@ -1,0 +1,180 @@
+"""Builds libnccl and libcudart of the doubles, and runs the job that uses them as ProcessGroupNCCL does.
+
+``build(folder, "2.27.5")`` gives libraries with the ABI and the struct offsets of that version; ``VERSIONS`` has them
+all. The offsets are those of the wheels nvidia-nccl-cu12, read from their DWARF with gdb.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = (
+    "ENQUEUE_CHECK",
+    "INFO_OFFSETS",
+    "VERSIONS",
+    "Call",
+    "DoubleJob",
+    "Doubles",
+    "build",
+    "comm_offsets",
+    "compile_program",
+    "version_code",
+    "write_headers",
+)
+
+HERE = Path(__file__).resolve().parent
+ENQUEUE_CHECK = "_Z16ncclEnqueueCheckP8ncclInfo"
+FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-fcf-protection=none")
+# Frame pointers and no shrink wrapping give the functions the prologues of the real ones: push first.
+LIBRARY_FLAGS = ("-fPIC", "-shared", "-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls")
+DEADLINE = 60.0
+
+# Of struct ncclComm: sizeof and offsets; rank, nRanks, cudaDev, nvmlDev follow commHash, and nNodes, localRank and
+# localRanks follow node.
+_COMM = {
+    "2.18.3": {"magic": 0x23C8, "commHash": 0x23D0, "busId": 0x23F8, "node": 0x2484, "asyncResult": 0x2918,
+               "abortFlag": 0x2920, "config": 0x2B68, "finalizeCalled": 0x2B9C, "sizeof": 0x2BA8},
+    "2.21.5": {"startMagic": 0, "magic": 0x34D0, "commHash": 0x34D8, "busId": 0x3500, "node": 0x358C,
+               "asyncResult": 0x3A7C, "abortFlag": 0x3A80, "config": 0x3D28, "finalizeCalled": 0x3D5C,
+               "endMagic": 0x3F98, "sizeof": 0x3FA0},
+    "2.24.3": {"startMagic": 0, "magic": 0x3C490, "commName": 0x3C498, "commHash": 0x3C4A0, "busId": 0x3C4C8,
+               "node": 0x3C55C, "asyncResult": 0x3CAB4, "abortFlag": 0x3CAB8, "config": 0x3DA10,
+               "finalizeCalled": 0x3DA44, "seqNumber": 0x3DA78, "endMagic": 0x3DAC8, "sizeof": 0x3DAD0},
+    "2.27.5": {"startMagic": 0, "magic": 0x1044A8, "commHash": 0x1044B0, "busId": 0x1044D8, "node": 0x10456C,
+               "asyncResult": 0x104B44, "abortFlag": 0x104B48, "config": 0x1064D0, "finalizeCalled": 0x10651C,
+               "seqNumber": 0x106550, "endMagic": 0x107BF8, "sizeof": 0x107C00},
+    "2.30.7": {"startMagic": 0, "magic": 0x1206E0, "commHash": 0x1206E8, "busId": 0x120710, "node": 0x1207A4,
+               "asyncResult": 0x121224, "abortFlag": 0x121228, "config": 0x122E00, "finalizeCalled": 0x122E64,
+               "seqNumber": 0x122E98, "endMagic": 0x124E78, "sizeof": 0x124E80},
+    "2.32.3": {"startMagic": 0, "magic": 0x1206D8, "commHash": 0x1206E0, "busId": 0x120708, "node": 0x1207A8,
+               "asyncResult": 0x121578, "abortFlag": 0x121580, "config": 0x123698, "finalizeCalled": 0x123714,
+               "seqNumber": 0x123748, "endMagic": 0x1241F0, "sizeof": 0x1241F8},
+}  # fmt: skip
+VERSIONS = tuple(_COMM)
+_TYPES = {
+    "config": ("ncclConfig_t", ""),
+    "asyncResult": ("ncclResult_t", ""),
+    "abortFlag": ("volatile uint32_t *", ""),
+    "commName": ("const char *", ""),
+    "finalizeCalled": ("_Bool", ""),
+    "busId": ("int64_t", ""),
+    "seqNumber": ("uint64_t", "[5]"),
+    **dict.fromkeys(("rank", "nRanks", "cudaDev", "nvmlDev", "node", "nNodes", "localRank", "localRanks"), ("int", "")),
+}
+_FOLLOWERS = {"commHash": (8, ("rank", "nRanks", "cudaDev", "nvmlDev")), "node": (4, ("nNodes", "localRank", "localRanks"))}
+INFO_OFFSETS = {
+    "coll": 0, "opName": 8, "sendbuff": 0x10, "recvbuff": 0x18, "count": 0x20, "datatype": 0x28, "op": 0x2C,
+    "root": 0x30, "comm": 0x38, "stream": 0x40,
+}  # fmt: skip
+_INFO_TYPES = {
+    "coll": "int", "opName": "const char *", "sendbuff": "const void *", "recvbuff": "void *", "count": "size_t",
+    "datatype": "ncclDataType_t", "op": "ncclRedOp_t", "root": "int", "comm": "ncclComm_t", "stream": "cudaStream_t",
+}  # fmt: skip
+_INFO_SIZES = {"2.18.3": 144, "2.21.5": 1248, "2.24.3": 80, "2.27.5": 80, "2.30.7": 120, "2.32.3": 192}
+
+
+def version_code(version: str) -> int:
+    """2.27.5 -> 22705, as NCCL_VERSION_CODE."""
+    major, minor, patch = (int(part) for part in version.split("."))
+    return major * 10000 + minor * 100 + patch
+
+
+def comm_offsets(version: str) -> dict[str, int]:
+    """Field of struct ncclComm -> offset in bytes, and ``sizeof``."""
+    offsets = dict(_COMM[version])
+    for name, (step, followers) in _FOLLOWERS.items():
+        offsets |= {follower: offsets[name] + step + 4 * number for number, follower in enumerate(followers)}
+    return offsets
+
+
+def write_headers(folder: Path, version: str) -> None:
+    """``nccl_layout.h`` and ``nccl_structs.h`` of a version, which nccl.c includes."""
+    (folder / "nccl_layout.h").write_text(f"#pragma once\n#define DOUBLE_VERSION {version_code(version)}\n")
+    offsets = comm_offsets(version)
+    lines = ["#pragma once", "struct ncclComm {"]
+    checks, at = [], 0
+    for number, (name, offset) in enumerate(sorted(offsets.items(), key=lambda item: item[1])):
+        if offset > at:
+            lines.append(f"\tchar pad{number}[{offset - at}];")
+        if name != "sizeof":
+            kind, array = _TYPES.get(name, ("uint64_t", ""))
+            lines.append(f"\t{kind} {name}{array};")
+            checks.append(f'_Static_assert(offsetof(struct ncclComm, {name}) == {offset}, "{name}");')
+            checks.append(f"#define HAS_{name} 1")
+            at = offset + _size(kind, array, version)
+    checks.append(f'_Static_assert(sizeof(struct ncclComm) == {offsets["sizeof"]}, "sizeof");')
+    lines += ["};", *checks, "struct ncclInfo {"]
+    lines += [f"\t{_INFO_TYPES[name]} {name};" for name in INFO_OFFSETS]
+    lines += [f"\tchar rest[{_INFO_SIZES[version] - 0x48}];", "};"]
+    lines += [
+        f'_Static_assert(offsetof(struct ncclInfo, {name}) == {offset}, "{name}");'
+        for name, offset in INFO_OFFSETS.items()
+    ]
+    (folder / "nccl_structs.h").write_text("\n".join(lines) + "\n")
+
+
+_CONFIG_SIZES = {"2.18.3": 48, "2.21.5": 48, "2.24.3": 48, "2.27.5": 72, "2.30.7": 96, "2.32.3": 120}
+
+
+def _size(kind: str, array: str, version: str) -> int:
+    if kind == "ncclConfig_t":
+        return _CONFIG_SIZES[version]
+    size = {"int": 4, "ncclResult_t": 4, "_Bool": 1}.get(kind, 8)
+    return size * int(array.strip("[]") or 1)
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """``variant``: as built ("dwarf"); "no_dwarf" has symbols only; "no_enqueue_check" misses that one symbol and has
+    no DWARF; "stripped" has its dynamic symbols only."""
+
+    version: str
+    variant: str
+    folder: Path
+    nccl: Path
+    cudart: Path
+    job: Path
+
+
+def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf") -> Doubles:
+    """Both libraries and the job program, in ``folder``, which must exist."""
+    write_headers(folder, version)
+    nccl, cudart, job = folder / "libnccl.so.2", folder / "libcudart.so.12", folder / "nccl_job"
+    include = ("-I", str(folder), "-I", str(HERE))
+    _run("cc", *FLAGS, *LIBRARY_FLAGS, "-Wl,-soname,libcudart.so.12", "-o", cudart, HERE / "cudart.c", "-lpthread")
+    _run(
+        "cc", *FLAGS, *LIBRARY_FLAGS, *include, "-Wl,-soname,libnccl.so.2,--build-id", "-o", nccl, HERE / "nccl.c",
+        cudart, "-lpthread",
+    )  # fmt: skip
+    if variant == "stripped":
+        _run("strip", "-s", nccl)
+    elif variant == "no_dwarf":
+        _run("strip", "-g", nccl)
+    elif variant == "no_enqueue_check":
+        _run("strip", "-g", f"--strip-symbol={ENQUEUE_CHECK}", nccl)
+    elif variant != "dwarf":
+        raise ValueError(f"no variant {variant}")
+    doubles = Doubles(version, variant, folder, nccl, cudart, job)
+    if (HERE / "job.c").exists():
+        compile_program(doubles, HERE / "job.c", job)
+    return doubles
+
+
+def compile_program(doubles: Doubles, source: Path, program: Path) -> None:
+    """A C program against the headers and libraries of ``doubles``."""
+    include = ("-I", str(doubles.folder), "-I", str(HERE))
+    link = (doubles.nccl, doubles.cudart, f"-Wl,-rpath,{doubles.folder}", "-lpthread")
+    _run("cc", *FLAGS, *include, "-o", program, source, *link)
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
