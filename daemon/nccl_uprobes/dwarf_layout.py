@@ -6,15 +6,17 @@ first. The names of the members are those of src/include/comm.h and info.h of NC
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from probing.api.errors import UnsupportedTarget
+from probing.api.errors import UnsupportedTarget, UsageError
 from probing.daemon.bpf.elf import Elf
+from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Damaged, Die, Dwarf, uleb
 
-__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "nccl_layout")
+__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "handlers", "nccl_layout")
 
 COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "start_magic": ("startMagic",),
@@ -54,7 +56,18 @@ _SAME = (0x16, 0x26, 0x35, 0x47)  # typedef, const, volatile, atomic
 _MAX_HOPS = 8
 _MAX_DEPTH = 4
 _MAX_MEMBERS = 8192
+_MAX_KNOWN = 4096
 _Members = dict[str, tuple[int, Die | None]]
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    """The parser's requests.
+
+    ``nccl_layout`` (``known``: [build id in hex, ...], and the descriptor of a library). Payload: JSON with the keys
+    of ``nccl_layout``, ``known``: whether the build is one of those, and ``why``. ``comm`` and ``info`` are null for a
+    known build, and where nothing was found: ``why`` says the reason.
+    """
+    return {"nccl_layout": _answer}
 
 
 def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
@@ -74,12 +87,10 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
         elf.section(".debug_str_offsets", _MAX_TABLE),
         time.monotonic() + seconds,
     )
-    comm, info = None, None
-    for unit in dwarf.units():
-        comm = comm or next(_layouts(dwarf, dwarf.structures(unit, "ncclComm"), COMM_MEMBERS, _NEEDED), None)
-        info = info or next(_layouts(dwarf, dwarf.structures(unit, "ncclInfo"), INFO_MEMBERS, ("coll", "comm")), None)
-        if comm and info:
-            break
+    try:
+        comm, info = _search(dwarf)
+    except Damaged as e:
+        raise UnsupportedTarget(str(e)) from e
     if comm is None:
         raise UnsupportedTarget(
             "the library has no debugging information about struct ncclComm", hint="was it stripped?"
@@ -87,6 +98,31 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
     _check(comm)
     build_id = elf.build_id()
     return {"build_id": build_id.hex() if build_id is not None else None, "comm": comm, "info": info}
+
+
+def _search(dwarf: Dwarf) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    comm, info = None, None
+    for unit in dwarf.units():
+        comm = comm or next(_layouts(dwarf, dwarf.structures(unit, "ncclComm"), COMM_MEMBERS, _NEEDED), None)
+        info = info or next(_layouts(dwarf, dwarf.structures(unit, "ncclInfo"), INFO_MEMBERS, ("coll", "comm")), None)
+        if comm and info:
+            break
+    return comm, info
+
+
+def _answer(request: Message) -> bytes:
+    known = request.header.get("known", [])
+    if len(request.fds) != 1 or not isinstance(known, list) or len(known) > _MAX_KNOWN:
+        raise UsageError(f"nccl_layout takes one descriptor and {_MAX_KNOWN} known build ids at most")
+    raw = Elf(request.fds[0]).build_id()
+    build_id = raw.hex() if raw is not None else None
+    answer: dict[str, Any] = {"build_id": build_id, "known": build_id in known, "comm": None, "info": None, "why": ""}
+    if not answer["known"]:
+        try:
+            answer |= nccl_layout(request.fds[0])
+        except UnsupportedTarget as e:
+            answer["why"] = e.message
+    return json.dumps(answer).encode()
 
 
 def _layouts(

@@ -51,7 +51,7 @@ _MAX_INDEXES = 64
 Value = int | bytes
 
 
-class Damaged(UnsupportedTarget):
+class Damaged(Exception):
     """What is there makes no sense, or is no entry; what lies elsewhere may still do."""
 
 
@@ -103,7 +103,7 @@ class Die:
 class Dwarf:
     """The sections as bytes, empty where there is none. ``deadline`` is on time.monotonic().
 
-    All that reads raises UnsupportedTarget for what makes no sense, or for work that goes on too long.
+    All that reads raises Damaged for what makes no sense, UnsupportedTarget for work that goes on too long.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class NcclLayout:
         """From the offsets that ``dwarf_layout.nccl_layout`` found. Raises UnsupportedTarget for what cannot be."""
         wanted = {name: comm[name] for name in cls.offset_names() if name in comm}
         if "comm_hash" not in wanted or not all(
-            isinstance(offset, int) and 0 <= offset < ABSENT for offset in wanted.values()
+            type(offset) is int and 0 <= offset < ABSENT for offset in wanted.values()
         ):
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         wanted.setdefault("end_magic", ABSENT)

@@ -328,6 +328,13 @@ class ParserPool:
                 self._known.popitem(last=False)
         return answer
 
+    def nccl_layout(self, fd: int, known: Sequence[str], timeout: float = 15.0) -> dict[str, Any]:
+        """The layouts of the libnccl open at ``fd``, which stays the caller's; keys in ``nccl_uprobes.dwarf_layout``.
+
+        A build whose id (hex) is ``known`` is not looked into. Raises as ``symbols`` does.
+        """
+        return self.call("nccl_layout", fds=[fd], timeout=timeout, known=list(known))
+
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
     ) -> dict[str, Any]:
