@@ -1,0 +1,207 @@
+"""The steps of one process, told by the word that its operations repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.nccl_uprobes.step_history import WINDOW, History
+from probing.daemon.nccl_uprobes.step_period import Period, find_period, places, signatures
+
+__all__ = ("Step", "StepClock")
+
+Array = npt.NDArray[Any]
+_FIRST_SEARCH = 8
+_GROWTH = 1.25
+# Of the last so many steps, how many fit.
+_RECENT = 32
+_MIN_FIT = 0.5
+# Steps with other operations in them, since the word was found, before a larger word is looked for.
+_ODD_STEPS = 3
+# Operations without the word, in words and as many more: until another word is looked for, and until it is lost.
+_RESTLESS = (4, 32)
+_PATIENCE = (16, 1024)
+# Confidence in words: one operation a step says little, several say more.
+_ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``elapsed``: steps since the one before, 1 but where some were missed. ``exact``: it has the word's operations
+    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are UTC ns."""
+
+    t_start: int
+    t_end: int
+    ops: int
+    comm_ns: int | None
+    elapsed: int
+    exact: bool
+    confidence: float
+    comm: int
+    seq: int
+    period: Period
+
+
+class StepClock:
+    """Fed with a process's operations, gives the steps that have ended. ``turn`` may begin a period elsewhere."""
+
+    def __init__(self, turn: Callable[[Period], Period]) -> None:
+        self._turn = turn
+        self._history = History()
+        self._search_at = _FIRST_SEARCH
+        self._recent: list[bool] = []
+        self._odd = 0
+        self._odd_search = _ODD_STEPS
+        # Of the last step that was told: its end, how long a step took, the length of its word.
+        self._last: tuple[int, float, int] | None = None
+        self._skipped = 0
+        self.period: Period | None = None
+
+    def observe(self, operations: Array) -> list[Step]:
+        """Take ``operations``, in the order of their calls, into account.
+
+        A step is told when all operations of the next one were seen, as those of one step end in any order.
+        """
+        self._history.add(operations)
+        found: list[Step] = []
+        if self.period is None:
+            self._search()
+        if self.period is not None:
+            found += self._follow(self.period)
+        return found
+
+    def _search(self) -> None:
+        history = self._history
+        if history.added < self._search_at:
+            return
+        # So that all searches together cost a few times what the last one does.
+        known = len(history.operations)
+        pause = max(int(known * (_GROWTH - 1)), 4) if known < WINDOW else known
+        self._search_at = history.added + pause
+        waiting = history.waiting
+        if len(waiting) >= _FIRST_SEARCH and (period := find_period(waiting)) is not None:
+            self._lock(period)
+
+    def _lock(self, period: Period) -> None:
+        self.period = period = self._turn(period)
+        waiting = self._history.waiting
+        starts = places(signatures(waiting, period.varying), period.word)
+        first = int(starts[0]) if len(starts) else 0
+        if self._last is not None and len(starts):
+            before, each, length = self._last
+            by_time = round((int(waiting["t"][first]) - before) / max(each, 1.0))
+            # No more steps than there were operations for.
+            self._skipped = max(min(by_time, first // length), 0)
+        self._history.at += first
+        self._recent = [True]
+        self._odd, self._odd_search = 0, _ODD_STEPS
+
+    def _follow(self, period: Period) -> list[Step]:
+        waiting = self._history.waiting
+        starts, without = _walk(signatures(waiting, period.varying), period.word)
+        found = [self._step(period, waiting, start, following) for start, following in pairwise(starts)]
+        if starts:
+            self._history.at += starts[-1][0]
+        if found:
+            each = (found[-1].t_end - found[0].t_start) / len(found)
+            self._last = (found[-1].t_end, each, len(period.word))
+        restless, lost = (without > words * len(period.word) + more for words, more in (_RESTLESS, _PATIENCE))
+        if lost or sum(self._recent) / len(self._recent) < _MIN_FIT:
+            self._lose()
+        elif restless:
+            self._search()
+        elif self._odd >= self._odd_search:
+            self._look_for_more(period)
+        return found
+
+    def _lose(self) -> None:
+        self.period = None
+        self._search_at = self._history.added + _FIRST_SEARCH
+
+    def _look_for_more(self, period: Period) -> None:
+        """What comes between the steps may make them micro-steps of larger ones."""
+        self._odd_search = 2 * self._odd
+        more = find_period(self._history.operations)
+        if more is not None and len(more.word) > len(period.word):
+            self.period = self._turn(more)
+
+    def _step(self, period: Period, waiting: Array, start: tuple[int, bool], following: tuple[int, bool]) -> Step:
+        begin, exact = start
+        inside = waiting[begin : following[0]]
+        self._recent = [*self._recent, exact][-_RECENT:]
+        self._odd += len(inside) != len(period.word)
+        elapsed, self._skipped = 1 + self._skipped, 0
+        first = inside[0]
+        return Step(
+            t_start=int(first["t"]),
+            t_end=int(waiting["t"][following[0]]),
+            ops=len(inside),
+            comm_ns=_covered(inside),
+            elapsed=elapsed,
+            exact=exact,
+            confidence=self._confidence(period),
+            comm=int(first["kind"]) >> 16,
+            seq=int(first["seq"]),
+            period=period,
+        )
+
+    def _confidence(self, period: Period) -> float:
+        fit = sum(self._recent) / len(self._recent)
+        if len(np.unique(period.word)) == 1:
+            word = _ONE_OPERATION
+        else:
+            word = _DOUBTFUL if period.inner > 1 or period.enclosing or len(period.varying) else _SEVERAL
+        return round(fit * word, 3)
+
+
+def _walk(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
+    """(where steps begin and whether each is the word itself, how many operations came since the last)."""
+    length, at = len(word), 0
+    starts: list[tuple[int, bool]] = []
+    copies = places(signed, word)
+    while at + length <= len(signed):
+        whole = signed[at : at + (len(signed) - at) // length * length].reshape(-1, length)
+        wrong = np.flatnonzero((whole != word).any(axis=1))
+        run = int(wrong[0]) if len(wrong) else len(whole)
+        starts += [(at + n * length, True) for n in range(run)]
+        at += run * length
+        if at + length > len(signed):
+            break
+        later = copies[np.searchsorted(copies, at) :]
+        if not len(later):
+            return starts, len(signed) - at
+        starts += [(at + start, False) for start in _between(signed[at : later[0]], word)]
+        at = int(later[0])
+    return starts, 0
+
+
+def _between(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> list[int]:
+    """Where the steps begin that lie between two exact ones: with other operations among theirs, or some missing."""
+    starts: list[int] = []
+    position, begin = 0, -1
+    for index, sign in enumerate(signed.tolist()):
+        if sign == word[position]:
+            begin = index if position == 0 else begin
+            position += 1
+            if position == len(word):
+                starts.append(begin)
+                position = 0
+    if starts or len(signed) > 2 * len(word):
+        return starts
+    known = np.flatnonzero(np.isin(signed, word))
+    return [int(known[0])] if len(known) * 2 >= len(word) else []
+
+
+def _covered(operations: Array) -> int | None:
+    """Time in which at least one of the operations ran, ns; None where that of one is not known."""
+    if bool((operations["begin"] < 0).any() or (operations["end"] < 0).any()):
+        return None
+    order = np.argsort(operations["begin"], kind="stable")
+    begin, end = operations["begin"][order], np.maximum.accumulate(operations["end"][order])
+    before = np.concatenate((begin[:1], end[:-1]))
+    return int(np.maximum(end - np.maximum(begin, before), 0).sum())
