@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test demo bench clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels demo bench clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -61,6 +61,10 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 
 test: check pythons ## all checks and all tests
 	$(HOST) $(PYTHON) -m pytest $(TESTS)
+
+torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
+	packaging/dev/torch-wheels.sh
+	$(PYTHON) -m pytest tests/wheels/test_torch_symbols.py
 
 demo: install ## a real training, watched
 	$(HOST) examples/demo.sh

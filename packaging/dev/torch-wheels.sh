@@ -8,7 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-VERSIONS=(2.15.0 2.14.1 2.14.0)
+# The newest three, and the last whose tensors have names.
+VERSIONS=(2.15.0 2.14.1 2.14.0 2.12.1)
 WHEELS=.build/wheels
 PYTHON=.venv/bin/python
 

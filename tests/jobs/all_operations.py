@@ -24,9 +24,11 @@ class Calls:
         self.group: Any = dist.group.WORLD
         self.rank = dist.get_rank()
 
-    def expect(self, op: str, count: int | None, dtype: str | None = "float32", ops: int = 1, **more: Any) -> None:
-        """The next ``ops`` rows: ``count`` elements of 4 bytes each."""
-        first = self.group._get_sequence_number_for_group() + 1
+    def expect(
+        self, op: str, count: int | None, dtype: str | None = "float32", ops: int = 1, later: int = 0, **more: Any
+    ) -> None:
+        """The next ``ops`` rows, or those after ``later`` others: ``count`` elements of 4 bytes each."""
+        first = self.group._get_sequence_number_for_group() + 1 + later
         for seq in range(first, first + ops):
             line = {"rank": self.rank, "comm": self.group.group_name, "seq": seq, "op": op, "dtype": dtype}
             line |= {"count": count, "bytes": None if count is None else 4 * count}
@@ -86,9 +88,38 @@ class Calls:
             self.expect("recv", 29)
             dist.recv(torch.empty(29))
 
+    def coalesced(self) -> None:
+        self.expect("all_reduce", 3 + 4, redop="sum")
+        with dist._coalescing_manager():
+            dist.all_reduce(torch.ones(3))
+            dist.all_reduce(torch.ones(4))
+        self.expect("all_gather", 5 + 6)
+        with dist._coalescing_manager():
+            for size in (5, 6):
+                dist.all_gather_into_tensor(torch.empty(SIZE * size), torch.ones(size))
+        # Gloo reduces tensor by tensor.
+        self.expect("reduce_scatter", SIZE * 7, redop="max")
+        self.expect("reduce_scatter", SIZE * 8, redop="max", later=1)
+        with dist._coalescing_manager():
+            for size in (7, 8):
+                dist.reduce_scatter_tensor(torch.empty(size), torch.ones(SIZE * size), dist.ReduceOp.MAX)
+        peer = 1 - self.rank
+        first = self.group._get_sequence_number_for_group()
+        self.expect("send", 31, peer=peer)
+        self.expect("recv", 31, peer=peer, later=1)
+        batch = [dist.P2POp(dist.isend, torch.ones(31), peer), dist.P2POp(dist.irecv, torch.empty(31), peer)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert self.group._get_sequence_number_for_group() == first + 2
+
     def barrier(self) -> None:
         self.expect("barrier", 0, None)
         dist.barrier()
+        # Made of a message to rank 0 and its answer.
+        peer = 1 - self.rank
+        for later, op in enumerate(("recv", "send") if self.rank == 0 else ("send", "recv")):
+            self.expect(op, 1, "int32", later=later, peer=peer)
+        dist.monitored_barrier()
 
 
 def main() -> None:
@@ -97,7 +128,8 @@ def main() -> None:
         calls = Calls(file)
         print("ready", flush=True)
         sys.stdin.readline()
-        for make in (calls.reductions, calls.gathers, calls.scatters, calls.point_to_point, calls.barrier):
+        groups = calls.reductions, calls.gathers, calls.scatters, calls.point_to_point, calls.coalesced, calls.barrier
+        for make in groups:
             make()
     print("done", flush=True)
     sys.stdin.readline()

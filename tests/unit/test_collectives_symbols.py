@@ -75,6 +75,9 @@ def test_the_layout_of_an_unknown_build_is_empty() -> None:
     marks = ["_ZN4c10d16ProcessGroupGloo5splitERKN3c10", "_ZN4c10d16ProcessGroupGloo5mergeERKN3c10"]
     assert GLOO_LAYOUTS[gloo_layout_index(marks)] != UNKNOWN_BUILD
     assert GLOO_LAYOUTS[gloo_layout_index(marks[:1])] == UNKNOWN_BUILD
+    older = GLOO_LAYOUTS[gloo_layout_index([*marks, "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"])]
+    newer = GLOO_LAYOUTS[gloo_layout_index(marks)]
+    assert (older.tensor_numel - newer.tensor_numel, older.backend_uid - newer.backend_uid) == (8, 0)
     assert UNKNOWN_BUILD.pack()[:4] == b"\x01\x00\xff\xff"
 
 
