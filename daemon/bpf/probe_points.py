@@ -9,6 +9,7 @@ search ends and the entry is taken.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from probing.daemon.bpf.elf import X86_64
@@ -20,10 +21,28 @@ DEAR_NS = 9200
 # By their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
 _KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
-# op r/m, r and op r, r/m of the forms seen in prologues; what they write is the register operand given.
-_WRITES_RM = {0x01, 0x09, 0x21, 0x29, 0x31, 0x89}
-_WRITES_REG = {0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63}
-_WRITES_NONE = {0x85, 0x39, 0x3B}
+_NOTHING, _RM, _REGISTER = "nothing", "r/m", "register"
+_BY_FIELD, _ONLY_COMPARE, _ONLY_FIRST = "by field", "only compare", "only first"
+# Forms seen in prologues, by opcode: what they write, and the bytes of the immediate behind the operands. "by field":
+# 7 in the register field is cmp, the others write r/m; of bytes only cmp, since %ch is a part of %rcx; "only first":
+# only 0 in that field is known.
+_FORMS = {
+    **dict.fromkeys((0x01, 0x09, 0x21, 0x29, 0x31, 0x89), (_RM, 0)),
+    **dict.fromkeys((0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63), (_REGISTER, 0)),
+    **dict.fromkeys((0x38, 0x39, 0x3A, 0x3B, 0x84, 0x85), (_NOTHING, 0)),
+    0x80: (_ONLY_COMPARE, 1),
+    0x81: (_BY_FIELD, 4),
+    0x83: (_BY_FIELD, 1),
+    0xC7: (_ONLY_FIRST, 4),
+    0xF6: (_ONLY_FIRST, 1),
+    0xF7: (_ONLY_FIRST, 4),
+}
+_COMPARE, _MOVE = 7, 0xC7
+# Behind 0x0f: movzx, movsx, imul and cmov, and nop.
+_LONG_FORMS = {
+    **dict.fromkeys((0xB6, 0xB7, 0xBE, 0xBF, 0xAF, *range(0x40, 0x50)), (_REGISTER, 0)),
+    0x1F: (_NOTHING, 0),
+}
 
 
 class ProbePoint(NamedTuple):
@@ -82,25 +101,33 @@ def _skippable(code: bytes) -> int:
     if 0xB8 <= op <= 0xBF:
         register = op - 0xB8 + (8 if rex & 1 else 0)
         return 0 if register in _KEPT else at + 1 + (8 if rex & 8 else 4)
-    if op in _WRITES_RM | _WRITES_REG | _WRITES_NONE:
-        return _with_operands(code, at, rex)
-    return 0
+    if op == 0x0F:
+        return _with_operands(code, at + 1, rex, _LONG_FORMS)
+    return _with_operands(code, at, rex, _FORMS)
 
 
-def _with_operands(code: bytes, at: int, rex: int) -> int:
-    """Length of an instruction with a ModRM byte and no immediate, by the same rule."""
-    if len(code) <= at + 1:
+def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str, int]]) -> int:
+    """Length of an instruction with a ModRM byte behind ``at``, by the same rule."""
+    if len(code) <= at + 1 or code[at] not in forms:
         return 0
-    op, modrm = code[at], code[at + 1]
-    mode, register, rm = modrm >> 6, (modrm >> 3 & 7) + (8 if rex & 4 else 0), (modrm & 7) + (8 if rex & 1 else 0)
+    writes, immediate = forms[code[at]]
+    modrm = code[at + 1]
+    mode, field, rm = modrm >> 6, modrm >> 3 & 7, (modrm & 7) + (8 if rex & 1 else 0)
+    register = field + (8 if rex & 4 else 0)
+    if writes == _BY_FIELD:
+        writes = _NOTHING if field == _COMPARE else _RM
+    elif writes in (_ONLY_COMPARE, _ONLY_FIRST):
+        if field != (_COMPARE if writes == _ONLY_COMPARE else 0):
+            return 0
+        writes = _RM if code[at] == _MOVE else _NOTHING
     length = at + 2
     if mode != 3:
         # A write to memory could be one to an argument on the stack.
-        if op in _WRITES_RM:
+        if writes == _RM:
             return 0
         length += (modrm & 7 == 4) + {0: 4 if modrm & 7 == 5 else 0, 1: 1, 2: 4}[mode]
         # With mode 0, a SIB byte without a base has an address of its own: not seen in prologues.
         if mode == 0 and modrm & 7 == 4:
             return 0
-    written = {rm} if op in _WRITES_RM else {register} if op in _WRITES_REG else set()
-    return 0 if written & _KEPT else length
+    written = {_RM: rm, _REGISTER: register}.get(writes)
+    return 0 if written in _KEPT else length + immediate

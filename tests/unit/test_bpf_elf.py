@@ -138,6 +138,21 @@ def test_damaged_files_give_an_answer_or_unsupported(library: Path, tmp_path: Pa
         ("48897c240855", 0, "dear"),  # mov %rdi, 8(%rsp): may be an argument on the stack
         ("4883ec0855", 0, "dear"),  # sub $8, %rsp
         ("4889e555", 3, "cheap"),  # mov %rsp, %rbp
+        ("83ff077752", 3, "cheap"),  # cmp $7, %edi; ja: ncclGetErrorString
+        ("803d0102030400740e", 7, "cheap"),  # cmpb $0, (%rip); je
+        ("f6470801750a", 4, "cheap"),  # testb $1, 8(%rdi); jne
+        ("f7c70000010074", 6, "cheap"),  # test $0x10000, %edi; je
+        ("83e0fc55", 3, "cheap"),  # and $-4, %eax
+        ("0fb6054402010055", 7, "cheap"),  # movzbl (%rip), %eax; push
+        ("480f44c255", 4, "cheap"),  # cmove %rdx, %rax
+        ("0f1f440000e800", 5, "cheap"),  # nop; call
+        ("48c7c00100000055", 7, "cheap"),  # mov $1, %rax
+        ("83e7fc55", 0, "dear"),  # and $-4, %edi: an argument
+        ("80e5fd55", 0, "dear"),  # and $0xfd, %ch: in an argument
+        ("c70424000000007455", 0, "dear"),  # movl $0, (%rsp): to memory
+        ("0fb6f855", 0, "dear"),  # movzbl %al, %edi: an argument
+        ("f7d055", 0, "dear"),  # not %eax: not known
+        ("488d0579379f18c355", 0, "dear"),  # lea; ret: ncclGetLastError
         ("c3", 0, "dear"),
         ("", 0, "dear"),
     ],
