@@ -11,7 +11,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
 * ``maps`` (``files``: only lines with a path): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
-* ``files`` (``process`` [pid, start_ns], ``paths``): header as ``processes.rooted_file.find_files`` gives it.
+* ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
@@ -164,7 +164,7 @@ def _file(request: dict[str, Any]) -> Message:
 def _named(request: dict[str, Any]) -> Target:
     # Not as pid and start_ns: a file system that does not answer is no reason to leave its process alone.
     pid, start_ns = request["process"]
-    return Target(int(pid), int(start_ns))
+    return Target(int(pid) or os.getpid(), int(start_ns))
 
 
 def _network(target: Target, _: dict[str, Any]) -> Message:

@@ -161,7 +161,8 @@ def _scaled(value: Any, factor: int) -> int | None:
     # Also refuses what is no number (nan) and what is infinite.
     if not abs(value) < _INT64 // factor:
         return None
-    return int(value * factor)
+    whole = int(value)
+    return whole * factor + int((value - whole) * factor)
 
 
 def _integer(value: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 A trainer writes its dump when a collective timed out, seconds before it aborts itself (ProcessGroupNCCL waits at least
 TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every two seconds sees it while the process is there. What appears
-at the last moment is read after the exit where process 1 has the same file system.
+at the last moment is read after the exit, unless the files are a container's own and ended with it.
 
 The names are those of DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/FlightRecorder.cpp): a prefix and the
 rank. A prefix that the job puts into its environment only after its start cannot be seen; the defaults are looked at.
@@ -72,12 +72,13 @@ class _Trainers(Protocol):
 
 @dataclass(slots=True)
 class _Watched:
-    """A trainer. ``last`` is what each path was at the last look, ``places`` the paths for after its exit."""
+    """A trainer. ``last`` is what each path was at the last look; after its exit, ``witness`` sees its ``places``."""
 
     who: Identity
     paths: tuple[str, ...]
     uid: int = -1
     places: tuple[str, ...] = ()
+    witness: int | None = None
     last: dict[str, _Stamp] = field(default_factory=dict)
     not_before: float = 0.0
 
@@ -201,7 +202,8 @@ class FlightRecorderWatch:
         process = [who.pid, who.start_ns]
         header = self._readers.call("files", timeout=READ_TIMEOUT_S, process=process, paths=watched.paths).header
         watched.uid = header["uid"]
-        watched.places = tuple(p for p in header["paths"] if p and p.startswith("/")) if header["shared_root"] else ()
+        watched.witness = header["witness"]
+        watched.places = tuple(path for path in header["paths"] if path and path.startswith("/"))
         return [found for found in header["files"] if found is not None and self._is_new(who, found)]
 
     def _is_new(self, who: Identity, found: dict[str, Any]) -> bool:
@@ -210,15 +212,17 @@ class FlightRecorderWatch:
 
     def _last_look(self, watched: _Watched) -> int:
         """The process has ended: what it wrote at last is whole, or never will be."""
+        if watched.witness is None:
+            if watched.last:
+                self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
+            return 0
         count = 0
         for place in watched.places:
             try:
-                found, fd = self._open([1, 0], place, watched.uid)
+                found, fd = self._open([watched.witness, 0], place, watched.uid)
             except (UnsupportedTarget, ProcessGone):
                 continue  # mostly: there is no dump
             count += self._read(found, fd, [watched.who], final=True)
-        if watched.last and not watched.places:
-            self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
         return count
 
     def _read_claimed(self, claim: list[tuple[_Watched, dict[str, Any]]]) -> int:

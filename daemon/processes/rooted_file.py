@@ -39,8 +39,8 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
     ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths`` are
-    what they come to, None without such a variable. ``uid`` is the process's; ``shared_root``: process 1 sees the same
-    files under the same paths.
+    what they come to, None without such a variable. ``uid`` is the process's; ``witness`` a process that sees the same
+    files under the same paths, and will when this one has ended: 1, or 0 for whichever reader is asked; else None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
@@ -58,7 +58,7 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
         finally:
             os.close(handle)
     shown = [None if path is None else clean_text(path, MAX_PATH) for path in places]
-    return {"files": found, "paths": shown, "uid": uid, "shared_root": _shares_root(target)}
+    return {"files": found, "paths": shown, "uid": uid, "witness": _witness(target)}
 
 
 def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -146,12 +146,15 @@ def _resolved(path: str, variables: dict[str, str]) -> str | None:
     return value.rstrip("/") + path[match.end() :] if value else None
 
 
-def _shares_root(target: Target) -> bool:
-    try:
-        with Target(1) as first:
-            return all(_place(first, name) == _place(target, name) for name in ("root", "ns/mnt"))
-    except (OSError, ProcessGone, PrivilegeError):
-        return False
+def _witness(target: Target) -> int | None:
+    for pid in (0, 1):
+        try:
+            with Target(pid or os.getpid()) as other:
+                if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
+                    return pid
+        except (OSError, ProcessGone, PrivilegeError):
+            continue  # it may not be looked at
+    return None
 
 
 def _place(target: Target, name: str) -> tuple[int, int]:

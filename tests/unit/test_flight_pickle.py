@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.api.errors import CorruptTarget, ProbingError, UnsupportedTarget
+from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_pickle import load_plain
 
 PROTOCOLS = (2, 3, 4, 5)
@@ -141,10 +142,8 @@ def test_a_pickle_that_is_cut_is_an_error(value: Any, data: Any) -> None:
 @given(st.binary(max_size=400))
 def test_any_bytes_give_a_value_or_a_typed_error(data: bytes) -> None:
     for start in (b"", b"\x80\x02", b"\x80\x04("):
-        try:
+        with suppress(CorruptTarget, UnsupportedTarget):
             load_plain(start + data)
-        except ProbingError as e:
-            assert isinstance(e, CorruptTarget | UnsupportedTarget)
 
 
 @given(PLAIN, st.data())
@@ -152,7 +151,5 @@ def test_a_pickle_with_changed_bytes_gives_a_value_or_a_typed_error(value: Any, 
     spoilt = bytearray(pickle.dumps(value, data.draw(st.sampled_from(PROTOCOLS))))
     for _ in range(data.draw(st.integers(1, 6))):
         spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with suppress(CorruptTarget, UnsupportedTarget):
         load_plain(bytes(spoilt))
-    except ProbingError as e:
-        assert isinstance(e, CorruptTarget | UnsupportedTarget)
