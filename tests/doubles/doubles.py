@@ -178,3 +178,131 @@ def _run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation as the double of libnccl itself saw it; times are CLOCK_MONOTONIC ns.
+
+    ``before`` was noted before the call and ``inside`` in it. ``ends`` are (start, end) of its runs: none while it
+    runs, several for one that was captured into a graph. ``root`` is the peer of send and recv.
+    """
+
+    pid: int
+    func: int
+    count: int
+    dtype: int
+    redop: int
+    root: int
+    comm: str
+    rank: int
+    size: int
+    stream: int
+    tid: int
+    before: int
+    inside: int
+    group: int
+    captured: bool
+    seq: int | None
+    result: int
+    ends: tuple[tuple[int, int], ...]
+    aborted: bool
+    failed: bool
+
+
+class DoubleJob:
+    """The ranks of a job of ``doubles``, a process each, which do what they are told."""
+
+    def __init__(self, doubles: Doubles, folder: Path, size: int = 2, **environ: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.truths = [folder / f"truth{rank}.jsonl" for rank in range(size)]
+        self.ranks: list[subprocess.Popen[str]] = []
+        for rank, path in enumerate(self.truths):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+            own |= {"MASTER_PORT": "29400", "NCCL_DOUBLE_DIR": str(folder), "NCCL_DOUBLE_TRUTH": str(path), **environ}
+            self.ranks.append(
+                subprocess.Popen(
+                    [doubles.job],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, **own},
+                )
+            )
+        self.hear(range(size))
+
+    def tell(self, command: str, ranks: Sequence[int] | None = None) -> None:
+        for rank in self._all(ranks):
+            stdin = self.ranks[rank].stdin
+            assert stdin is not None
+            stdin.write(command + "\n")
+            stdin.flush()
+
+    def hear(self, ranks: Sequence[int] | None = None) -> list[int]:
+        """What each rank answers: the ncclResult_t of its last call, or what the command gives."""
+        answers = []
+        for rank in self._all(ranks):
+            stdout = self.ranks[rank].stdout
+            assert stdout is not None
+            line = stdout.readline().split()
+            assert line and line[0] == "done", f"rank {rank} said {line}, exit {self.ranks[rank].poll()}"
+            answers.append(int(line[1]))
+        return answers
+
+    def do(self, command: str, ranks: Sequence[int] | None = None) -> list[int]:
+        self.tell(command, ranks)
+        return self.hear(ranks)
+
+    def finish(self) -> None:
+        """Wait until every operation that was called has ended and its truth is written."""
+        self.do("drain")
+        deadline = time.monotonic() + DEADLINE
+        while any(call.result == 0 and not call.ends for call in self.calls()):
+            assert time.monotonic() < deadline, "operations of the double did not end"
+            time.sleep(0.01)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All lines of all ranks, with ``pid``."""
+        return [
+            {**json.loads(line), "pid": process.pid}
+            for process, path in zip(self.ranks, self.truths, strict=True)
+            if path.exists()
+            for line in path.read_text().split("\n")[:-1]
+        ]
+
+    def made(self) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["event"] == "made"]
+
+    def calls(self, since_ns: int = 0) -> list[Call]:
+        """In the order of the calls, rank by rank; those with a result other than success among them."""
+        events = self.events()
+        ends: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for event in events:
+            if event["event"] == "end":
+                ends.setdefault((event["pid"], event["id"]), []).append(event)
+        return [
+            _call(event, ends.get((event["pid"], event["id"]), []))
+            for event in events
+            if event["event"] == "call" and event["before"] >= since_ns
+        ]
+
+    def close(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+    def _all(self, ranks: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.ranks)) if ranks is None else ranks
+
+
+def _call(event: dict[str, Any], ends: list[dict[str, Any]]) -> Call:
+    same = ("pid", "func", "count", "dtype", "redop", "root", "comm", "rank", "size", "stream", "tid")
+    same += ("before", "inside", "group", "result")
+    return Call(
+        **{name: event[name] for name in same},
+        captured=bool(event["captured"]),
+        seq=event["seq"] if event["seq"] >= 0 else None,
+        ends=tuple((end["start"], end["end"]) for end in ends),
+        aborted=any(end["aborted"] for end in ends),
+        failed=any(end["failed"] for end in ends),
+    )
