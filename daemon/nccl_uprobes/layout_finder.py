@@ -65,6 +65,7 @@ class LayoutFinder:
         self._added: list[NcclLayout] = []
         self._reasons: dict[str, str] = {}
         self._files: set[tuple[int, ...]] = set()
+        self._stopped = False
         self._lock = threading.Lock()
         self._waiting: queue.Queue[int | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="nccl-layouts", daemon=True)
@@ -95,25 +96,28 @@ class LayoutFinder:
 
     def stop(self) -> None:
         """What still waits to be looked at is left."""
-        self._waiting.put(None)
+        with self._lock:
+            self._stopped = True
+            while not self._waiting.empty():
+                with contextlib.suppress(queue.Empty):
+                    if (fd := self._waiting.get_nowait()) is not None:
+                        os.close(fd)
+            self._waiting.put(None)
         if self._thread.is_alive():
             self._thread.join()
-        while not self._waiting.empty():
-            if (fd := self._waiting.get()) is not None:
-                os.close(fd)
 
     def attach(self, fd: int) -> None:
         """Have the libnccl at ``fd``, which stays the caller's, looked at in the background if its build is unknown."""
         status = os.fstat(fd)
         file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         with self._lock:
-            if file in self._files:
+            if file in self._files or self._stopped:
                 return
             if self._waiting.qsize() >= _MAX_WAITING or len(self._files) >= _MAX_FILES:
                 self._explain(_name(fd, None), "too many builds of NCCL are looked at")
                 return
             self._files.add(file)
-        self._waiting.put(os.dup(fd))
+            self._waiting.put(os.dup(fd))
 
     def _run(self) -> None:
         while (fd := self._waiting.get()) is not None:
@@ -183,7 +187,7 @@ class LayoutFinder:
             return [NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))) for entry in entries]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, KeyError, UnsupportedTarget) as e:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, UnsupportedTarget) as e:
             _log.warning("the layouts in %s cannot be used: %s", self._cache, e)
             return []
 
