@@ -2,11 +2,395 @@
 /*
  * When work on a CUDA stream was done, as far as its process asks for it. A stream ends its work in order, so whoever
  * learns that an event behind an operation has come knows it of all operations before it as well.
+ *
+ * The operations of a stream have positions from 1 on; the open ones are those of `operations` from `oldest` to `next`.
+ * Nothing here takes a lock: a count that two threads change at once may only err so that less is claimed.
  */
 #ifndef PROBING_COMPLETION_BPF_H
 #define PROBING_COMPLETION_BPF_H
 
 #include "collectives.bpf.h"
+
+#define OPEN_A_STREAM 1024
+#define CLOSED_A_HIT 64
+#define PROCESS_STREAMS 32
+#define PLACE_TRIES 8
+#define SKIPPED_A_HIT 8
+
+/* Handles that stand for a stream of each device, or of each thread (cudaStreamLegacy, cudaStreamPerThread). */
+#define STREAM_LEGACY 1
+#define STREAM_PER_THREAD 2
+#define LEAST_HANDLE 0x10000
+
+enum evidence_kind {
+	EVIDENCE_SYNC = 1, /* somebody waited */
+	EVIDENCE_POLL = 2, /* somebody asked */
+	EVIDENCE_NONE = 3, /* the operations leave without one */
+};
+
+/* That all operations up to `position` were done at `t`. */
+struct evidence {
+	__u64 position;
+	__u64 since; /* CLOCK_MONOTONIC ns: it says nothing of what was called later */
+	__u64 t;
+	__u32 tid; /* who learned it */
+	__u16 error; /* cudaError that ended them, or 0 */
+	__u8 kind;
+	__u8 reserved;
+};
+
+struct stream_key {
+	__u64 object; /* the handle, or what stands for one stream of an implicit handle */
+	__u64 start_ns;
+	__u64 tgid;
+};
+
+struct stream_state {
+	__u64 next;
+	__u64 oldest;
+	__u64 launched;	 /* all up to this position are certainly on the stream */
+	__u64 marked;	 /* the last position behind which an event was recorded */
+	__u64 destroyed; /* up to this position they were put on an older stream of the same handle */
+	__u64 run_first; /* since this position one thread calls, in one group */
+	__u64 run_group;
+	__u32 run_tid;
+	__s32 device;
+	__u64 rest; /* 1: there is more in `cuda_rests` */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct stream_key);
+	__type(value, struct stream_state);
+} cuda_streams SEC(".maps");
+
+/* What is known to be done and could not be closed in one hit. An element is only ever replaced as a whole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct stream_key);
+	__type(value, struct evidence);
+} cuda_rests SEC(".maps");
+
+/*
+ * Processes that use events or wait for streams: only theirs can be seen to end. A process is in it from its first hit
+ * of such a probe on, until the collector takes it out.
+ */
+struct cuda_process {
+	__u64 start_ns;
+	__u64 open; /* operations on its streams that lie open, or more */
+	__u32 captures;
+	__u32 generation;
+	__u64 streams[PROCESS_STREAMS]; /* objects of streams, in no order; 0 where there is none */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct cuda_process);
+} cuda_processes SEC(".maps");
+
+/* The current device of a thread, plus 1, where it was seen to be set. */
+struct cuda_device {
+	__u32 pending;
+	__u32 current;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, struct cuda_device);
+} cuda_devices SEC(".maps");
+
+/* What is being closed on this CPU. */
+struct closing {
+	__u64 thread;
+	struct stream_key stream;
+	struct evidence evidence;
+	__u64 lo; /* a time at which the operation before, and so the next one, was not done */
+	struct collective_record record;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct closing);
+} closing SEC(".maps");
+
+static __always_inline struct cuda_process *cuda_process_of(__u32 tgid, __u64 start_ns)
+{
+	struct cuda_process *process = bpf_map_lookup_elem(&cuda_processes, &tgid);
+
+	if (!process || process->start_ns == start_ns)
+		return process;
+	/* 0: it is being made. Else it is of an older process of this number. */
+	if (process->start_ns)
+		bpf_map_delete_elem(&cuda_processes, &tgid);
+	return 0;
+}
+
+static __always_inline __u32 current_generation(void)
+{
+	__u32 zero = 0;
+	struct control *c = bpf_map_lookup_elem(&control, &zero);
+
+	return c ? c->generation : 0;
+}
+
+/* Whether a stream of the process captures: what it enqueues may become part of a CUDA graph. */
+static __always_inline int cuda_captures(struct cuda_process *process)
+{
+	return process->captures && process->generation == current_generation();
+}
+
+/* The same of the calling process. */
+static __always_inline int stream_captures(void)
+{
+	struct cuda_process *process = cuda_process_of(current_tgid(), current_start_ns());
+
+	return process && cuda_captures(process);
+}
+
+/* -1 where it is not known. */
+static __always_inline __s32 current_device(void)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct cuda_device *device = bpf_map_lookup_elem(&cuda_devices, &thread);
+
+	return device && device->current ? (__s32)device->current - 1 : -1;
+}
+
+/*
+ * What names the stream of a handle: handles are addresses, but for the implicit ones, which exist once a device or a
+ * thread. 0 where the device is not known, or there is no such handle.
+ */
+static __always_inline __u64 stream_object(__u64 handle)
+{
+	__s32 device;
+
+	if (handle >= LEAST_HANDLE)
+		return handle;
+	device = current_device();
+	if (device < 0 || device > 0x7f || handle > STREAM_PER_THREAD)
+		return 0;
+	if (handle == STREAM_PER_THREAD)
+		return (__u64)current_tid() << 32 | (device + 1) << 8 | STREAM_PER_THREAD;
+	return (device + 1) << 8;
+}
+
+static __always_inline struct operation_key placed_at(struct stream_key *stream, __u64 position)
+{
+	struct operation_key key = {
+		.object = stream->object,
+		.position = position,
+		.start_ns = stream->start_ns,
+		.tgid = stream->tgid,
+	};
+
+	return key;
+}
+
+/* cudaError as "cudaError 700". */
+static __always_inline void error_text(char *text, __u16 error)
+{
+	char words[] = "cudaError 000";
+
+	words[10] += error / 100 % 10;
+	words[11] += error / 10 % 10;
+	words[12] += error % 10;
+	__builtin_memcpy(text, words, sizeof(words));
+}
+
+static __always_inline void record_end(struct collective_record *r, struct evidence *e)
+{
+	if (e->kind == EVIDENCE_NONE) {
+		r->timing = TIMING_ENQUEUE_ONLY;
+		r->state = STATE_UNSEEN;
+		r->t_done_lo = 0;
+		return;
+	}
+	r->t_done_hi = e->t;
+	r->timing = e->kind == EVIDENCE_SYNC  ? TIMING_SYNC
+		    : e->tid == r->tid ? TIMING_BLOCKING_WAIT
+				       : TIMING_WATCHDOG;
+	r->state = e->error ? STATE_FAILED : STATE_DONE;
+	if (e->error)
+		error_text(r->error, e->error);
+}
+
+enum finish {
+	FINISH_REFUSED = 0, /* the evidence does not cover it */
+	FINISH_ABSENT = 1,
+	FINISH_CLOSED = 2,
+};
+
+static __always_inline struct closing *closing_begin(struct stream_key *stream)
+{
+	__u32 zero = 0;
+	struct closing *closing_now = bpf_map_lookup_elem(&closing, &zero);
+
+	if (!closing_now)
+		return 0;
+	closing_now->thread = bpf_get_current_pid_tgid();
+	closing_now->stream = *stream;
+	closing_now->lo = 0;
+	return closing_now;
+}
+
+/*
+ * Close the operation at `position`, as `closing` says; of several that try, one does. A function that is verified by
+ * itself, for the loops that call it.
+ */
+__noinline int operation_finish(__u64 position)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct collective_record *open, *copy;
+	struct operation_key key;
+	struct closing *work;
+	struct evidence e;
+	__u32 zero = 0;
+
+	work = bpf_map_lookup_elem(&closing, &zero);
+	if (!work)
+		return FINISH_REFUSED;
+	copy = &work->record;
+	key = placed_at(&work->stream, position);
+	e = work->evidence;
+	open = bpf_map_lookup_elem(&operations, &key);
+	if (!open)
+		return FINISH_ABSENT;
+	/* Where programs can be preempted, another one may have had this CPU in between. */
+	if (work->thread != thread || open->t_call > e.since)
+		return FINISH_REFUSED;
+	bpf_probe_read_kernel(copy, sizeof(*copy), open);
+	if (bpf_map_delete_elem(&operations, &key))
+		return FINISH_ABSENT;
+	if (work->thread != thread || copy->position != position) {
+		RING_LOST(collectives);
+		return FINISH_CLOSED;
+	}
+	if (copy->t_done_lo < work->lo)
+		copy->t_done_lo = work->lo;
+	work->lo = copy->t_done_lo;
+	record_end(copy, &e);
+	RING_PUSH(collectives, copy);
+	return FINISH_CLOSED;
+}
+
+static __always_inline void stream_advance(struct stream_state *s, __u64 position)
+{
+	if (s->oldest <= position)
+		s->oldest = position + 1;
+}
+
+/* Too many lie open: the oldest leaves. */
+static __always_inline void stream_overflow(struct stream_key *key, struct stream_state *s,
+					    struct cuda_process *process, __u64 now)
+{
+	struct evidence none = {.since = now, .kind = EVIDENCE_NONE};
+	struct closing *work = closing_begin(key);
+	__u64 position = s->oldest;
+	int i, found;
+
+	if (!work)
+		return;
+	work->evidence = none;
+	for (i = 0; i < SKIPPED_A_HIT; i++) {
+		found = operation_finish(position);
+		stream_advance(s, position);
+		position++;
+		if (found == FINISH_CLOSED) {
+			__sync_fetch_and_add(&process->open, -1);
+			return;
+		}
+	}
+}
+
+static __always_inline struct stream_state *stream_of(struct stream_key *key, struct cuda_process *process, __s32 device)
+{
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, key);
+	struct stream_state first = {.next = 1, .oldest = 1, .device = device};
+	int i;
+
+	if (s)
+		return s;
+	bpf_map_update_elem(&cuda_streams, key, &first, BPF_NOEXIST);
+	for (i = 0; i < PROCESS_STREAMS; i++) {
+		if (!process->streams[i] || process->streams[i] == key->object) {
+			process->streams[i] = key->object;
+			break;
+		}
+	}
+	return bpf_map_lookup_elem(&cuda_streams, key);
+}
+
+/*
+ * Who calls again has come back from the call before, and what he called in another group is launched. Only that
+ * counts as being on the stream: an event says nothing of a call that is still under way on another thread.
+ */
+static __always_inline void stream_run(struct stream_state *s, struct collective_record *r)
+{
+	__u64 next = *(volatile __u64 *)&s->next;
+
+	if (s->run_tid == r->tid && s->run_group == r->group_id && r->group_id)
+		return;
+	if (s->run_tid == r->tid && s->launched + 1 >= s->run_first)
+		s->launched = next - 1;
+	if (s->run_tid == r->tid && s->run_group == r->group_id)
+		return;
+	s->run_tid = r->tid;
+	s->run_group = r->group_id;
+	s->run_first = next;
+}
+
+/* Returns the position that the operation got, or 0. */
+static __noinline __u64 stream_place(struct collective_record *r)
+{
+	struct cuda_process *process = cuda_process_of(r->tgid, r->start_ns);
+	struct stream_key key = {.start_ns = r->start_ns, .tgid = r->tgid};
+	struct operation_key operation;
+	struct stream_state *s;
+	int i;
+
+	if (!process)
+		return 0;
+	if (cuda_captures(process)) {
+		r->timing = TIMING_GRAPH;
+		return 0;
+	}
+	key.object = stream_object(r->stream);
+	/* Of an implicit stream: the library puts it on that of the communicator's device. */
+	if (!key.object || (r->stream < LEAST_HANDLE && current_device() != r->cuda_device))
+		return 0;
+	s = stream_of(&key, process, r->cuda_device);
+	if (!s)
+		return 0;
+	stream_run(s, r);
+	operation = placed_at(&key, s->next);
+	r->object = key.object;
+	r->state = STATE_CALLED;
+	__sync_fetch_and_add(&process->open, 1);
+	for (i = 0; i < PLACE_TRIES; i++) {
+		r->position = operation.position;
+		if (!bpf_map_update_elem(&operations, &operation, r, BPF_NOEXIST)) {
+			__sync_fetch_and_add(&s->next, 1);
+			if (operation.position - s->oldest >= OPEN_A_STREAM)
+				stream_overflow(&key, s, process, r->t_call);
+			return operation.position;
+		}
+		/* Another thread has it already, and is about to say so. */
+		operation.position++;
+	}
+	__sync_fetch_and_add(&process->open, -1);
+	return 0;
+}
 
 /*
  * `r` was put on the stream `r->stream` by the calling thread. Takes a place on the stream and lies in `operations`
@@ -15,12 +399,32 @@
  */
 static __always_inline struct operation_key stream_enqueue(struct collective_record *r)
 {
-	struct operation_key key = operation_key(r->stream);
+	struct operation_key key = {.object = r->stream, .start_ns = r->start_ns, .tgid = r->tgid};
 
 	r->timing = TIMING_ENQUEUE_ONLY;
-	r->state = STATE_UNSEEN;
-	RING_PUSH(collectives, r);
+	key.position = stream_place(r);
+	if (key.position) {
+		key.object = r->object;
+	} else {
+		r->object = r->stream;
+		r->position = 0;
+		r->state = STATE_UNSEEN;
+		RING_PUSH(collectives, r);
+	}
 	return key;
+}
+
+/* The group that the operation was called in has been launched. */
+static __always_inline void stream_launched(struct operation_key *key, __u64 now)
+{
+	struct collective_record *r = bpf_map_lookup_elem(&operations, key);
+
+	if (!r)
+		return;
+	if (!r->t_launch)
+		r->t_launch = now;
+	if (r->state == STATE_CALLED)
+		r->state = STATE_LAUNCHED;
 }
 
 #endif
