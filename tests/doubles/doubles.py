@@ -31,7 +31,8 @@ __all__ = (
 
 HERE = Path(__file__).resolve().parent
 ENQUEUE_CHECK = "_Z16ncclEnqueueCheckP8ncclInfo"
-FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-fcf-protection=none")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+FLAGS = ("-std=gnu11", "-O2", "-g", "-fcf-protection=none", *WARNINGS)
 # Frame pointers and no shrink wrapping give the functions the prologues of the real ones: push first.
 LIBRARY_FLAGS = ("-fPIC", "-shared", "-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls")
 DEADLINE = 60.0
@@ -68,7 +69,10 @@ _TYPES = {
     "seqNumber": ("uint64_t", "[5]"),
     **dict.fromkeys(("rank", "nRanks", "cudaDev", "nvmlDev", "node", "nNodes", "localRank", "localRanks"), ("int", "")),
 }
-_FOLLOWERS = {"commHash": (8, ("rank", "nRanks", "cudaDev", "nvmlDev")), "node": (4, ("nNodes", "localRank", "localRanks"))}
+_FOLLOWERS = {
+    "commHash": (8, ("rank", "nRanks", "cudaDev", "nvmlDev")),
+    "node": (4, ("nNodes", "localRank", "localRanks")),
+}
 INFO_OFFSETS = {
     "coll": 0, "opName": 8, "sendbuff": 0x10, "recvbuff": 0x18, "count": 0x20, "datatype": 0x28, "op": 0x2C,
     "root": 0x30, "comm": 0x38, "stream": 0x40,
@@ -245,7 +249,7 @@ class DoubleJob:
             stdout = self.ranks[rank].stdout
             assert stdout is not None
             line = stdout.readline().split()
-            assert line and line[0] == "done", f"rank {rank} said {line}, exit {self.ranks[rank].poll()}"
+            assert line[:1] == ["done"], f"rank {rank} said {line}, exit {self.ranks[rank].poll()}"
             answers.append(int(line[1]))
         return answers
 
@@ -295,11 +299,15 @@ class DoubleJob:
         return range(len(self.ranks)) if ranks is None else ranks
 
 
+_SAME = (
+    *("pid", "func", "count", "dtype", "redop", "root", "comm", "rank", "size", "stream", "tid"),
+    *("before", "inside", "group", "result"),
+)
+
+
 def _call(event: dict[str, Any], ends: list[dict[str, Any]]) -> Call:
-    same = ("pid", "func", "count", "dtype", "redop", "root", "comm", "rank", "size", "stream", "tid")
-    same += ("before", "inside", "group", "result")
     return Call(
-        **{name: event[name] for name in same},
+        **{name: event[name] for name in _SAME},
         captured=bool(event["captured"]),
         seq=event["seq"] if event["seq"] >= 0 else None,
         ends=tuple((end["start"], end["end"]) for end in ends),

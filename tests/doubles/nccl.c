@@ -38,6 +38,7 @@
 #define MAX_RANKS 64
 #define MAX_SPLITS 64
 #define MAX_GROUP 4096
+#define CONFIG_MAGIC 0xcafebeef /* NCCL_API_MAGIC */
 #define NONBLOCKING_POLLS 3
 #define WEAK(name) extern __typeof__(p##name) name __attribute__((weak, alias("p" #name)))
 
@@ -280,7 +281,7 @@ static struct own *comm_new(const ncclUniqueId *id, uint64_t hash, int rank, int
 #endif
 	memcpy(&comm->magic, &own->id, sizeof(comm->magic));
 	comm->abortFlag = &own->abort_flag;
-	if (config && config->magic == NCCL_API_MAGIC)
+	if (config && config->magic == CONFIG_MAGIC)
 		memcpy(&comm->config, config, config->size < sizeof(*config) ? config->size : sizeof(*config));
 #if DOUBLE_VERSION >= 22700
 	if (comm->config.commName)
@@ -290,7 +291,7 @@ static struct own *comm_new(const ncclUniqueId *id, uint64_t hash, int rank, int
 	own->next = owns;
 	owns = own;
 	pthread_mutex_unlock(&lock);
-	if (config && config->magic == NCCL_API_MAGIC && config->blocking == 0) {
+	if (config && config->magic == CONFIG_MAGIC && config->blocking == 0) {
 		own->init_polls = NONBLOCKING_POLLS;
 		comm->asyncResult = ncclInProgress;
 	} else {
