@@ -1,0 +1,129 @@
+"""The process that compiles a user's probe: run by path under a Python that has bcc, gone when it has answered.
+
+It holds LLVM, so that nothing else does. Descriptor 0 is a socket that speaks ``daemon/ipc.py``: one request with the
+C text, one answer with the descriptors of the loaded programs and of their maps, or with what is wrong. Nothing of a
+target is read here, and the rights that are needed for that are dropped. Only the standard library and bcc are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ("main",)
+
+_FRAME = struct.Struct("!II")
+MAX_SOURCE = 1 << 20
+MAX_LOG = 256 << 10
+MEMORY_BYTES = 4 << 30
+CPU_SECONDS = 60
+# include/uapi/linux/capability.h: DAC_READ_SEARCH for the formats of tracepoints, SYS_RESOURCE for locked memory
+# before 5.11, PERFMON and BPF to load.
+_KEPT = 1 << 2 | 1 << 24 | 1 << 38 | 1 << 39
+_CAPABILITY_VERSION_3 = 0x20080522
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _AMBIENT_CLEAR = 1, 38, 47, 4
+_ARCH = {"x86_64": "x86", "aarch64": "arm64"}
+
+
+def main() -> int:
+    sock = socket.socket(fileno=os.dup(0))
+    _confine()
+    header_len, source_len = _FRAME.unpack(_exactly(sock, _FRAME.size))
+    if header_len > MAX_SOURCE or source_len > MAX_SOURCE:
+        return 1
+    request = json.loads(_exactly(sock, header_len))
+    source = _exactly(sock, source_len).decode()
+    log = os.memfd_create("log")
+    # LLVM and the verifier write what they have to say to the standard streams.
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    answer: dict[str, Any]
+    fds: list[int] = []
+    try:
+        # Kept until the answer is sent: it owns the descriptors.
+        loaded, fds = _load(request, source)
+        answer = {"ok": True}
+    except ModuleNotFoundError:
+        loaded, answer = None, {"failed": "bcc"}
+    except Exception as e:  # whatever bcc raises is what is wrong with the probe
+        loaded, answer = None, {"failed": str(e)[:500] or type(e).__name__}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    size = os.fstat(log).st_size
+    text = os.pread(log, MAX_LOG, max(0, size - MAX_LOG))
+    body = json.dumps(answer).encode()
+    socket.send_fds(sock, [_FRAME.pack(len(body), len(text)) + body], fds)
+    sock.sendall(text)
+    del loaded
+    return 0
+
+
+def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
+    bcc: Any = importlib.import_module("bcc")
+    with tempfile.TemporaryDirectory(prefix="probing-headers-") as folder:
+        if trees := request["headers"]:
+            _merge([Path(tree) for tree in trees], Path(folder))
+            os.environ["BCC_KERNEL_SOURCE"] = folder
+        program = bcc.BPF(text=source)
+        kinds = {"uprobe": bcc.BPF.KPROBE, "tracepoint": bcc.BPF.TRACEPOINT}
+        functions = [program.load_func(name, kinds[kind]) for name, kind in request["entries"]]
+    fds = [function.fd for function in functions] + [program[name].map_fd for name in request["maps"]]
+    return program, fds
+
+
+def _merge(trees: list[Path], into: Path) -> None:
+    """One tree of kernel headers of several: Debian keeps what belongs to a flavour apart from what is common."""
+    for part in ("include", f"arch/{_ARCH[platform.machine()]}/include"):
+        target = into / part
+        target.mkdir(parents=True)
+        for tree in trees:
+            if (tree / part).is_dir():
+                for entry in (tree / part).iterdir():
+                    if not (target / entry.name).is_symlink():
+                        (target / entry.name).symlink_to(entry)
+
+
+def _confine() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
+    # Two words each of effective, permitted and inheritable: low, then high.
+    data = ctypes.create_string_buffer(24)
+    if libc.capget(header, data):
+        raise OSError(ctypes.get_errno(), "capget")
+    low_effective, low_permitted, _, high_effective, high_permitted, _ = struct.unpack("<6I", data.raw)
+    effective = (low_effective | high_effective << 32) & _KEPT
+    permitted = (low_permitted | high_permitted << 32) & _KEPT
+    words = (effective, permitted, 0, effective >> 32, permitted >> 32, 0)
+    libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
+    if libc.capset(header, struct.pack("<6I", *(word & 0xFFFFFFFF for word in words))):
+        raise OSError(ctypes.get_errno(), "capset")
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise EOFError("the collector is gone")
+        data += part
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What compiling a probe needs to know of the kernel: where fields of a task lie, and where headers are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import AttachError, PrivilegeError
+from probing.daemon.user_probes.source import TaskOffsets
+
+__all__ = ("header_trees", "task_offsets")
+
+_KIND_STRUCT = 4
+_MAX_MEMBERS = 2048
+_MODULES = Path("/lib/modules")
+_KCONFIG = "include/linux/kconfig.h"
+
+
+def task_offsets() -> TaskOffsets:
+    """Of the running kernel, from its BTF. Raises PrivilegeError where it has none."""
+    offsets = _member_offsets("task_struct", ("group_leader", "start_boottime"))
+    return TaskOffsets(offsets["group_leader"], offsets["start_boottime"])
+
+
+def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
+    # Layouts: include/uapi/linux/btf.h, struct btf_type and struct btf_member.
+    lib = _libbpf()
+    kernel = lib.btf__load_vmlinux_btf()
+    if not kernel:
+        raise PrivilegeError("the kernel says nothing of its types: it has no BTF")
+    try:
+        found: dict[str, int] = {}
+        index = lib.btf__find_by_name_kind(kernel, structure.encode(), _KIND_STRUCT)
+        address = lib.btf__type_by_id(kernel, index) if index > 0 else None
+        if address:
+            _, info, _ = struct.unpack("<III", ctypes.string_at(address, 12))
+            count = min(info & 0xFFFF, _MAX_MEMBERS)
+            for name, _, bits in struct.iter_unpack("<III", ctypes.string_at(address + 12, 12 * count)):
+                text = (lib.btf__name_by_offset(kernel, name) or b"").decode(errors="replace")
+                if text in wanted:
+                    found[text] = (bits & 0xFFFFFF if info >> 31 else bits) // 8
+    finally:
+        lib.btf__free(kernel)
+    if missing := [name for name in wanted if name not in found]:
+        raise AttachError(f"the kernel's struct {structure} has no field {missing[0]}")
+    return found
+
+
+def _libbpf() -> Any:
+    try:
+        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError as e:
+        raise PrivilegeError("libbpf.so.1 is not installed", hint="install libbpf1 (Debian, Ubuntu) or libbpf") from e
+    pointer = ctypes.c_void_p
+    lib.btf__load_vmlinux_btf.restype = pointer
+    lib.btf__find_by_name_kind.argtypes = [pointer, ctypes.c_char_p, ctypes.c_uint32]
+    lib.btf__type_by_id.argtypes, lib.btf__type_by_id.restype = [pointer, ctypes.c_uint32], pointer
+    lib.btf__name_by_offset.argtypes, lib.btf__name_by_offset.restype = [pointer, ctypes.c_uint32], ctypes.c_char_p
+    lib.btf__free.argtypes, lib.btf__free.restype = [pointer], None
+    return lib
+
+
+def header_trees(modules: Path = _MODULES) -> list[str] | None:
+    """Trees of kernel headers, to be laid over each other; None where bcc finds those of this kernel by itself.
+
+    Those of another kernel do for probes that read no kernel structure. Raises PrivilegeError where there are none.
+    """
+    own = modules / os.uname().release
+    if any((own / tree / _KCONFIG).is_file() for tree in ("source", "build")):
+        return None
+    if Path("/sys/kernel/kheaders.tar.xz").exists():
+        return None
+    machine = {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), "")
+    try:
+        others = sorted(modules.iterdir(), reverse=True)
+    except OSError:
+        others = []
+    for other in others:
+        trees = [tree.resolve() for name in ("build", "source") if (tree := other / name).is_dir()]
+        complete = any((tree / _KCONFIG).is_file() for tree in trees)
+        if complete and any((tree / f"arch/{machine}/include/generated").is_dir() for tree in trees):
+            return [str(tree) for tree in trees]
+    hint = "install linux-headers-amd64 (Debian), linux-headers-generic (Ubuntu) or kernel-devel"
+    raise PrivilegeError("there are no kernel headers for bcc", hint=hint)

@@ -1,0 +1,305 @@
+"""The source of users' probes: loads, attaches, drains and unloads what lies in the directory of probes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from probing.api.errors import ConfigError, ProbingError
+from probing.daemon.clock import Clock
+from probing.daemon.processes.procfs import Mapping
+from probing.daemon.source import Identity, Loss, Processes, Sink
+from probing.daemon.user_probes.compiler import Loaded, load
+from probing.daemon.user_probes.rows import rows_of
+from probing.daemon.user_probes.running import Counts, Running
+from probing.daemon.user_probes.spec import Spec, read_spec, spec_names, stamp_of
+from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_probes.targets import Readers, SymbolFinder, Targets
+
+__all__ = ("LiveProcesses", "ProbeState", "UserProbes")
+
+# How often files, processes and counters are looked at, s.
+LOOK_S = 0.5
+# How long a probe that was hit too often stays off, ns: what it costs meanwhile is nothing.
+REST_NS = 10_000_000_000
+# When a probe that could not be loaded for a passing reason is tried again, ns.
+RETRY_NS = 60_000_000_000
+MAX_REPLACED = 4096
+_log = logging.getLogger(__name__)
+
+
+class LiveProcesses(Processes, Protocol):
+    """Who is who, and who runs."""
+
+    def live(self) -> list[Identity]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """As a source of the daemon is described: ``state`` is running, degraded, paused or stopped."""
+
+    name: str
+    table: str
+    state: str
+    reason: str = ""
+    lost: int = 0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """What is known of NAME. ``off_ns``: monotonic time since which it is off; ``told``: counts that were told."""
+
+    stamp: tuple[object, ...]
+    running: Running | None = None
+    reason: str = ""
+    retry_ns: int = 0
+    off_ns: int = 0
+    off_since_ns: int = 0
+    told: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0))
+    lost: int = 0
+
+
+class UserProbes:
+    """A source (``probing.daemon.source``). ``drain`` is called with each look of the drain loop.
+
+    ``processes`` tells who trains; ``readers`` and ``symbols`` look into them; ``compile_probe`` makes programs of
+    a spec. Bcc and its compiler are only started when there is a probe.
+    """
+
+    name = "user_probes"
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: UserTables,
+        sink: Sink,
+        processes: LiveProcesses,
+        readers: Readers,
+        symbols: SymbolFinder,
+        node: str,
+        clock: Clock,
+        compile_probe: Callable[[Spec, Path], Loaded] = load,
+    ) -> None:
+        self._folder = folder
+        self._tables = tables
+        self._sink = sink
+        self._processes = processes
+        self._targets = Targets(readers, symbols)
+        self._node = node
+        self._clock = clock
+        self._compile = compile_probe
+        self._probes: dict[str, _Probe] = {}
+        self._trouble = ""
+        self._paused_ns = 0
+        self._replaced: deque[tuple[int, int]] = deque(maxlen=MAX_REPLACED)
+        self._counted_ns = clock.pair().real_ns
+        # Over the dictionary and the rings: the drain loop reads them, our thread replaces them.
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="user probes", daemon=True)
+
+    def start(self) -> None:
+        """Returns at once; probes are loaded one after the other, and a wrong one says so in ``states``."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take every probe off. Rows of what they saw are with the sink."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.drain()
+        for name in list(self._probes):
+            self._unload(name)
+
+    def pause(self, paused: bool) -> None:
+        """Take all probes off their places, or put them back."""
+        if paused and not self._paused_ns:
+            self._paused_ns = self._clock.pair().real_ns
+        elif not paused and self._paused_ns:
+            since, self._paused_ns = self._paused_ns, 0
+            self._gap("all probes were paused", since)
+        self._wake.set()
+
+    def process_identified(self, who: Identity) -> None:  # noqa: ARG002
+        self._wake.set()
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Another program runs in it, with other libraries."""
+        self._replaced.append((pid, start_ns))
+        self._wake.set()
+
+    def process_exited(self, who: Identity) -> None:  # noqa: ARG002
+        self._wake.set()
+
+    def drain(self) -> None:
+        """What the probes saw, as rows to the sink."""
+        with self._lock:
+            for name, probe in self._probes.items():
+                if probe.running is not None:
+                    self._drain(name, probe.running)
+
+    def states(self) -> list[ProbeState]:
+        """One of each probe, and one for the directory where it cannot be read."""
+        with self._lock:
+            found = [self._state(name, probe) for name, probe in sorted(self._probes.items())]
+        if self._trouble:
+            found.append(ProbeState(self.name, "", "degraded", self._trouble))
+        return found
+
+    def _state(self, name: str, probe: _Probe) -> ProbeState:
+        running = probe.running
+        reasons = [probe.reason] if probe.reason else []
+        state, detail = "degraded" if reasons else "running", ""
+        if running is None:
+            state = "degraded"
+        else:
+            if probe.off_ns:
+                state = "degraded"
+                reasons.append(f"hit more than {running.spec.budget} times a second: it rests")
+            elif self._paused_ns:
+                state = "paused"
+            detail = f"{', '.join(place.where for place in running.spec.attach)}: {running.attached}"
+            if troubles := list(running.reasons.values()):
+                state = "degraded"
+                reasons += sorted(set(troubles))
+        return ProbeState(f"user:{name}", f"user.{name}", state, "; ".join(reasons), probe.lost, detail)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                self._look()
+            except Exception:  # one strange probe must not end the others
+                _log.exception("looking after users' probes failed")
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
+
+    def _look(self) -> None:
+        self._reload()
+        self._count()
+        mapped: dict[tuple[int, int], Sequence[Mapping]] = {}
+
+        def files(who: Identity) -> Sequence[Mapping]:
+            key = (who.pid, who.start_ns)
+            if key not in mapped:
+                mapped[key] = self._targets.files(who)
+            return mapped[key]
+
+        replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
+        live = self._processes.live() if self._probes else []
+        for probe in list(self._probes.values()):
+            if probe.running is None:
+                continue
+            probe.running.forget(replaced)
+            if self._paused_ns or probe.off_ns:
+                probe.running.detach()
+                continue
+            probe.running.follow([who for who in live if _meant(probe.running.spec.who, who)], files, self._targets)
+
+    def _reload(self) -> None:
+        try:
+            names = spec_names(self._folder)
+            self._trouble = ""
+        except ProbingError as e:
+            self._trouble = e.message
+            return
+        for name in [name for name in self._probes if name not in names]:
+            self._unload(name)
+        for name in names:
+            stamp, known = stamp_of(self._folder, name), self._probes.get(name)
+            now = self._clock.pair().mono_ns
+            if known is None or known.stamp != stamp or (known.retry_ns and now >= known.retry_ns):
+                self._load(name, stamp)
+            if self._stopped:
+                return
+
+    def _load(self, name: str, stamp: tuple[object, ...]) -> None:
+        """What lies in the directory is what runs: the version before ends, also when this one is wrong."""
+        probe = _Probe(stamp)
+        try:
+            spec = read_spec(self._folder, name)
+            loaded = self._compile(spec, self._folder)
+            try:
+                probe.running = Running(spec, self._tables.define(spec), loaded)
+            except BaseException:
+                loaded.close()
+                raise
+        except ProbingError as e:
+            probe.reason = e.message if not e.hint else f"{e.message} ({e.hint})"
+            _log.warning("the probe %s is not loaded: %s", name, probe.reason)
+            if not isinstance(e, ConfigError):
+                probe.retry_ns = self._clock.pair().mono_ns + RETRY_NS
+        self._unload(name)
+        with self._lock:
+            self._probes[name] = probe
+
+    def _unload(self, name: str) -> None:
+        if name not in self._probes:
+            return
+        probe = self._probes[name]
+        if probe.running is not None:
+            probe.running.detach()
+            self._count()
+        with self._lock:
+            del self._probes[name]
+            if probe.running is not None:
+                self._drain(name, probe.running)
+                probe.running.close()
+
+    def _drain(self, name: str, running: Running) -> None:
+        pair = self._clock.pair()
+
+        def take(records: npt.NDArray[Any]) -> None:
+            batch = rows_of(running.spec, running.table, records, pair, self._node, self._processes)
+            self._sink.put(running.table.name, batch)
+
+        try:
+            running.drain(take)
+        except ProbingError as e:
+            _log.warning("the ring of the probe %s cannot be read: %s", name, e.message)
+
+    def _count(self) -> None:
+        """Losses as rows; a probe that is hit too often is taken off for a while."""
+        pair = self._clock.pair()
+        since, self._counted_ns = self._counted_ns, pair.real_ns
+        for name, probe in list(self._probes.items()):
+            if probe.running is None:
+                continue
+            counts, told = probe.running.counts(), probe.told
+            probe.told = counts
+            lose = partial(self._lose, probe, name, since, pair.real_ns)
+            if more := counts.lost - told.lost:
+                lose("ring", "the ring was full", more)
+            if more := counts.refused - told.refused:
+                lose("kernel", f"it was hit more than {probe.running.spec.budget} times a second", more)
+                if not probe.off_ns:
+                    probe.off_ns, probe.off_since_ns = pair.mono_ns, pair.real_ns
+            elif probe.off_ns and pair.mono_ns - probe.off_ns > REST_NS:
+                since_off, probe.off_ns = probe.off_since_ns, 0
+                self._lose(probe, name, since_off, pair.real_ns, "kernel", "it was off after too many hits", None)
+
+    def _lose(
+        self, probe: _Probe, name: str, since: int, until: int, stage: str, reason: str, count: int | None
+    ) -> None:
+        probe.lost += count or 0
+        self._sink.lost(Loss(f"user:{name}", f"user.{name}", stage, reason, since, until, count))
+
+    def _gap(self, reason: str, since: int) -> None:
+        now = self._clock.pair().real_ns
+        for name, probe in list(self._probes.items()):
+            if probe.running is not None:
+                self._lose(probe, name, since, now, "kernel", reason, None)
+
+
+def _meant(who: str, process: Identity) -> bool:
+    return process.role == "trainer" if who == "trainers" else True

@@ -1,0 +1,189 @@
+"""One loaded probe of a user: where it is attached, its ring, and what it counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.api.errors import AttachError, PrivilegeError, ProbingError, TargetError, TargetTimeout
+from probing.api.tables import Table
+from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.ring import Ring
+from probing.daemon.processes.procfs import Mapping
+from probing.daemon.source import Identity
+from probing.daemon.user_probes.attach import ALL, attach_function, attach_tracepoint
+from probing.daemon.user_probes.compiler import Loaded
+from probing.daemon.user_probes.source import COUNTS, record_dtype
+from probing.daemon.user_probes.spec import Spec
+from probing.daemon.user_probes.targets import Targets
+
+__all__ = ("Counts", "Running")
+
+# A library may be loaded late: how soon, and how rarely at last, a process is looked at again, s.
+FIRST_LOOK_S = 1.0
+LAST_LOOK_S = 30.0
+MAX_EVENTS = 4096
+_Key = tuple[int, int]
+_EVERYWHERE = (ALL, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Since the probe was loaded. ``refused`` hits came over the budget, ``lost`` events found the ring full."""
+
+    hits: int
+    refused: int
+    emitted: int
+    lost: int
+
+
+@dataclass(slots=True)
+class _Follow:
+    missing: set[int]
+    due: float = 0.0
+    wait: float = FIRST_LOOK_S
+
+
+class Running:
+    """``follow``, ``detach`` and ``close`` are of one thread; ``drain`` may be of another."""
+
+    def __init__(self, spec: Spec, table: Table, loaded: Loaded) -> None:
+        self.spec, self.table = spec, table
+        self._programs = loaded.programs
+        self._ring = Ring.open(f"user:{spec.name}", loaded.maps["probing_events"], record_dtype(spec))
+        self._counts = Map("probing_counts", loaded.maps["probing_counts"], np.dtype("<u4"), COUNTS)
+        self._listed = Map("probing_listed", loaded.maps["probing_listed"], np.dtype("<u4"), np.dtype("<u1"))
+        self._followed: dict[_Key, _Follow] = {}
+        self._events: dict[_Key, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def close(self) -> None:
+        self.detach()
+        for program in self._programs:
+            os.close(program)
+        self._programs = []
+        self._ring.close()
+        self._counts.close()
+        self._listed.close()
+
+    @property
+    def attached(self) -> str:
+        """Where it is now, in words."""
+        processes = len(self._events.keys() - {_EVERYWHERE})
+        if self.spec.who == "all":
+            return "in all processes" if _EVERYWHERE in self._events else "nowhere"
+        return f"in {processes} process{'es' * (processes != 1)}"
+
+    def counts(self) -> Counts:
+        of_cpus = self._counts.lookup(0)
+        return Counts(*(int(of_cpus[name].sum()) for name in COUNTS.names or ()))
+
+    def drain(self, take: Callable[[npt.NDArray[Any]], None]) -> None:
+        """Give what the ring holds to ``take``; its room is given back when that returns."""
+        while True:
+            records, end = self._ring.drain(1 << 20)
+            if not len(records):
+                return
+            take(records)
+            self._ring.commit(end)
+
+    def detach(self) -> None:
+        """Take it off everything; ``follow`` puts it back."""
+        for key in list(self._events):
+            self._end(key)
+        self._followed.clear()
+
+    def forget(self, keys: Iterable[_Key]) -> None:
+        """These processes are to be looked at as new ones."""
+        for key in keys:
+            self._end(key)
+            self._followed.pop(key, None)
+
+    def follow(
+        self, live: Collection[Identity], files: Callable[[Identity], Sequence[Mapping]], targets: Targets
+    ) -> None:
+        """Attach to what is missing of ``live``, the processes that are meant, and leave what has ended.
+
+        What cannot be attached is in ``reasons``, by what was tried.
+        """
+        if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
+            self._everywhere(targets)
+        keys = {(who.pid, who.start_ns) for who in live}
+        for key in self._followed.keys() - keys:
+            self.forget([key])
+            self._listed.delete(key[0])
+        if self.spec.who == "all":
+            return
+        for who in live:
+            self._look(who, files, targets)
+
+    def _everywhere(self, targets: Targets) -> None:
+        """Tracepoints, which have no process, and functions that are meant in all processes."""
+        if _EVERYWHERE in self._events:
+            return
+        events: list[int] = []
+        for place, program in zip(self.spec.attach, self._programs, strict=True):
+            try:
+                if place.tracepoint:
+                    events.append(attach_tracepoint(program, place.tracepoint))
+                elif self.spec.who == "all":
+                    fd, offset = targets.host_offset(place)
+                    try:
+                        events.append(attach_function(program, fd, offset, ALL, on_return=place.on_return))
+                    finally:
+                        os.close(fd)
+                self.reasons.pop(place.where, None)
+            except ProbingError as e:
+                self.reasons[place.where] = e.message
+        self._events[_EVERYWHERE] = events
+
+    def _look(self, who: Identity, files: Callable[[Identity], Sequence[Mapping]], targets: Targets) -> None:
+        key, now = (who.pid, who.start_ns), time.monotonic()
+        follow = self._followed.get(key)
+        if follow is None:
+            follow = _Follow({i for i, place in enumerate(self.spec.attach) if not place.tracepoint})
+            self._followed[key] = follow
+            self._listed.update(who.pid, 1)
+        if not follow.missing or now < follow.due:
+            return
+        follow.due, follow.wait = now + follow.wait, min(2 * follow.wait, LAST_LOOK_S)
+        try:
+            mapped = files(who)
+            self.reasons.pop("processes", None)
+            # Returns first: a call whose begin is seen should have its end seen.
+            for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
+                if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
+                    follow.missing.discard(index)
+        except TargetTimeout as e:
+            self.reasons["processes"] = e.message
+        except TargetError:
+            # It has ended, which discovery says too.
+            return
+
+    def _place(self, who: Identity, index: int, mappings: Sequence[Mapping], targets: Targets) -> bool:
+        place, key = self.spec.attach[index], (who.pid, who.start_ns)
+        placed = False
+        for mapping in mappings:
+            try:
+                if sum(map(len, self._events.values())) >= MAX_EVENTS:
+                    raise AttachError(f"it is in {MAX_EVENTS} places already")
+                with targets.opened(who, mapping) as fd:
+                    offset = targets.offset(fd, place)
+                    event = attach_function(self._programs[index], fd, offset, who.pid, on_return=place.on_return)
+            except (TargetError, AttachError, PrivilegeError) as e:
+                self.reasons[place.where] = e.message
+                continue
+            self._events.setdefault(key, []).append(event)
+            self.reasons.pop(place.where, None)
+            placed = True
+        return placed
+
+    def _end(self, key: _Key) -> None:
+        for event in self._events.pop(key, []):
+            os.close(event)

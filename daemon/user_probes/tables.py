@@ -1,0 +1,110 @@
+"""The tables that are known: the built-in ones, and those of users' probes of now and before, which a file keeps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import ConfigError, FormatError, StoreError
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import MAX_COLUMNS, user_table, user_table_from, user_table_to
+from probing.daemon.user_probes.spec import Spec
+
+__all__ = ("UserTables",)
+
+MAX_TABLES = 256
+MAX_FILE_BYTES = 16 << 20
+_log = logging.getLogger(__name__)
+
+
+class UserTables(Mapping[str, Table]):
+    """All tables by name, built-in ones first. Those of users are added while it is in use, from any thread.
+
+    A table outlives its probe, as its rows do. It only grows: a column that the probe has no longer stays, NULL in new
+    rows, and a column never changes its type, so that old segments and new ones are one table.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """``file`` is read, and written when a table changes. One that makes no sense is left out with a warning."""
+        self._file = file
+        self._lock = threading.Lock()
+        self._user: dict[str, Table] = self._read()
+
+    def __getitem__(self, name: str) -> Table:
+        known = TABLES.get(name)
+        return known if known is not None else self._user[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from TABLES
+        yield from list(self._user)
+
+    def __len__(self) -> int:
+        return len(TABLES) + len(self._user)
+
+    def described(self) -> list[dict[str, Any]]:
+        """The tables of users, as JSON for ``user_table_from``."""
+        return [user_table_to(table) for table in list(self._user.values())]
+
+    def define(self, spec: Spec) -> Table:
+        """The table of ``spec``, with the columns that it had before. It is on disk when this returns.
+
+        Raises ConfigError where a column had another type, StoreError where it cannot be written down.
+        """
+        wanted = spec.table
+        with self._lock:
+            older = self._user.get(wanted.name)
+            if older is None and len(self._user) >= MAX_TABLES:
+                hint = f"stop the daemon and remove those that are not needed from {self._file}"
+                raise ConfigError(f"there are {MAX_TABLES} tables of probes already", hint=hint)
+            table = wanted if older is None else _merged(older, wanted)
+            if older is None or user_table_to(older) != user_table_to(table):
+                changed = {**self._user, table.name: table}
+                self._write(changed)
+                self._user = changed
+            return self._user[table.name]
+
+    def _read(self) -> dict[str, Table]:
+        try:
+            with open(self._file, "rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+            tables = [user_table_from(value) for value in json.loads(data)[:MAX_TABLES]]
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, FormatError) as e:
+            # Rows of these tables cannot be asked for until their probes are loaded again; no row is lost.
+            _log.warning("the tables of users' probes in %s cannot be read: %s", self._file, e)
+            return {}
+        return {table.name: table for table in tables}
+
+    def _write(self, tables: Mapping[str, Table]) -> None:
+        text = json.dumps([user_table_to(table) for table in tables.values()], indent=1)
+        aside = self._file.with_suffix(".new")
+        try:
+            with open(aside, "w") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(self._file)
+        except OSError as e:
+            raise StoreError(f"{self._file} cannot be written: {e.strerror}") from e
+
+
+def _merged(older: Table, wanted: Table) -> Table:
+    """``wanted``, and behind it the columns that only ``older`` has."""
+    old, new = user_table_to(older), user_table_to(wanted)
+    kinds = {name: kind for name, kind, _ in old["columns"]}
+    for name, kind, _ in new["columns"]:
+        if kinds.get(name, kind) != kind:
+            what = f"{wanted.name}.{name} was {kinds[name]} and would now be {kind}"
+            raise ConfigError(what, hint="give the column another name: rows that are stored keep theirs")
+    names = {name for name, _, _ in new["columns"]}
+    columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
+    if len(columns) > MAX_COLUMNS:
+        hint = "give the probe another name, and so a table of its own"
+        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with those of before", hint=hint)
+    return user_table(new["name"], wanted.doc, columns)

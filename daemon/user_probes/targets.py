@@ -1,0 +1,91 @@
+"""Where in a process a user's probe belongs: the mapped files that match, and the offset of a symbol in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from probing.api.errors import ConfigError, UnsupportedTarget
+from probing.daemon.bpf.elf import Symbol
+from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.source import Identity
+from probing.daemon.user_probes.spec import Attach
+
+__all__ = ("Readers", "SymbolFinder", "Targets")
+
+READ_TIMEOUT_S = 2.0
+MAX_FILES = 16
+MAX_KNOWN = 4096
+SymbolFinder = Callable[[int, Sequence[str]], list[Symbol]]
+
+
+class Readers(Protocol):
+    """What of ``probing.daemon.processes.pool.ReaderPool`` is needed here."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
+
+
+class Targets:
+    """Used by one thread. Files of targets are opened by readers and looked into by the parser."""
+
+    def __init__(self, readers: Readers, symbols: SymbolFinder) -> None:
+        self._readers = readers
+        self._symbols = symbols
+        # By device, inode, size, time of change and symbol.
+        self._known: dict[tuple[int, int, int, int, str], int | None] = {}
+
+    def files(self, who: Identity) -> list[Mapping]:
+        """The files whose code a process has mapped. Raises TargetError, InternalError."""
+        answer = self._readers.call("maps", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, files=True)
+        return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
+
+    def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
+        """One mapping of each file that ``library`` names: a path where it has a slash, else the last part of one."""
+        found: dict[tuple[Any, int], Mapping] = {}
+        for mapping in files:
+            path = clean_text(mapping.path)
+            if fnmatchcase(path if "/" in library else path.rpartition("/")[2], library):
+                found.setdefault((mapping.device, mapping.inode), mapping)
+        return list(found.values())[:MAX_FILES]
+
+    @contextmanager
+    def opened(self, who: Identity, mapping: Mapping) -> Iterator[int]:
+        """The file behind a mapping, as the process sees it."""
+        answer = self._readers.call(
+            "open", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
+        )
+        fd = answer.take_fd()
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def offset(self, fd: int, place: Attach) -> int:
+        """Where the function begins in the file open at ``fd``. Raises UnsupportedTarget where it has none."""
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, place.symbol)
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = [s for s in self._symbols(fd, [place.symbol]) if s.name == place.symbol]
+            self._known[key] = found[0].file_offset if found else None
+        offset = self._known[key]
+        if offset is None:
+            raise UnsupportedTarget(f"no function {place.symbol} in {place.library}", hint="look with `nm -D`")
+        return offset
+
+    def host_offset(self, place: Attach) -> tuple[int, int]:
+        """(descriptor, offset) of a file of the host, for all processes; the caller closes the descriptor."""
+        try:
+            fd = os.open(place.library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as e:
+            raise ConfigError(f"{place.library} cannot be opened: {e.strerror}", hint="check the path") from e
+        try:
+            return fd, self.offset(fd, place)
+        except BaseException:
+            os.close(fd)
+            raise

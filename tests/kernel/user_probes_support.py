@@ -1,0 +1,206 @@
+"""What tests of users' probes share: a directory of probes, a target, and stand-ins for readers and discovery."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from probing.daemon.bpf.elf import find_symbols
+from probing.daemon.clock import SystemClock
+from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import parse_maps, parse_stat
+from probing.daemon.source import Identity, Loss
+from probing.daemon.user_probes.manager import ProbeState, UserProbes
+from probing.daemon.user_probes.tables import UserTables
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "probes"
+DEADLINE_S = 60.0
+
+TARGET = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+__attribute__((noinline)) long tell(long number, int wide, const char *text)
+{
+	asm volatile("" ::"r"(number), "r"(wide), "r"(text) : "memory");
+	return number;
+}
+
+int main(void)
+{
+	char what[16], text[4096];
+	long count, value;
+	void *volatile memory;
+
+	while (scanf("%15s %ld %ld %4095s", what, &count, &value, text) == 4) {
+		for (long i = 0; i < count; i++) {
+			if (!strcmp(what, "tell"))
+				tell(value + i, (int)-i, text);
+			else if (!strcmp(what, "malloc"))
+				free(memory = malloc(value));
+			else if (!strcmp(what, "file"))
+				munmap(mmap(0, value, PROT_READ, MAP_SHARED, 0, 0), value);
+			else if (!strcmp(what, "dlopen"))
+				dlopen(text, RTLD_NOW);
+			else if (!strcmp(what, "getppid"))
+				getppid();
+			else if (!strcmp(what, "exec"))
+				execl(text, text, NULL);
+		}
+		puts("done");
+		fflush(stdout);
+	}
+	return 0;
+}
+"""
+
+
+def build_target(folder: Path) -> Path:
+    source = folder / "target.c"
+    source.write_text(TARGET)
+    subprocess.run(["cc", "-O1", "-o", folder / "target", source, "-ldl"], check=True)
+    return folder / "target"
+
+
+def wait_for(condition: Callable[[], Any], what: str = "") -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"it did not come to be: {what}")
+
+
+class Process:
+    """A target: does what it is told, and returns when that is done."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+        wait_for(lambda: b"libc.so" in Path(f"/proc/{self.pid}/maps").read_bytes())
+        self.start_ns = parse_stat(Path(f"/proc/{self.pid}/stat").read_bytes()).start_ns
+
+    def do(self, what: str, count: int, value: int = 0, text: str = "-") -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{what} {count} {value} {text}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+class Known:
+    """Discovery: who is who is what the test says."""
+
+    def __init__(self) -> None:
+        self.who: list[Identity] = []
+
+    def add(self, process: Process, rank: int = 0, role: str = "trainer") -> None:
+        self.who.append(Identity(process.pid, process.start_ns, "job-1", "run-1", role, rank))
+
+    def live(self) -> list[Identity]:
+        return list(self.who)
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        return next((who for who in self.who if (who.pid, who.start_ns) == (pid, start_ns)), None)
+
+
+class Readers:
+    """A reader's answers, from this process."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+        if op == "maps":
+            return Message({}, maps)
+        mapping = next(m for m in parse_maps(maps) if m.start == args["start"])
+        return Message({}, fds=[os.open(mapping.path, os.O_RDONLY)])
+
+
+class Rows:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, list[pa.RecordBatch]] = {}
+        self.losses: list[Loss] = []
+        self._lock = threading.Lock()
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        with self._lock:
+            self.batches.setdefault(table, []).append(batch)
+
+    def lost(self, loss: Loss) -> None:
+        with self._lock:
+            self.losses.append(loss)
+
+    def of(self, table: str) -> list[dict[str, Any]]:
+        with self._lock:
+            batches = [batch.set_column(1, "ts", batch["ts"].cast(pa.int64())) for batch in self.batches.get(table, ())]
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    def refused(self, table: str) -> int:
+        with self._lock:
+            return sum(loss.count or 0 for loss in self.losses if loss.table == table)
+
+
+class Bench:
+    """A directory of probes that is watched, with everything around it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "probes.d"
+        self.folder.mkdir(mode=0o755)
+        self.rows, self.known = Rows(), Known()
+        self.tables = UserTables(folder / "user_tables.json")
+        self.probes = UserProbes(
+            self.folder, self.tables, self.rows, self.known, Readers(), find_symbols, "node-1", SystemClock()
+        )
+
+    def write(self, name: str, toml: str, code: str) -> None:
+        (self.folder / f"{name}.c").write_text(code)
+        (self.folder / f"{name}.toml").write_text(toml)
+
+    def copy(self, name: str) -> None:
+        self.write(name, (EXAMPLES / f"{name}.toml").read_text(), (EXAMPLES / f"{name}.c").read_text())
+
+    def state(self, name: str) -> ProbeState | None:
+        return next((state for state in self.probes.states() if state.name == f"user:{name}"), None)
+
+    def attached(self, name: str, where: str) -> ProbeState:
+        def is_so() -> ProbeState | None:
+            state = self.state(name)
+            return state if state and state.detail.endswith(f": {where}") else None
+
+        found: ProbeState = wait_for(is_so, f"{name} {where}")
+        return found
+
+    def degraded(self, name: str, reason: str) -> ProbeState:
+        def is_so() -> ProbeState | None:
+            state = self.state(name)
+            return state if state and state.state == "degraded" and reason in state.reason else None
+
+        try:
+            found: ProbeState = wait_for(is_so, f"{name}: {reason}")
+        except AssertionError as e:
+            raise AssertionError(f"{e}; it is {self.state(name)}") from e
+        return found
+
+    def drained(self, table: str) -> list[dict[str, Any]]:
+        self.probes.drain()
+        return self.rows.of(table)
