@@ -9,6 +9,7 @@ privileges, and with Landlock no files but the interpreter's. One request at a t
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
 * ``unwind``: ``python_stack.native.unwind``.
 * ``flight_dump``: ``nccl_uprobes.flight_dump``.
+* ``ras_report``: ``nccl_uprobes.ras_report``.
 * ``nccl_layout``: ``nccl_uprobes.dwarf_layout``.
 """
 
@@ -29,6 +30,7 @@ from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.nccl_uprobes.dwarf_layout import handlers as layout_handlers
 from probing.daemon.nccl_uprobes.flight_dump import handlers as flight_handlers
+from probing.daemon.nccl_uprobes.ras_report import handlers as ras_handlers
 from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 from probing.daemon.reader import end_on_hangup
 from probing.daemon.sandbox import confine, limit
@@ -39,7 +41,7 @@ MEMORY_BYTES = 3 << 30
 # For its whole life: whoever needs more is replaced by a fresh one.
 CPU_SECONDS = 600
 MAX_PATTERNS = 1_024
-_HANDLERS = {**native_handlers(), **flight_handlers(), **layout_handlers()}
+_HANDLERS = {**native_handlers(), **flight_handlers(), **ras_handlers(), **layout_handlers()}
 _log = logging.getLogger(__name__)
 
 
