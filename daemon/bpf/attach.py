@@ -20,23 +20,26 @@ from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, s
 __all__ = ("attach_multi", "attach_perf", "attach_perf_by_ioctl", "refused")
 
 
-def attach_multi(program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool) -> int:
+def attach_multi(
+    program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool, pid: int = 0
+) -> int:
     """A link's descriptor. Raises OSError."""
-    return syscalls.link_uprobe_multi(program, f"/proc/self/fd/{fd}", offsets, cookies, on_return=on_return)
+    path = f"/proc/self/fd/{fd}"
+    return syscalls.link_uprobe_multi(program, path, offsets, cookies, on_return=on_return, pid=pid)
 
 
-def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool) -> int:
+def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool, pid: int = 0) -> int:
     """A link's descriptor, for one offset. Raises OSError."""
-    event = _open_event(fd, offset, on_return)
+    event = _open_event(fd, offset, on_return, pid)
     try:
         return syscalls.link_perf_event(program, event, cookie)
     finally:
         os.close(event)
 
 
-def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool) -> int:
+def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool, pid: int = 0) -> int:
     """The event's descriptor: the probe ends with it, since kernels before 5.15 cannot pin it. Raises OSError."""
-    event = _open_event(fd, offset, on_return)
+    event = _open_event(fd, offset, on_return, pid)
     try:
         set_program(event, program)
         enable(event)
@@ -53,8 +56,8 @@ def refused(error: OSError, what: str) -> AttachError | PrivilegeError:
     return AttachError(f"{what}: {error.strerror}")
 
 
-def _open_event(fd: int, offset: int, on_return: bool) -> int:
-    """perf_event_open(2) of the uprobe PMU. For all processes; one CPU stands for all, as libbpf does it."""
+def _open_event(fd: int, offset: int, on_return: bool, pid: int) -> int:
+    """perf_event_open(2) of the uprobe PMU. For ``pid``, or 0 for all: one CPU stands for all, as libbpf does it."""
     pmu = Path("/sys/bus/event_source/devices/uprobe")
     try:
         kind = int((pmu / "type").read_text())
@@ -64,4 +67,4 @@ def _open_event(fd: int, offset: int, on_return: bool) -> int:
     path = ctypes.create_string_buffer(f"/proc/self/fd/{fd}".encode())
     config = 1 << bit if on_return else 0
     attributes = struct.pack("<IIQQQQQIIQQ", kind, ATTR_SIZE, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(path), offset)
-    return perf_event_open(attributes, 0)
+    return perf_event_open(attributes, -1, pid) if pid else perf_event_open(attributes, 0)

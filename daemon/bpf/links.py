@@ -85,12 +85,14 @@ class Links(dict[str, Link]):
         points: Sequence[tuple[int, int]],
         key: str,
         on_return: bool,
+        pid: int = 0,
     ) -> Link:
         """Attach at ``points`` (file offset, cookie) of ``file``, open at ``fd``, or give the link that is there.
 
-        Raises the same. The kernel holds the inode while a probe is on it, so its number is not given to another file.
+        For every process, or for ``pid`` alone; then it is not pinned, and ends with us. Raises the same. The kernel
+        holds the inode while a probe is on it, so its number is not given to another file.
         """
-        what = hashlib.sha256(repr((list(points), key, on_return)).encode()).hexdigest()[:16]
+        what = hashlib.sha256(repr((list(points), key, on_return, *([pid] if pid else []))).encode()).hexdigest()[:16]
         name = f"{program}-{file[0]:x}-{file[1]:x}-{what}"
         link = self.get(name)
         if link is not None and len(link.fds) == (1 if self._multi else len(points)):
@@ -99,7 +101,7 @@ class Links(dict[str, Link]):
             # The daemon before us ended while it placed this one.
             self.end(link)
         link = Link(name, program, file, adopted=False)
-        self._try(link, lambda: self._place(link, handle, fd, points, on_return))
+        self._try(link, lambda: self._place(link, handle, fd, points, on_return, pid))
         return link
 
     def end(self, link: Link) -> None:
@@ -117,20 +119,23 @@ class Links(dict[str, Link]):
             raise
         self[link.name] = link
 
-    def _place(self, link: Link, handle: int, fd: int, points: Sequence[tuple[int, int]], on_return: bool) -> None:
+    def _place(
+        self, link: Link, handle: int, fd: int, points: Sequence[tuple[int, int]], on_return: bool, pid: int
+    ) -> None:
         features = self._loader.features
+        keep = link.fds.append if pid else partial(self._pin, link)
         if self._multi:
             offsets, cookies = [offset for offset, _ in points], [cookie for _, cookie in points]
-            self._pin(link, attach.attach_multi(handle, fd, offsets, cookies, on_return))
+            keep(attach.attach_multi(handle, fd, offsets, cookies, on_return, pid))
             return
         for offset, cookie in points:
             own = features.attach_cookie and features.perf_link
             program = handle if own else self._loader.copy(link.program, cookie)
             try:
                 if features.perf_link:
-                    self._pin(link, attach.attach_perf(program, fd, offset, cookie, on_return))
+                    keep(attach.attach_perf(program, fd, offset, cookie, on_return, pid))
                 else:
-                    link.fds.append(attach.attach_perf_by_ioctl(program, fd, offset, on_return))
+                    link.fds.append(attach.attach_perf_by_ioctl(program, fd, offset, on_return, pid))
             finally:
                 if not own:
                     os.close(program)

@@ -28,11 +28,14 @@ def online_cpus() -> list[int]:
     return cpus
 
 
-def perf_event_open(attributes: bytes, cpu: int) -> int:
-    """The descriptor of an event for all processes on ``cpu``. Raises OSError (ENODEV: the CPU is offline)."""
+def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
+    """The descriptor of an event for all processes on ``cpu``, or for ``pid`` on all (-1).
+
+    Raises OSError (ENODEV: the CPU is offline).
+    """
     buffer = ctypes.create_string_buffer(attributes.ljust(ATTR_SIZE, b"\0"), ATTR_SIZE)
     libc = ctypes.CDLL(None, use_errno=True)
-    fd = int(libc.syscall(_NUMBER[platform.machine()], buffer, -1, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
+    fd = int(libc.syscall(_NUMBER[platform.machine()], buffer, pid, cpu, -1, ctypes.c_ulong(_FD_CLOEXEC)))
     if fd < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -174,15 +174,15 @@ def open_raw_tracepoint(program: int, name: str | None) -> int:
 
 
 def link_uprobe_multi(
-    program: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, on_return: bool = False
+    program: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, on_return: bool = False, pid: int = 0
 ) -> int:
-    """One link for all ``offsets`` (file offsets) of the file at ``path``, in every process (from 6.6)."""
+    """One link for all ``offsets`` (file offsets) of the file at ``path``, in every process or one (from 6.6)."""
     name = ctypes.create_string_buffer(path.encode())
     places = ctypes.create_string_buffer(struct.pack(f"<{len(offsets)}Q", *offsets), 8 * len(offsets))
     values = ctypes.create_string_buffer(struct.pack(f"<{len(cookies)}Q", *cookies), 8 * len(cookies))
     head = struct.pack("<IIII", program, 0, UPROBE_MULTI, 0)
     flags = _UPROBE_MULTI_RETURN if on_return else 0
-    body = struct.pack("<QQQQIII", _address(name), _address(places), 0, _address(values), len(offsets), flags, 0)
+    body = struct.pack("<QQQQIII", _address(name), _address(places), 0, _address(values), len(offsets), flags, pid)
     return _bpf(LINK_CREATE, head + body)
 
 

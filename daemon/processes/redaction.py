@@ -1,4 +1,4 @@
-"""Command lines for people, without what looks like a secret: it is left out before anything is stored."""
+"""Command lines and other text for people, without what looks like a secret: it is left out before it is stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("command_text",)
+__all__ = ("command_text", "redacted")
 
 MAX_COMMAND = 1_024
 HIDDEN = "***"
@@ -19,6 +19,7 @@ _WORDS = (
 _NAME = re.compile(rf"(?:^|[^a-z0-9]){_WORDS}$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ASSIGNMENT = re.compile(r"([^\s=:&?;,\"'{]{1,128})([=:]\s?[\"']?)([^\s&;,\"'}]+)")
+_OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)\S+")
 _IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/@]+@")
 # Tokens that say themselves what they are: Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, JSON web tokens, PEM.
 _TOKEN = re.compile(
@@ -39,6 +40,11 @@ def command_text(cmdline: Sequence[str]) -> str:
         hide_next = argument.startswith("-") and "=" not in argument and _secret(argument)
         shown.append(_redact(argument))
     return clean_text(" ".join(shown), MAX_COMMAND)
+
+
+def redacted(text: str) -> str:
+    """A line of any text with the values of secret-looking names, options and tokens as ``***``."""
+    return _redact(_OPTION.sub(lambda m: m[1] + m[2] + HIDDEN if _secret(m[1]) else m[0], text))
 
 
 def _redact(argument: str) -> str:

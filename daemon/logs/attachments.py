@@ -1,0 +1,179 @@
+"""The programs on the functions of libc that write, one process each, put there and taken away by one thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import queue
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
+from probing.daemon.bpf.elf import AARCH64, X86_64, Symbol
+from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import parse_maps
+
+__all__ = ("FUNCTIONS", "Attachments", "Session", "is_libc")
+
+# function of libc -> (program, slot). musl's stdio writes past them, by system calls of its own.
+FUNCTIONS = {"write": ("log_write", 60), "writev": ("log_writev", 61)}
+READ_TIMEOUT_S = 2.0
+# When a process that could not be looked at is tried again, s, and how often.
+RETRY_S = 1.0
+MAX_TRIES = 10
+MAX_FILES = 256
+MAX_LIBRARIES = 4
+_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
+# glibc, before 2.34 also by its version; musl, whose loader is its libc.
+_LIBC = re.compile(rb"libc\.so\.6|libc-2\.\d+\.so|libc\.musl-\w+\.so\.1|ld-musl-\w+\.so\.1|libc\.so")
+_log = logging.getLogger(__name__)
+_Key = tuple[int, int]
+
+
+class Session(Protocol):
+    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    def attach_uprobe(
+        self, program: str, fd: int, offsets: Sequence[int], cookie: int, key: str = "", *, pid: int = 0
+    ) -> Any: ...
+
+    def detach(self, link: Any) -> None: ...
+
+
+class _Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
+
+
+class _Point(NamedTuple):
+    program: str
+    slot: int
+    offset: int
+
+
+class Attachments:
+    """``want`` and ``drop`` may be called from any thread; what they ask for is done by ours.
+
+    ``symbols`` finds symbols by name in the file at a descriptor.
+    """
+
+    def __init__(
+        self, session: Session, readers: _Readers, symbols: Callable[[int, Sequence[str]], Sequence[Symbol]]
+    ) -> None:
+        self._session, self._readers, self._symbols = session, readers, symbols
+        self._work: queue.SimpleQueue[tuple[_Key, bool] | None] = queue.SimpleQueue()
+        # Of the thread only.
+        self._links: dict[_Key, list[Any]] = {}
+        self._points: dict[tuple[int, ...], list[_Point]] = {}
+        self._tries: dict[_Key, int] = {}
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self.reasons: dict[_Key, str] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes all programs away."""
+        if self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join()
+        for key in list(self._links):
+            self._detach(key)
+
+    def want(self, pid: int, start_ns: int) -> None:
+        self._work.put(((pid, start_ns), True))
+
+    def drop(self, pid: int, start_ns: int) -> None:
+        self._work.put(((pid, start_ns), False))
+
+    @property
+    def watched(self) -> int:
+        """How many processes have programs."""
+        return len(self._links)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                asked = self._work.get(timeout=RETRY_S if self._tries else None)
+            except queue.Empty:
+                for key in list(self._tries):
+                    self._attach(key)
+                continue
+            if asked is None:
+                return
+            key, wanted = asked
+            try:
+                if wanted and key not in self._links:
+                    self._attach(key)
+                elif not wanted:
+                    self._detach(key)
+            except Exception:  # one strange process must not end the thread
+                _log.exception("the output of process %d cannot be watched", key[0])
+
+    def _attach(self, key: _Key) -> None:
+        tries = self._tries.pop(key, 0)
+        try:
+            self._links[key] = self._place(key)
+            self.reasons.pop(key, None)
+        except ProcessGone:
+            return
+        except TargetTimeout:
+            if tries < MAX_TRIES:
+                self._tries[key] = tries + 1
+        except ProbingError as e:
+            self.reasons[key] = f"the output of process {key[0]} cannot be watched: {e.message}"
+            _log.warning("%s", self.reasons[key])
+
+    def _place(self, key: _Key) -> list[Any]:
+        pid, start_ns = key
+        answer = self._readers.call("maps", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, files=True)
+        libraries = {m.inode: m for m in parse_maps(answer.payload) if m.executable and m.inode and is_libc(m.path)}
+        links: list[Any] = []
+        try:
+            for mapping in list(libraries.values())[:MAX_LIBRARIES]:
+                opened = self._readers.call(
+                    "open", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
+                )
+                fd = opened.take_fd()
+                try:
+                    for program, slot, offset in self._points_of(fd):
+                        link = self._session.attach_uprobe(program, fd, [offset], slot, f"logs-{start_ns}", pid=pid)
+                        links.append(link)
+                finally:
+                    os.close(fd)
+        except BaseException:
+            for link in links:
+                self._session.detach(link)
+            raise
+        return links
+
+    def _points_of(self, fd: int) -> list[_Point]:
+        status = os.fstat(fd)
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if identity not in self._points:
+            if len(self._points) >= MAX_FILES:
+                self._points.clear()
+            points = []
+            for symbol in self._symbols(fd, list(FUNCTIONS)):
+                if symbol.file_offset is not None and symbol.name in FUNCTIONS:
+                    offset = symbol.file_offset + probe_point(symbol.head, _MACHINE, symbol.size).offset
+                    points.append(_Point(*FUNCTIONS[symbol.name], offset))
+            self._points[identity] = points
+        return self._points[identity]
+
+    def _detach(self, key: _Key) -> None:
+        self._tries.pop(key, None)
+        self.reasons.pop(key, None)
+        for link in self._links.pop(key, ()):
+            self._session.detach(link)
+
+
+def is_libc(path: bytes) -> bool:
+    """Whether a mapped file of this path can be a libc, by its name."""
+    name = path.removesuffix(b" (deleted)").rpartition(b"/")[2]
+    return _LIBC.fullmatch(name) is not None

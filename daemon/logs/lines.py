@@ -1,0 +1,100 @@
+"""Lines from what threads write piece by piece."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ("Line", "Lines", "Piece", "Writer")
+
+# More of a line than this is left out, and of more writers at once the oldest unfinished line.
+MAX_LINE = 4096
+MAX_WRITERS = 4096
+# A carriage return ends a line as well: progress bars end none otherwise.
+_END = re.compile(rb"[\r\n]")
+
+
+class Writer(NamedTuple):
+    """A thread and the descriptor that it writes to: two threads' lines do not mix."""
+
+    pid: int
+    start_ns: int
+    tid: int
+    fd: int
+
+
+class Piece(NamedTuple):
+    """Part of what one call wrote, ``offset`` bytes from its begin. ``cut``: there was more, which was not seen."""
+
+    writer: Writer
+    mono_ns: int
+    offset: int
+    text: bytes
+    cut: bool = False
+
+
+class Line(NamedTuple):
+    """``mono_ns``: when its first piece was written."""
+
+    writer: Writer
+    mono_ns: int
+    text: bytes
+
+
+class _Partial(NamedTuple):
+    mono_ns: int
+    text: bytes
+    # Where the next piece of the same call has to begin.
+    call_ns: int
+    expected: int
+
+
+class Lines:
+    """Unfinished lines, by writer. One thread."""
+
+    def __init__(self) -> None:
+        self._partial: dict[Writer, _Partial] = {}
+
+    def saved(self) -> dict[Writer, _Partial]:
+        """For ``restore``."""
+        return dict(self._partial)
+
+    def restore(self, saved: dict[Writer, _Partial]) -> None:
+        self._partial = dict(saved)
+
+    def feed(self, piece: Piece) -> list[Line]:
+        """The lines that ``piece`` ends, without their ends and without empty ones."""
+        writer = piece.writer
+        before = self._partial.pop(writer, None)
+        lines: list[Line] = []
+        if before is not None and not _follows(before, piece):
+            # Something between the two was lost.
+            lines.append(Line(writer, before.mono_ns, before.text))
+            before = None
+        *ended, rest = _END.split(piece.text)
+        began, head = (before.mono_ns, before.text) if before is not None and before.text else (piece.mono_ns, b"")
+        for text in ended:
+            lines.append(Line(writer, began, (head + text)[:MAX_LINE]))
+            began, head = piece.mono_ns, b""
+        rest = (head + rest)[:MAX_LINE]
+        if piece.cut:
+            lines.append(Line(writer, began, rest))
+        else:
+            self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text)))
+        return [line for line in lines if line.text]
+
+    def end(self, pid: int, start_ns: int) -> list[Line]:
+        """What a process left unfinished."""
+        left = [writer for writer in self._partial if (writer.pid, writer.start_ns) == (pid, start_ns)]
+        partials = [(writer, self._partial.pop(writer)) for writer in left]
+        return [Line(writer, partial.mono_ns, partial.text) for writer, partial in partials if partial.text]
+
+    def _keep(self, writer: Writer, partial: _Partial) -> None:
+        if len(self._partial) >= MAX_WRITERS:
+            del self._partial[next(iter(self._partial))]
+        self._partial[writer] = partial
+
+
+def _follows(before: _Partial, piece: Piece) -> bool:
+    """Whether ``piece`` goes on where ``before`` ended: with its call, or as a call of its own."""
+    return piece.offset == (before.expected if piece.mono_ns == before.call_ns else 0)

@@ -1,0 +1,66 @@
+"""Which lines are stored: those that contain one of a few texts, and of each process only so many a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ("Allowance", "Patterns", "RateLimit")
+
+SECOND_NS = 1_000_000_000
+MAX_PROCESSES = 4096
+
+
+class Patterns:
+    """Plain texts. Matching is by bytes, as UTF-8, and heeds case."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = [(text, text.encode()) for text in texts if text]
+
+    def kind(self, line: bytes) -> str | None:
+        """The first of the texts that ``line`` contains."""
+        return next((text for text, encoded in self._texts if encoded in line), None)
+
+
+class Allowance(NamedTuple):
+    """Of one process: lines stored in ``second``, and by kind those left out since the last one stored."""
+
+    second: int
+    stored: int
+    suppressed: tuple[tuple[str, int], ...]
+
+
+class RateLimit:
+    """One thread. ``lines_per_s`` is for each process, by the clock of its own lines."""
+
+    def __init__(self, lines_per_s: int) -> None:
+        self.lines_per_s = lines_per_s
+        self._known: dict[tuple[int, int], Allowance] = {}
+
+    def saved(self) -> dict[tuple[int, int], Allowance]:
+        """For ``restore``."""
+        return dict(self._known)
+
+    def restore(self, saved: dict[tuple[int, int], Allowance]) -> None:
+        self._known = dict(saved)
+
+    def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
+        """How many of this kind were left out before this line, which is to be stored; None: leave it out as well."""
+        second = mono_ns // SECOND_NS
+        known = self._known.pop((pid, start_ns), None)
+        stored = known.stored if known is not None and known.second == second else 0
+        suppressed = dict(known.suppressed) if known is not None else {}
+        left_out: int | None = None
+        if stored < self.lines_per_s:
+            left_out, stored = suppressed.pop(kind, 0), stored + 1
+        else:
+            suppressed[kind] = suppressed.get(kind, 0) + 1
+        if len(self._known) >= MAX_PROCESSES:
+            del self._known[next(iter(self._known))]
+        self._known[pid, start_ns] = Allowance(second, stored, tuple(suppressed.items()))
+        return left_out
+
+    def forget(self, pid: int, start_ns: int) -> int:
+        """The process has ended. How many lines were left out that no row tells of."""
+        known = self._known.pop((pid, start_ns), None)
+        return 0 if known is None else sum(number for _, number in known.suppressed)

@@ -1,0 +1,188 @@
+"""What trainers write to stdout and stderr -> ``process.logs``, for those for which it is switched on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.daemon.arrow import batch_of
+from probing.daemon.bpf.elf import Symbol
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.config import LogsConfig
+from probing.daemon.logs.attachments import FUNCTIONS, Attachments, Session
+from probing.daemon.logs.lines import Line, Lines, Piece, Writer
+from probing.daemon.logs.patterns import Patterns, RateLimit
+from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.redaction import redacted
+from probing.daemon.source import Identity, Loss, Processes, Sink
+
+__all__ = ("OBJECTS", "RING", "LogSource", "shown")
+
+OBJECTS = ("logs",)
+"""The BPF objects that the session has to hold."""
+RING = "log_writes"
+TABLE = "process.logs"
+STREAMS = {1: "stdout", 2: "stderr"}
+# enum piece_end of logs.bpf.c
+PIECE_IS_CUT = 2
+MAX_ENDED = 1024
+# Colors and the like would tear words apart.
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class LogSource:
+    """A source, and a ``processes.announce.Listener``. ``enabled`` says for whom lines are wanted now."""
+
+    name = "logs"
+
+    def __init__(
+        self,
+        session: Session,
+        processes: Processes,
+        readers: ReaderPool,
+        symbols: Callable[[int, Sequence[str]], Sequence[Symbol]],
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        config: LogsConfig,
+        enabled: Callable[[Identity], bool],
+    ) -> None:
+        self._processes, self._sink, self._clock, self._node = processes, sink, clock, node
+        self._enabled = enabled
+        self._line_bytes = config.line_bytes
+        self._attachments = Attachments(session, readers, symbols)
+        self._trainers: dict[tuple[int, int], Identity] = {}
+        # The lock is for what follows.
+        self._lock = threading.Lock()
+        self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
+        self._ended: dict[tuple[int, int], None] = {}
+        self._first = b""
+        self._before = self._saved()
+
+    def start(self) -> None:
+        self._attachments.start()
+
+    def stop(self) -> None:
+        """The programs on the trainers end with us: no row would come of what they see."""
+        self._attachments.stop()
+
+    @property
+    def slots(self) -> dict[int, str]:
+        """The slot of each probe -> what is counted there."""
+        return {slot: f"{program} {name}" for name, (program, slot) in FUNCTIONS.items()}
+
+    @property
+    def watched(self) -> int:
+        """How many processes are watched."""
+        return self._attachments.watched
+
+    @property
+    def reason(self) -> str:
+        """Why the output of a trainer cannot be watched; empty: all is well."""
+        return next(iter(list(self._attachments.reasons.values())), "")
+
+    def settings_changed(self) -> None:
+        """``enabled`` may say something else now."""
+        for who in list(self._trainers.values()):
+            self._follow(who)
+
+    def process_identified(self, who: Identity) -> None:
+        if who.role == "trainer":
+            self._trainers[who.pid, who.start_ns] = who
+            self._follow(who)
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """It runs another program now, with another libc perhaps."""
+        if (who := self._trainers.get((pid, start_ns))) is not None:
+            self._attachments.drop(pid, start_ns)
+            self._follow(who)
+
+    def process_exited(self, who: Identity) -> None:
+        """Tell what it left: a line without an end, and how many were left out."""
+        key = (who.pid, who.start_ns)
+        if self._trainers.pop(key, None) is None:
+            return
+        self._attachments.drop(*key)
+        pair = self._clock.pair()
+        with self._lock:
+            if len(self._ended) >= MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+            self._ended[key] = None
+            rows = self._rows(self._lines.end(*key), pair)
+            left_out = self._limit.forget(*key)
+        if rows:
+            self._sink.put(TABLE, batch_of(TABLE, rows))
+        if left_out:
+            now = pair.real_ns
+            reason = f"more than {self._limit.lines_per_s} lines a second"
+            self._sink.lost(Loss(self.name, TABLE, "rate", reason, now, now, left_out, who.pid))
+
+    def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """Records of the ring ``log_writes`` -> a batch of ``process.logs``, or none."""
+        if not len(records):
+            return {}
+        with self._lock:
+            self._begin(records[:1].tobytes())
+            lines = [line for record in records for line in self._lines.feed(_piece(record))]
+            # What a process wrote last may come after the word that it has ended.
+            for key in {(int(r["tgid"]), int(r["start_ns"])) for r in records} & set(self._ended):
+                lines += self._lines.end(*key)
+            rows = self._rows(lines, pair)
+        return {TABLE: batch_of(TABLE, rows)} if rows else {}
+
+    def _follow(self, who: Identity) -> None:
+        change = self._attachments.want if self._enabled(who) else self._attachments.drop
+        change(who.pid, who.start_ns)
+
+    def _begin(self, first: bytes) -> None:
+        # The same records come again when the log could not take them.
+        if first == self._first:
+            self._lines.restore(self._before[0])
+            self._limit.restore(self._before[1])
+        self._first, self._before = first, self._saved()
+
+    def _saved(self) -> tuple[Any, Any]:
+        return self._lines.saved(), self._limit.saved()
+
+    def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
+        rows = []
+        for writer, mono_ns, text in lines:
+            kind = self._patterns.kind(text)
+            if kind is None:
+                continue
+            who = self._processes.identity(writer.pid, writer.start_ns)
+            if who is None or who.role != "trainer":
+                continue
+            left_out = self._limit.take(writer.pid, writer.start_ns, kind, mono_ns)
+            if left_out is None:
+                continue
+            rows.append(
+                {
+                    "node": self._node, "ts": mono_ns + pair.mono_to_utc_ns, "job": who.job, "run": who.run,
+                    "pid": who.pid, "start_ns": who.start_ns, "tid": writer.tid, "rank": who.rank,
+                    "stream": STREAMS.get(writer.fd), "kind": kind, "line": shown(text, self._line_bytes),
+                    "suppressed": left_out,
+                }
+            )  # fmt: skip
+        return rows
+
+
+def shown(line: bytes, limit: int) -> str:
+    """The line as it is stored: at most ``limit`` bytes of UTF-8, redacted, printable characters only."""
+    text = _TERMINAL.sub("", line.decode(errors="replace")).replace("\t", " ")
+    text = "".join(c if c.isprintable() else "?" for c in redacted(text))
+    encoded = text.encode()
+    return text if len(encoded) <= limit else encoded[: limit - 3].decode(errors="ignore") + "…"
+
+
+def _piece(record: Any) -> Piece:
+    # A bytes field loses its trailing NULs.
+    size = int(record["size"])
+    text = bytes(record["text"])[:size].ljust(size, b"\0")
+    writer = Writer(int(record["tgid"]), int(record["start_ns"]), int(record["tid"]), int(record["fd"]))
+    return Piece(writer, int(record["t"]), int(record["offset"]), text, int(record["end"]) == PIECE_IS_CUT)
