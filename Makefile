@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels demo bench clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -65,6 +65,10 @@ test: check pythons ## all checks and all tests
 torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
 	packaging/dev/torch-wheels.sh
 	$(PYTHON) -m pytest tests/wheels/test_torch_symbols.py
+
+nccl-wheels: install ## published builds of NCCL, 2 GB of downloads, against what the probes expect
+	packaging/dev/nccl-wheels.sh
+	$(HOST) $(PYTHON) -m pytest tests/wheels/test_real_wheels.py
 
 demo: install ## a real training, watched
 	$(HOST) examples/demo.sh
