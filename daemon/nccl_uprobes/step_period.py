@@ -221,9 +221,9 @@ def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer:
 def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
     """A hash of each run of ``length`` signatures."""
     base, inverse = np.uint64(_BASE), np.uint64(pow(_BASE, -1, 1 << 64))
-    powers: npt.NDArray[np.uint64] = np.cumprod(np.full(len(signed), base))
+    powers: Array = np.cumprod(np.full(len(signed), base))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum((signed ^ signed >> np.uint64(31)) * powers)))
-    back = np.cumprod(np.full(len(signed), inverse))[: len(signed) - length + 1]
+    back: Array = np.cumprod(np.full(len(signed), inverse))[: len(signed) - length + 1]
     found: npt.NDArray[np.uint64] = (sums[length:] - sums[:-length]) * back
     return found
 

@@ -1,8 +1,8 @@
 """A DDP job that writes down when each of its steps begins: ``accumulation.py LIST`` with MODE in the environment.
 
 ``plain``: a loss is reduced every tenth step. ``no_sync``: three micro-steps a step, two of which reduce nothing.
-``sync``: three micro-steps that all reduce their gradients, and a norm at the end. It says ``ready``, then makes as many
-steps as a line of stdin says (``steps N``), and answers ``done``.
+``sync``: three micro-steps that all reduce their gradients, and a norm at the end. It says ``ready``, then makes as
+many steps as a line of stdin says (``steps N``), and answers ``done``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A 2 x 2 grid of groups, as tensor and data parallel trainings have it: ``grid.py LIST`` on four ranks.
 
-Rows [0,1] and [2,3] reduce small tensors many times a step, columns [0,2] and [1,3] a large one at its end, and the world
-a loss. With NAMED=1 the groups have the names that Megatron gives them. It says ``ready``, then makes as many steps as
-a line of stdin says (``steps N``), and answers ``done``.
+Rows [0,1] and [2,3] reduce small tensors many times a step, columns [0,2] and [1,3] a large one at its end, and the
+world a loss. With NAMED=1 the groups have the names that Megatron gives them. It says ``ready``, then makes as many
+steps as a line of stdin says (``steps N``), and answers ``done``.
 """
 
 from __future__ import annotations

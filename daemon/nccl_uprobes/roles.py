@@ -1,0 +1,133 @@
+"""What a communicator is for: world, tp, pp, dp, ep, or unknown where the evidence does not settle it.
+
+Its name is the strongest evidence, where a framework gave it one; then its size, what is called on it, and which ranks
+of the job it has, as far as this node knows them. A job can always use a group in an unusual way: ``why`` says what a
+role was concluded from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ("Facts", "Role", "conclude", "stride_of")
+
+_ENOUGH = 10
+_ONLY, _MOSTLY, _HALF = 0.9, 0.8, 0.5
+# How many times as often tensor-parallel groups are called as those that reduce gradients.
+_BUSIER = 2
+_TRANSFERS = ("send", "recv")
+_REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter")
+# Words in the names that Megatron-LM (parallel_state.py), torch's DeviceMesh (mesh_DIM) and their users give.
+_WORDS = {
+    "tp": ("tp", "tensor"),
+    "pp": ("pp", "pipe", "pipeline"),
+    "dp": ("data", "ddp", "dp", "fsdp", "hsdp", "replicate"),
+    "ep": ("ep", "expert", "moe"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    name: str
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A communicator as one process uses it. ``ranks``: rank in the communicator -> rank in the job, of the members
+    that are known here. ``calls`` and ``sizes``: operations and bytes by name of operation."""
+
+    size: int | None
+    world_size: int | None
+    name: str | None
+    ranks: Mapping[int, int]
+    calls: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.calls.values())
+
+    @property
+    def stride(self) -> int | None:
+        return stride_of(self.ranks, self.size, self.world_size)
+
+    def share(self, ops: Sequence[str]) -> float:
+        return sum(self.calls.get(op, 0) for op in ops) / max(self.total, 1)
+
+
+def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
+    """The role of a communicator; ``others`` are those that the same process uses besides."""
+    if (named := _by_name(facts.name)) is not None:
+        return Role(named, f"its name is {facts.name}")
+    if facts.size is not None and facts.size == facts.world_size:
+        return Role("world", f"has all {facts.size} ranks of the job")
+    total = facts.total
+    if total < _ENOUGH:
+        return Role("unknown", f"{total} operations were seen, which is too few")
+    if facts.share(_TRANSFERS) >= _ONLY:
+        return Role("pp", f"{round(100 * facts.share(_TRANSFERS))} % of {total} operations are send and recv")
+    if facts.share(("all_to_all",)) >= _HALF:
+        return Role("ep", f"{facts.calls['all_to_all']} of {total} operations are all_to_all")
+    if facts.share(_REDUCTIONS) < _MOSTLY:
+        return Role("unknown", "no kind of parallelism has such a mix of operations")
+    return _by_place(facts, others)
+
+
+def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None) -> int | None:
+    """How far apart in the job the neighbours of a communicator are; None: uneven, or not known.
+
+    Of one member alone it follows only if the groups are the innermost or the outermost ones of the job's ranks.
+    """
+    if size is None or size < 2:
+        return None
+    if len(ranks) > 1:
+        places = sorted(ranks.items())
+        steps = {(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(places)}
+        stride = steps.pop()
+        return int(stride) if not steps and stride > 0 and stride == int(stride) else None
+    if not ranks or not world_size or world_size % size:
+        return None
+    ((own, job_rank),) = ranks.items()
+    inner, outer = job_rank % size == own, job_rank // (world_size // size) == own
+    if inner == outer:
+        return None
+    return 1 if inner else world_size // size
+
+
+def _by_name(name: str | None) -> str | None:
+    words = set(re.split(r"[^a-z0-9]+", (name or "").lower()))
+    found = {role for role, known in _WORDS.items() if not words.isdisjoint(known)}
+    if found == {"dp", "ep"}:
+        # The replicas of an expert.
+        return "dp"
+    return found.pop() if len(found) == 1 else None
+
+
+def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
+    stride = facts.stride
+    if stride is None:
+        return Role("unknown", "it is not known from here which ranks of the job it has")
+    place = "neighbours" if stride == 1 else f"{stride} apart"
+    rivals = [other for other in others if _is_rival(other, stride)]
+    if not rivals:
+        return Role("unknown", f"its ranks are {place}, and no other communicator tells what that is for")
+    rival = max(rivals, key=lambda other: other.total)
+    mean, its_mean = (sum(f.sizes.values()) // max(f.total, 1) for f in (facts, rival))
+    told = f"its ranks are {place}; {facts.total} operations of {mean} bytes, against {rival.total} of {its_mean} bytes"
+    if stride == 1 and facts.total >= _BUSIER * rival.total:
+        return Role("tp", f"{told} on ranks that are {rival.stride} apart")
+    if stride > 1 and rival.total >= _BUSIER * facts.total:
+        return Role("dp", f"{told} on neighbours")
+    return Role("unknown", told)
+
+
+def _is_rival(other: Facts, stride: int) -> bool:
+    """Whether ``other`` has ranks of another spacing, one of the two being that of neighbours."""
+    if other.size == other.world_size or other.share(_REDUCTIONS) < _MOSTLY or other.total < _ENOUGH:
+        return False
+    its = other.stride
+    return its is not None and its != stride and 1 in (its, stride)
