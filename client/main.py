@@ -13,7 +13,7 @@ from probing.api.errors import InternalError, ProbingError, UsageError
 from probing.client import main_python
 from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token, seconds
 
-__all__ = ("main", "nccl", "nodes", "pause", "ps", "query", "status", "tables", "top", "version")
+__all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "query", "status", "tables", "top", "version")
 
 _EPILOG = "The options above may stand before or after the command."
 # Which click typer brings along differs by its version.
@@ -99,6 +99,21 @@ def nccl(
     from probing.client import nccl as command
 
     command.run(context.obj, job, comm, seconds(since))
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only lines of a pattern that contains this text.")] = None,
+    since: Annotated[str, typer.Option(help="How far back.")] = "1h",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+) -> None:
+    """Lines that trainers wrote and that match an allow-list."""
+    from probing.client import logs as command
+
+    command.run(context.obj, job, command.Filter(job, rank, kind), seconds(since), follow=follow)
 
 
 @app.command()

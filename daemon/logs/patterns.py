@@ -46,8 +46,9 @@ class RateLimit:
 
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
         """How many of this kind were left out before this line, which is to be stored; None: leave it out as well."""
-        second = mono_ns // SECOND_NS
         known = self._known.pop((pid, start_ns), None)
+        # Lines are told when they end: one that began long ago must not open an older second again.
+        second = max(mono_ns // SECOND_NS, known.second if known is not None else 0)
         stored = known.stored if known is not None and known.second == second else 0
         suppressed = dict(known.suppressed) if known is not None else {}
         left_out: int | None = None

@@ -1,4 +1,4 @@
-"""What the probes of gloo expect of torch, against the published wheels that ``packaging/dev/torch-wheels.sh`` fetched."""
+"""What gloo's probes expect of torch, against the published wheels that ``packaging/dev/torch-wheels.sh`` fetched."""
 
 from __future__ import annotations
 

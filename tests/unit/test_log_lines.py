@@ -1,0 +1,210 @@
+"""Lines out of pieces, which of them are stored, and what is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.config import LogsConfig
+from probing.daemon.logs import lines, source
+from probing.daemon.logs.attachments import is_libc
+from probing.daemon.logs.lines import Line, Lines, Piece, Writer
+from probing.daemon.logs.patterns import SECOND_NS, Patterns, RateLimit
+from probing.daemon.logs.source import LogSource, shown
+from probing.daemon.source import Identity, Loss
+
+ONE, OTHER = Writer(1, 10, 1, 1), Writer(1, 10, 2, 1)
+WHO = Identity(1, 10, "job", "run", "trainer", 0, 0, 1, 0)
+
+
+def texts(found: Sequence[Line]) -> list[bytes]:
+    return [line.text for line in found]
+
+
+def test_a_line_may_come_in_several_calls() -> None:
+    unfinished = Lines()
+    assert unfinished.feed(Piece(ONE, 5, 0, b"NCCL ")) == []
+    assert unfinished.feed(Piece(OTHER, 6, 0, b"other\n")) == [Line(OTHER, 6, b"other")]
+    ended = unfinished.feed(Piece(ONE, 7, 0, b"WARN\nnext\r\n\nrest"))
+    assert ended == [Line(ONE, 5, b"NCCL WARN"), Line(ONE, 7, b"next")]
+    assert unfinished.end(1, 11) == []
+    assert unfinished.end(1, 10) == [Line(ONE, 7, b"rest")]
+    assert unfinished.end(1, 10) == []
+
+
+def test_pieces_of_one_call_that_was_cut() -> None:
+    unfinished = Lines()
+    assert unfinished.feed(Piece(ONE, 5, 0, b"a" * 256)) == []
+    assert texts(unfinished.feed(Piece(ONE, 5, 256, b"b\nc", cut=True))) == [b"a" * 256 + b"b", b"c"]
+    # What the next call writes is no continuation of what was not seen.
+    assert texts(unfinished.feed(Piece(ONE, 6, 0, b"d\n"))) == [b"d"]
+
+
+def test_what_was_lost_in_between_is_not_glued_over() -> None:
+    unfinished = Lines()
+    unfinished.feed(Piece(ONE, 5, 0, b"begin "))
+    assert texts(unfinished.feed(Piece(ONE, 5, 512, b"end\n"))) == [b"begin ", b"end"]
+    unfinished.feed(Piece(ONE, 6, 0, b"begin "))
+    assert texts(unfinished.feed(Piece(ONE, 7, 256, b"end\n"))) == [b"begin ", b"end"]
+
+
+def test_unfinished_lines_are_bounded() -> None:
+    unfinished = Lines()
+    for tid in range(2 * lines.MAX_WRITERS):
+        unfinished.feed(Piece(Writer(1, 10, tid, 1), 5, 0, b"x" * 10))
+    assert len(unfinished.end(1, 10)) == lines.MAX_WRITERS
+    for _ in range(100):
+        unfinished.feed(Piece(ONE, 5, 0, b"y" * 256))
+    assert max(map(len, texts(unfinished.feed(Piece(ONE, 6, 0, b"\n"))))) <= lines.MAX_LINE
+
+
+@given(st.binary(max_size=2000), st.lists(st.integers(1, 300), max_size=20))
+def test_however_it_is_cut_the_lines_are_the_same(text: bytes, cuts: list[int]) -> None:
+    unfinished = Lines()
+    found, at = [], 0
+    for number, size in enumerate([*cuts, 2000]):
+        found += unfinished.feed(Piece(ONE, number, 0, text[at : at + size]))
+        at += size
+    found += unfinished.end(1, 10)
+    assert texts(found) == [line for line in text.replace(b"\r", b"\n").split(b"\n") if line]
+
+
+def test_the_first_pattern_is_the_kind() -> None:
+    patterns = Patterns(("NCCL WARN", "", "RuntimeError:", "é"))
+    assert patterns.kind(b"RuntimeError: NCCL WARN") == "NCCL WARN"
+    assert patterns.kind("né".encode()) == "é"
+    assert patterns.kind(b"nccl warn") is None
+    assert patterns.kind(b"") is None
+
+
+def test_each_process_has_so_many_lines_a_second() -> None:
+    limit = RateLimit(2)
+    taken = [limit.take(1, 10, "a", 5 * SECOND_NS + i) for i in range(5)]
+    assert taken == [0, 0, None, None, None]
+    assert limit.take(1, 10, "b", 5 * SECOND_NS + 6) is None
+    assert limit.take(2, 10, "a", 5 * SECOND_NS + 7) == 0
+    assert [limit.take(1, 10, kind, 6 * SECOND_NS) for kind in ("a", "a")] == [3, 0]
+    assert limit.forget(1, 10) == 1
+    assert limit.forget(1, 10) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from("ab"), st.integers(0, 3)), max_size=60))
+def test_every_line_is_stored_or_counted(taken: list[tuple[int, str, int]]) -> None:
+    limit = RateLimit(2)
+    answers = [limit.take(pid, 10, kind, second * SECOND_NS) for pid, kind, second in taken]
+    told = sum(answer for answer in answers if answer is not None)
+    left = sum(limit.forget(pid, 10) for pid in (1, 2, 3))
+    assert answers.count(None) == told + left
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "text"),
+    [
+        (b"plain", 64, "plain"),
+        (b"\x1b[1;31mred\x1b[0m\tend\x07\x00", 64, "red end??"),
+        (b"login --password hunter2 -v", 64, "login --password *** -v"),
+        (b"HF_TOKEN=hf_abcdefghijklmnop12", 64, "HF_TOKEN=***"),
+        (b"from https://user:secret@host/x", 64, "from https://***@host/x"),
+        (b"sent Bearer abc.def", 64, "sent ***"),
+        (b"12345678", 8, "12345678"),
+        (b"123456789", 8, "12345…"),
+        ("ééééé".encode(), 8, "éé…"),
+        (b"\xff\xfe", 64, "\ufffd\ufffd"),
+    ],
+)
+def test_what_is_shown_of_a_line(line: bytes, limit: int, text: str) -> None:
+    assert shown(line, limit) == text
+
+
+@given(st.binary(max_size=300), st.integers(64, 200))
+def test_whatever_was_written_can_be_shown(line: bytes, limit: int) -> None:
+    text = shown(line, limit)
+    assert text.isprintable()
+    assert len(text.encode()) <= limit
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (b"/usr/lib/x86_64-linux-gnu/libc.so.6", True),
+        (b"/lib64/libc-2.31.so", True),
+        (b"/lib/ld-musl-x86_64.so.1", True),
+        (b"/lib/libc.musl-x86_64.so.1 (deleted)", True),
+        (b"/usr/lib/libcap.so.2", False),
+        (b"/usr/lib/libc.so.6/other", False),
+        (b"", False),
+    ],
+)
+def test_which_files_are_a_libc(path: bytes, expected: bool) -> None:
+    assert is_libc(path) is expected
+
+
+RECORD = np.dtype(
+    [("t", "<u8"), ("start_ns", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("offset", "<u4"), ("size", "<u2"),
+     ("fd", "u1"), ("end", "u1"), ("text", "S256")]
+)  # fmt: skip
+
+
+class Nobody:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+        self.losses: list[Loss] = []
+
+    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+        return WHO if pid == WHO.pid else None
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        self.rows += batch.drop_columns(["ts"]).to_pylist()
+
+    def lost(self, loss: Loss) -> None:
+        self.losses.append(loss)
+
+
+def made(nobody: Nobody, **options: object) -> LogSource:
+    config = LogsConfig(enabled=True, **options)  # type: ignore[arg-type]
+    return LogSource(nobody, nobody, nobody, nobody, nobody, FakeClock(), "n", config, lambda who: True)  # type: ignore[arg-type]
+
+
+def records(*written: tuple[int, int, bytes]) -> np.ndarray:
+    rows = [(t, 10, pid, pid, 0, len(text), 2, 1, text) for t, pid, text in written]
+    return np.array(rows, RECORD)
+
+
+PAIR = ClockPair(0, 0, 1000)
+
+
+def stored(found: dict[str, pa.RecordBatch]) -> list[tuple[object, ...]]:
+    rows = [row for batch in found.values() for row in batch.drop_columns(["ts"]).to_pylist()]
+    return [(row["pid"], row["line"], row["suppressed"]) for row in rows]
+
+
+def test_records_that_come_again_give_the_same_rows() -> None:
+    reading = made(Nobody(), lines_per_s=1)
+    assert stored(reading.assemble(records((1, 1, b"NCCL ")), PAIR)) == []
+    again = records(
+        (2, 1, b"WARN\n"), (3, 1, b"NCCL WARN 2\n"), (4, 7, b"NCCL WARN of none\n"), (SECOND_NS, 1, b"NCCL WA")
+    )  # fmt: skip
+    for _ in range(3):
+        assert stored(reading.assemble(again, PAIR)) == [(1, "NCCL WARN", 0)]
+    later = records((2 * SECOND_NS, 1, b"RN 3\n"))
+    assert stored(reading.assemble(later, PAIR)) == [(1, "NCCL WARN 3", 1)]
+
+
+def test_what_a_process_leaves_is_told_when_it_ends() -> None:
+    nobody = Nobody()
+    reading = made(nobody, lines_per_s=2)
+    reading.process_identified(WHO)
+    reading.assemble(records(*((i, 1, b"NCCL WARN\n") for i in range(9)), (SECOND_NS, 1, b"RuntimeError: x")), PAIR)
+    reading.process_exited(WHO)
+    assert [row["line"] for row in nobody.rows] == ["RuntimeError: x"]
+    assert [(loss.table, loss.count, loss.pid) for loss in nobody.losses] == [("process.logs", 7, 1)]
+    # The ring may hold more of it.
+    last = reading.assemble(records((2 * SECOND_NS, 1, b"NCCL WARN last")), PAIR)
+    assert stored(last) == [(1, "NCCL WARN last", 0)]
+    assert source.RING == "log_writes"
