@@ -31,7 +31,8 @@ def identity_columns(
     """node, job, run, pid, start_ns and rank of each record."""
 
     def each(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
-        return pa.array(values, kind).take(pa.array(inverse))
+        made: pa.Array[Any] = pa.array(values, kind).take(inverse)
+        return made
 
     return {
         "node": pa.array([node] * len(inverse), pa.string()),
@@ -45,13 +46,15 @@ def identity_columns(
 
 def numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
     """NULL where ``unknown``."""
-    return pa.array(np.ascontiguousarray(values), mask=unknown)
+    made: pa.Array[Any] = pa.array(np.ascontiguousarray(values), mask=unknown)
+    return made
 
 
 def texts(index: Array, names: Mapping[int, str]) -> pa.Array[Any]:
     """The name of each number; NULL where it has none."""
     keys, inverse = np.unique(index, return_inverse=True)
-    return pa.array([names.get(int(key)) for key in keys], pa.string()).take(pa.array(inverse.reshape(-1)))
+    made: pa.Array[Any] = pa.array([names.get(int(key)) for key in keys], pa.string()).take(inverse.reshape(-1))
+    return made
 
 
 def batch(table: str, columns: Mapping[str, pa.Array[Any]]) -> pa.RecordBatch:

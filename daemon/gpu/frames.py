@@ -1,0 +1,73 @@
+"""Return addresses of processes as text: the mapped file and the offset in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Any, Protocol
+
+from probing.api.errors import ProbingError
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+
+__all__ = ("Frames", "Readers")
+
+READ_TIMEOUT_S = 2.0
+MAX_PROCESSES = 64
+_Key = tuple[int, int]
+
+
+class Readers(Protocol):
+    """What of ``processes.pool.ReaderPool`` is needed here."""
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any: ...
+
+
+class Frames:
+    """Maps of processes, remembered. One thread; ``name`` may wait for a reader."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._maps: OrderedDict[_Key, list[Mapping]] = OrderedDict()
+        self._read: set[_Key] = set()
+
+    def begin_round(self) -> None:
+        """From now on each process may be read again."""
+        self._read.clear()
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        self._maps.pop((pid, start_ns), None)
+
+    def name(self, pid: int, start_ns: int, addresses: list[int]) -> list[str]:
+        """Each address as ``library+0xoffset``, or as ``0xaddress`` where no file is mapped that can be seen."""
+        key = (pid, start_ns)
+        found = [self._find(key, address) for address in addresses]
+        if None in found and key not in self._read:
+            self._refresh(key)
+            found = [self._find(key, address) for address in addresses]
+        return [
+            f"0x{address:x}" if mapping is None else _text(mapping, address)
+            for address, mapping in zip(addresses, found, strict=True)
+        ]
+
+    def _find(self, key: _Key, address: int) -> Mapping | None:
+        mappings = self._maps.get(key, [])
+        index = bisect_right(mappings, address, key=lambda mapping: mapping.start) - 1
+        return mappings[index] if index >= 0 and address < mappings[index].end else None
+
+    def _refresh(self, key: _Key) -> None:
+        self._read.add(key)
+        try:
+            answer = self._readers.call("maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, files=True)
+            mappings = [mapping for mapping in parse_maps(answer.payload) if mapping.path]
+        except ProbingError:
+            # It has ended, or cannot be read now: its frames stay addresses.
+            return
+        self._maps[key] = sorted(mappings, key=lambda mapping: mapping.start)
+        self._maps.move_to_end(key)
+        while len(self._maps) > MAX_PROCESSES:
+            self._maps.popitem(last=False)
+
+
+def _text(mapping: Mapping, address: int) -> str:
+    name = clean_text(mapping.path.rpartition(b"/")[2])
+    return f"{name}+0x{address - mapping.start + mapping.offset:x}"
