@@ -1,0 +1,136 @@
+"""Where the RAS threads of a process listen, and a connection to there, in its network namespace.
+
+An address comes from the environment of a process, which may name anything: only this machine's own addresses are
+connected to, and no port that needs rights to listen on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import re
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import PrivilegeError, TargetError, TargetTimeout, UnsupportedTarget
+
+__all__ = ("NobodyListens", "RasAddress", "connect_ras", "own_namespace", "ras_address")
+
+CONNECT_S = 1.0
+_CLONE_NEWNET = 0x40000000
+# ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, or [IPv6]:PORT, also with %INTERFACE.
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,64})):([0-9]{1,5})")
+_LOCALHOST = ("127.0.0.1", "::1")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NobodyListens(TargetError):
+    default_hint = "NCCL has RAS since 2.24, and NCCL_RAS_ENABLE=0 switches it off"
+
+
+@dataclass(frozen=True, slots=True)
+class RasAddress:
+    """``hosts`` are IP addresses of which the first that answers is meant."""
+
+    hosts: tuple[str, ...]
+    port: int
+
+    def __str__(self) -> str:
+        host = self.hosts[0]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
+    """Where a process of this environment listens, ``port`` being the default; None: its RAS is off.
+
+    Raises UnsupportedTarget for an address that is not asked.
+    """
+    if environ.get("NCCL_RAS_ENABLE", "1").strip() == "0":
+        return None
+    named = environ.get("NCCL_RAS_ADDR", "")
+    if not named:
+        return RasAddress(_LOCALHOST, port)
+    match = _ADDRESS.fullmatch(named)
+    if match is None or not 1024 <= int(match[3]) <= 65535:
+        raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address that can be asked: {named[:64]}")
+    return RasAddress(_hosts(match[1] or match[2]), int(match[3]))
+
+
+def connect_ras(address: RasAddress, namespace: int | None = None, timeout: float = CONNECT_S) -> socket.socket:
+    """A connection to one of those who share ``address``, in the network namespace open at ``namespace``, or in ours.
+
+    Raises NobodyListens, TargetTimeout, PrivilegeError for a namespace that needs more rights, UnsupportedTarget for an
+    address that is not this machine's.
+    """
+    for host in address.hosts:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        connection = _socket(family) if namespace is None else _socket_in(namespace, family)
+        try:
+            connection.settimeout(timeout)
+            if not ipaddress.ip_address(host).is_loopback:
+                # To send from it is to have it: another machine is not connected to.
+                connection.bind((host, 0))
+            connection.connect((host, address.port))
+        except OSError as e:
+            connection.close()
+            if isinstance(e, TimeoutError):
+                raise TargetTimeout(f"NCCL RAS does not take a connection at {address}") from e
+            if e.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(host).is_loopback:
+                raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address of this machine: {host}") from e
+            continue
+        return connection
+    raise NobodyListens(f"no NCCL RAS listens at {address}")
+
+
+def own_namespace() -> tuple[int, int]:
+    """(device, inode) of our network namespace."""
+    found = Path("/proc/self/ns/net").stat()
+    return found.st_dev, found.st_ino
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    if text.lower() == "localhost":
+        return _LOCALHOST
+    try:
+        host = ipaddress.ip_address(text)
+    except ValueError as e:
+        raise UnsupportedTarget(f"NCCL_RAS_ADDR is a name, and names are not looked up: {text}") from e
+    if host.is_unspecified:
+        return ("::1", "127.0.0.1") if host.version == 6 else ("127.0.0.1",)
+    return (str(host),)
+
+
+def _socket(family: int) -> socket.socket:
+    return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+def _socket_in(namespace: int, family: int) -> socket.socket:
+    """A socket belongs to the namespace of the thread that makes it, for good: a thread goes there, and ends."""
+    made: list[socket.socket | int] = []
+
+    def make() -> None:
+        if _libc.setns(namespace, _CLONE_NEWNET):
+            made.append(ctypes.get_errno())
+            return
+        try:
+            made.append(_socket(family))
+        except OSError as e:
+            made.append(e.errno or errno.EIO)
+
+    thread = threading.Thread(target=make, name="ras-namespace")
+    thread.start()
+    thread.join()
+    (result,) = made
+    if isinstance(result, socket.socket):
+        return result
+    if result == errno.EPERM:
+        raise PrivilegeError(
+            "the process is in another network namespace, which needs CAP_SYS_ADMIN",
+            hint="give the collector CAP_SYS_ADMIN to ask NCCL RAS in containers, or do without that witness",
+        )
+    raise UnsupportedTarget(f"the network namespace of the process cannot be entered: {os.strerror(result)}")
