@@ -43,7 +43,8 @@ INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
 """The same of struct ncclInfo."""
 MAX_SECONDS = 4.0
 """The published libraries take 0.1 s at most."""
-_MAX_INFO = 512 << 20
+# The largest published library has 22 MB.
+_MAX_INFO = 256 << 20
 _MAX_TABLE = 256 << 20
 # The struct has some 1 MB.
 _MAX_STRUCT = 64 << 20

@@ -47,6 +47,8 @@ _MAX_NAME = 256
 # Mangled names end as the name of a struct does, and so can lie around it.
 _MAX_OCCURRENCES = 1 << 14
 _MAX_INDEXES = 64
+# Searched between two looks at the clock; a multiple of 4.
+_PART = 1 << 22
 
 Value = int | bytes
 
@@ -138,6 +140,7 @@ class Dwarf:
     def structures(self, unit: Unit, name: str) -> Iterator[Die]:
         """The full definitions of a struct or class ``name`` in ``unit``."""
         for abbreviation in unit.abbreviations.values():
+            self._in_time()
             names = [i for i, attribute in enumerate(abbreviation.attributes) if attribute.name == _NAME]
             if abbreviation.tag not in _STRUCTURES or not abbreviation.children or not names:
                 continue
@@ -318,15 +321,15 @@ class Dwarf:
             return _places(self._info, text, unit.first, unit.end)
         if form in (_STRP, _LINE_STRP):
             return self._words(unit.first, unit.end, self._offsets_of(text, form))
+        found: list[int] = []
         if form == _STRX or form in _INDEXES:
-            found = []
             for index in self._indexes(unit, text):
+                self._in_time()
                 if form == _STRX:
                     found += _places(self._info, _uleb_bytes(index), unit.first, unit.end)
                 elif index < 1 << 8 * _INDEXES[form]:
                     found += _places(self._info, index.to_bytes(_INDEXES[form], "little"), unit.first, unit.end)
-            return found
-        return []
+        return found
 
     def _offsets_of(self, text: bytes, form: int) -> npt.NDArray[np.uint32]:
         """Where the text lies among the texts, also as the end of others: linkers merge them."""
@@ -340,18 +343,28 @@ class Dwarf:
         base, size = self._str_offsets_base(unit), unit.offset_size
         header = self._str_offsets[max(base - 4 - size, 0) : max(base - 4, 0)]
         end = min(base - 4 + int.from_bytes(header, "little"), len(self._str_offsets))
-        table = np.frombuffer(self._str_offsets[base:end][: max(end - base, 0) // size * size], f"<u{size}")
-        return [int(index) for index in np.flatnonzero(np.isin(table, self._offsets_of(text, _STRP)))[:_MAX_INDEXES]]
+        # The low halves are enough: what is found is looked at again.
+        words = self._matching(self._str_offsets, base, end, self._offsets_of(text, _STRP))
+        return [(word - base) // size for word in words if (word - base) % size == 0][:_MAX_INDEXES]
 
     def _words(self, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
         """Where words of 32 bits that are ``wanted`` lie from ``start`` to ``end``, aligned or not."""
         found: list[int] = []
         for shift in range(4):
-            count = (end - start - shift) // 4
-            if count > 0 and len(wanted):
-                words = np.frombuffer(self._info, "<u4", count, start + shift)
-                found += (np.flatnonzero(np.isin(words, wanted)) * 4 + start + shift).tolist()
-        return sorted(found)
+            found += self._matching(self._info, start + shift, end, wanted)
+        return sorted(found)[:_MAX_OCCURRENCES]
+
+    def _matching(self, data: bytes, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
+        """The same of those a multiple of 4 behind ``start``; ``wanted`` in order."""
+        found: list[int] = []
+        for at in range(start, end - 3, _PART) if len(wanted) else ():
+            self._in_time()
+            words = np.frombuffer(data, "<u4", min(_PART, end - at) // 4, at)
+            nearest = np.minimum(np.searchsorted(wanted, words), len(wanted) - 1)
+            found += (np.flatnonzero(wanted[nearest] == words) * 4 + at).tolist()
+            if len(found) > _MAX_OCCURRENCES:
+                break
+        return found
 
     def _str_offsets_base(self, unit: Unit) -> int:
         """From the attributes of the unit itself, whose own texts may need it: they are not looked at."""
