@@ -24,7 +24,7 @@ _Answer = tuple[dict[str, Any], bytes]
 
 class Requests:
     """``live`` makes the rows of live tables by name; ``flush`` brings what the rings hold into the store; ``pause``
-    stops or resumes the probes and says which holds now."""
+    stops or resumes the probes and says which holds now; ``tables`` describes those of users' probes."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Requests:
         flush: Callable[[], object],
         status: Callable[[], dict[str, Any]],
         pause: Callable[[bool], bool],
+        tables: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         self._store = store
         self._answers = answers
@@ -43,6 +44,7 @@ class Requests:
         self._flush = flush
         self._status = status
         self._pause_probes = pause
+        self._tables = tables
         self._snapshots = threading.local()
 
     def handlers(self) -> dict[str, Handler]:
@@ -50,6 +52,7 @@ class Requests:
             "snapshot": self._snapshot,
             "release": self._release,
             "live": self._live,
+            "tables": lambda _: ({}, json.dumps({"tables": self._tables()}).encode()),
             "stacks": self._stacks,
             "vars": self._vars,
             "config": self._config,

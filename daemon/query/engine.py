@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from probing.api.errors import InternalError, QueryError, QueryTimeout, error_from
-from probing.api.tables import TABLES
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import user_table_to
 from probing.daemon.query.gate import Checked, check
 from probing.daemon.query.pool import WorkerPool
 
@@ -41,13 +42,16 @@ class Snapshot:
 
 
 class Store(Protocol):
-    """Who knows the rows. Both raise PeerError when it does not answer."""
+    """Who knows the rows. All raise PeerError when it does not answer."""
 
     def snapshot(self, tables: tuple[str, ...], timeout: float) -> AbstractContextManager[Snapshot]:
         """Files that stay until the context ends."""
 
     def live(self, table: str, timeout: float) -> bytes:
         """Rows of a live table in its logical schema, as an Arrow IPC stream."""
+
+    def tables(self, timeout: float) -> Mapping[str, Table]:
+        """The tables of users' probes, now and before."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Engine:
         Raises QueryError and its kin, PeerError when the collector does not answer.
         """
         deadline = time.monotonic() + timeout
-        checked = check(sql, self._now_ns())
+        checked = check(sql, self._now_ns(), lambda: self._store.tables(_left(deadline)))
         if not self._slots.acquire(timeout=timeout):
             raise QueryTimeout("other queries kept the node busy", hint="ask again, or end the other queries")
         try:
@@ -98,8 +102,9 @@ class Engine:
     def _run(
         self, checked: Checked, deadline: float, max_bytes: int, cancelled: Callable[[], bool]
     ) -> Iterator[bytes | End]:
-        stored = tuple(name for name in checked.tables if not TABLES[name].live)
-        live = {name: self._live_rows(name, deadline) for name in checked.tables if TABLES[name].live}
+        live_ones = [name for name in checked.tables if name in TABLES and TABLES[name].live]
+        stored = tuple(name for name in checked.tables if name not in live_ones)
+        live = {name: self._live_rows(name, deadline) for name in live_ones}
         if not stored:
             yield from self._ask(checked, Snapshot({}, []), live, deadline, max_bytes, cancelled)
             return
@@ -128,6 +133,7 @@ class Engine:
             "segments": {name: [segment.path for segment in found] for name, found in segments.items()},
             "parts": snapshot.parts,
             "max_bytes": max_bytes,
+            "users": [user_table_to(table) for table in checked.users.values()],
         }
         text = json.dumps(spec, separators=(",", ":")).encode()
         header: dict[str, object] = {

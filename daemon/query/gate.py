@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
@@ -16,7 +18,8 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from probing.api.errors import QueryRejected
-from probing.api.tables import TABLES
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import SCHEMA as USER
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.ranges import Range, time_ranges
@@ -42,18 +45,21 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 @dataclass(frozen=True)
 class Checked:
     """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted, and ``ranges`` says
-    which times it can need of each."""
+    which times it can need of each. ``users`` are those that TABLES does not have."""
 
     sql: str
     tables: tuple[str, ...]
     ranges: dict[str, Range]
+    users: dict[str, Table] = field(default_factory=dict)
 
 
-def check(sql: str, now_ns: int) -> Checked:
-    """Check ``sql``; ``now_ns`` (UTC ns) is what ``now()`` and its kin mean in it.
+def check(sql: str, now_ns: int, users: Callable[[], Mapping[str, Table]] = dict) -> Checked:
+    """Check ``sql``; ``now_ns`` (UTC ns) is what ``now()`` and its kin mean in it. ``users`` gives the tables of the
+    schema ``user``, and is asked when the query names one.
 
-    Raises QueryRejected, which names what was refused.
+    Raises QueryRejected, which names what was refused, and what ``users`` raises.
     """
+    users = cache(users)
     try:
         root = _parse(sql)
         nodes = list(root.walk())
@@ -62,7 +68,7 @@ def check(sql: str, now_ns: int) -> Checked:
         for node in nodes:
             _check_node(node)
         # Pairs, not a dict: sqlglot holds nodes of equal text for equal.
-        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table))]
+        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users))]
         check_sizes(root)
         root = fix_times(root, now_ns)
         ranges = time_ranges(tables)
@@ -71,7 +77,8 @@ def check(sql: str, now_ns: int) -> Checked:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
-    return Checked(printed, tuple(sorted(ranges)), ranges)
+    own = {name: users()[name] for name in ranges if name not in TABLES}
+    return Checked(printed, tuple(sorted(ranges)), ranges, own)
 
 
 def _parse(sql: str) -> exp.Expr:
@@ -134,7 +141,7 @@ def _function_refused(name: str) -> QueryRejected:
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 
-def _resolve(table: exp.Table) -> str | None:
+def _resolve(table: exp.Table, users: Callable[[], Mapping[str, Table]]) -> str | None:
     """The name of our table, or None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
@@ -145,17 +152,18 @@ def _resolve(table: exp.Table) -> str | None:
     if not table.db:
         if table.name.lower() in _ctes_in_scope(table):
             return None
-        raise _unknown_table(table.name)
+        raise _unknown_table(table.name, TABLES)
     name = f"{table.db}.{table.name}".lower()
-    if name not in TABLES:
-        raise _unknown_table(name)
+    known = {**TABLES, **users()} if table.db.lower() == USER else TABLES
+    if name not in known:
+        raise _unknown_table(name, known)
     return name
 
 
-def _unknown_table(name: str) -> QueryRejected:
+def _unknown_table(name: str, known: Mapping[str, Table]) -> QueryRejected:
     lower = name.lower()
-    near = [full for full in TABLES if full.split(".")[1] == lower.split(".")[-1]]
-    near += [full for full in difflib.get_close_matches(lower, TABLES, 3) if full not in near]
+    near = [full for full in known if full.split(".")[1] == lower.split(".")[-1]]
+    near += [full for full in difflib.get_close_matches(lower, known, 3) if full not in near]
     hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables` lists the tables"
     return QueryRejected(f"there is no table {name[:80]}", hint=hint)
 

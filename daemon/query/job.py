@@ -12,7 +12,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from probing.api.errors import InternalError, QueryError, QueryMemory, StoreError
+from probing.api.errors import FormatError, InternalError, QueryError, QueryMemory, StoreError
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import user_table_from
 from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted, quoted_list
 from probing.daemon.store.tail import read_tail
@@ -35,20 +37,26 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 @dataclass
 class Job:
     """What the engine asks for: checked SQL, ``segments`` (paths) by stored table, the log's ``parts`` (path, length),
-    ``live`` rows by table, and the most bytes of the answer."""
+    ``live`` rows by table, the most bytes of the answer, and the tables of ``users`` that it names."""
 
     sql: str
     segments: dict[str, list[str]]
     parts: list[tuple[str, int]]
     live: dict[str, pa.Table]
     max_bytes: int
+    users: dict[str, Table] = field(default_factory=dict)
+
+    @property
+    def known(self) -> dict[str, Table]:
+        """The tables that the query may name."""
+        return {**self.users, **TABLES}
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
         """What ``pack_job`` made. Raises InternalError for a message that makes no sense."""
         try:
             return cls._unpack(header, memoryview(payload))
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as e:
+        except (KeyError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
             raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
 
     @classmethod
@@ -62,7 +70,8 @@ class Job:
             start += int(length)
         segments = {str(name): [str(path) for path in paths] for name, paths in spec["segments"].items()}
         parts = [(str(path), int(length)) for path, length in spec["parts"]]
-        return cls(str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]))
+        users = {table.name: table for table in map(user_table_from, spec.get("users", ()))}
+        return cls(str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]), users)
 
 
 @dataclass
@@ -125,9 +134,10 @@ def run(
 def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
     """The log's rows of each stored table that the query names."""
     found: dict[str, list[pa.Table]] = {name: [] for name in job.segments}
+    known = job.known
     for path, length in job.parts:
         try:
-            tail = read_tail(path, length, found)
+            tail = read_tail(path, length, found, known)
         except (OSError, StoreError) as e:
             reason = e.message if isinstance(e, StoreError) else str(getattr(e, "strerror", e))
             outcome.warnings.append(f"a part of the log was left out: {reason}")
@@ -145,7 +155,7 @@ def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str
     if paths:
         connection.execute(f"SET allowed_paths = {quoted_list(paths)}")
     connection.execute("SET enable_external_access = false")
-    views = Views(connection, _columns_of_segments)
+    views = Views(connection, _columns_of_segments, job.known)
     for name, segments in job.segments.items():
         views.stored(name, segments, tails.get(name))
     for name, rows in job.live.items():

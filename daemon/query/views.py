@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
 
 from probing.api.errors import InternalError
-from probing.api.tables import Table, table_named
+from probing.api.tables import TABLES, Table
 
 __all__ = ("Views", "quoted", "quoted_list")
 
@@ -22,16 +22,20 @@ _COLUMNS = """
 class Views:
     """Makes views on ``connection`` before its configuration is locked.
 
-    ``columns`` remembers from query to query which columns a segment has; segments never change.
+    ``columns`` remembers from query to query which columns a segment has; segments never change. ``known`` are the
+    tables that there are.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, columns: dict[str, str]) -> None:
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, columns: dict[str, str], known: Mapping[str, Table] = TABLES
+    ) -> None:
         self._connection = connection
         self._columns = columns
+        self._known = known
 
     def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
         """View ``name`` over Parquet files and decoded rows of the log; a column that a file lacks is NULL in it."""
-        table = _known(name)
+        table = self._table(name)
         if table.live:
             raise InternalError(f"{name} is not a stored table")
         rows = table.physical.empty_table() if tail is None else tail
@@ -44,7 +48,7 @@ class Views:
 
     def live(self, name: str, rows: pa.Table) -> None:
         """View ``name`` over rows in the table's logical schema, from another process."""
-        table = _known(name)
+        table = self._table(name)
         if rows.schema != table.logical:
             raise InternalError(f"the rows of {name} have another schema")
         rows.validate(full=True)
@@ -63,6 +67,12 @@ class Views:
             groups.setdefault(self._columns[path], []).append(path)
         return list(groups.values())
 
+    def _table(self, name: str) -> Table:
+        try:
+            return self._known[name]
+        except KeyError:
+            raise InternalError(f"there is no table {name[:80]}") from None
+
     def _register(self, name: str, rows: pa.Table) -> str:
         hidden = f"rows of {name}"
         self._connection.register(hidden, rows)
@@ -72,13 +82,6 @@ class Views:
         schema, _, name = table.name.partition(".")
         self._connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
         self._connection.execute(f'CREATE VIEW "{schema}"."{name}" AS {select}')
-
-
-def _known(name: str) -> Table:
-    try:
-        return table_named(name)
-    except KeyError:
-        raise InternalError(f"there is no table {name[:80]}") from None
 
 
 def quoted(value: str) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from probing.api.errors import InternalError, PeerError, error_from
+from probing.api.errors import FormatError, InternalError, PeerError, error_from
+from probing.api.tables import Table
+from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.query.engine import Segment, Snapshot
 
@@ -49,6 +51,14 @@ class CollectorClient:
     def live(self, table: str, timeout: float) -> bytes:
         """Rows of a live table in its logical schema, as an Arrow IPC stream."""
         return self._request({"op": "live", "table": table}, timeout).payload
+
+    def tables(self, timeout: float) -> dict[str, Table]:
+        """The tables of users' probes, now and before, by name."""
+        found = _body(self._request({"op": "tables"}, timeout)).get("tables")
+        try:
+            return {table.name: table for table in map(user_table_from, found or ())}
+        except (FormatError, TypeError) as e:
+            raise InternalError("the collector's tables make no sense") from e
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False

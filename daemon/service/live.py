@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from probing.api.tables import TABLES
+from probing.api.errors import PeerError
+from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import batch_of, ipc_bytes
 
 __all__ = ("live_tables",)
@@ -14,10 +15,21 @@ Rows = list[dict[str, Any]]
 
 
 def live_tables(
-    node: str, now_ns: Callable[[], int], members: Callable[[], Rows], status: Callable[[], Mapping[str, Any]]
+    node: str,
+    now_ns: Callable[[], int],
+    members: Callable[[], Rows],
+    status: Callable[[], Mapping[str, Any]],
+    users: Callable[[], Mapping[str, Table]] = dict,
 ) -> dict[str, Callable[[], bytes]]:
     """Makers of Arrow IPC streams by table name. ``members`` gives rows of cluster.members, ``status`` the
-    collector's status, whose ``sources`` become rows of probing.sources."""
+    collector's status, whose ``sources`` become rows of probing.sources, ``users`` the tables of users' probes."""
+
+    def known() -> Iterable[Table]:
+        try:
+            return [*TABLES.values(), *users().values()]
+        except PeerError:
+            # Without the collector nothing can be asked of these.
+            return TABLES.values()
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
@@ -27,25 +39,25 @@ def live_tables(
         return make
 
     return {
-        "probing.table_docs": maker("probing.table_docs", _table_docs),
-        "probing.column_docs": maker("probing.column_docs", _column_docs),
+        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known())),
+        "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known())),
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
         "cluster.members": maker("cluster.members", members),
     }
 
 
-def _table_docs() -> Rows:
+def _table_docs(tables: Iterable[Table]) -> Rows:
     rows = []
-    for table in TABLES.values():
+    for table in tables:
         schema, _, name = table.name.partition(".")
         live = "yes" if table.live else "no"
         rows.append({"table_schema": schema, "table_name": name, "description": table.doc, "live": live})
     return rows
 
 
-def _column_docs() -> Rows:
+def _column_docs(tables: Iterable[Table]) -> Rows:
     rows = []
-    for table in TABLES.values():
+    for table in tables:
         schema, _, name = table.name.partition(".")
         for column in table.columns:
             kind = str(table.logical.field(column.name).type)

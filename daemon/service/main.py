@@ -58,7 +58,13 @@ def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> No
         address=config.listen or f"unix:{config.public_socket}",
         peers=config.cluster.peers,
     )
-    live = live_tables(node.name, time.time_ns, node.members, lambda: collector.status(limits.control_s))
+    live = live_tables(
+        node.name,
+        time.time_ns,
+        node.members,
+        lambda: collector.status(limits.control_s),
+        lambda: collector.tables(limits.control_s),
+    )
     return NodeService(node, collector, Engine(collector, pool, live=live), limits)
 
 

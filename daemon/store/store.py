@@ -292,6 +292,8 @@ class Store:
         self.close()
 
     def _write(self, batches: Mapping[str, Sequence[pa.RecordBatch]], clock: ClockPair, positions: Positions) -> None:
+        if self._writer is not None and not self._writer.takes(name for name, group in batches.items() if group):
+            self._retire()
         writer = self._writer or self._open_part(clock)
         before = writer.part
         writer.append(batches, self._clock.boot_id, clock, positions)

@@ -38,6 +38,11 @@ class StreamWriters:
             chunks.append(Chunk(name, stream.encode(group), sum(b.num_rows for b in group)))
         return chunks
 
+    def outdated(self, names: Iterable[str]) -> bool:
+        """Whether one of these tables has another schema than when its stream began: tables of users grow."""
+        begun = ((self._streams[name].schema, self._schema(name)) for name in names if name in self._streams)
+        return any(was is not now and was != now for was, now in begun)
+
     def _schema(self, name: str) -> pa.Schema:
         table = self._tables.get(name)
         if table is None or table.live:
@@ -47,7 +52,7 @@ class StreamWriters:
 
 class _Stream:
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
+        self.schema = schema
         self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
         self._out = _Collector()
         # Arrow writes each buffer and its padding apart; gather them before they become Python calls.
@@ -59,7 +64,7 @@ class _Stream:
             columns: list[Any] = list(batch.columns)
             for i, names in self._names.items():
                 columns[i] = names.encode(columns[i])
-            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
         self._sink.flush()
         return self._out.take()
 

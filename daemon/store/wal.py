@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,6 +82,10 @@ class PartWriter:
     @property
     def has_records(self) -> bool:
         return self.part.next_sequence > self._header.first_sequence
+
+    def takes(self, names: Iterable[str]) -> bool:
+        """Whether rows of these tables can be appended as they are now."""
+        return not self._streams.outdated(names)
 
     def append(
         self, batches: Mapping[str, Sequence[pa.RecordBatch]], boot_id: str, clock: ClockPair, positions: Positions

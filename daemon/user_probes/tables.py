@@ -75,7 +75,7 @@ class UserTables(Mapping[str, Table]):
             tables = [user_table_from(value) for value in json.loads(data)[:MAX_TABLES]]
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError, FormatError) as e:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, FormatError) as e:
             # Rows of these tables cannot be asked for until their probes are loaded again; no row is lost.
             _log.warning("the tables of users' probes in %s cannot be read: %s", self._file, e)
             return {}

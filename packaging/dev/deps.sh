@@ -3,7 +3,14 @@
 # Quick when all is there already.
 set -eu
 
-packages="binutils bpftool clang debootstrap g++ gcc iproute2 libbpf-dev libbpf1 libc6-dev libexpat1-dev linux-libc-dev llvm python3 python3-dev python3-venv systemd util-linux zlib1g-dev"
+packages="binutils bpftool clang debootstrap g++ gcc iproute2 libbpf-dev libbpf1 libc6-dev libexpat1-dev linux-libc-dev llvm python3 python3-bpfcc python3-dev python3-venv systemd util-linux zlib1g-dev"
+
+# bcc compiles against the kernel's headers; those of another kernel do, for probes that read none of its structures.
+if [ ! -e /sys/kernel/kheaders.tar.xz ] && [ ! -e "/lib/modules/$(uname -r)/build" ]; then
+    flavour=$(dpkg --print-architecture)
+    ! grep -qi '^ID=ubuntu' /etc/os-release || flavour=generic
+    packages="$packages linux-headers-$flavour"
+fi
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi

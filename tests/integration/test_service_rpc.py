@@ -24,6 +24,7 @@ from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
+from probing.api.tables.user import user_table, user_table_to
 from probing.daemon.collector.control import ControlServer
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
@@ -41,11 +42,12 @@ class Collector:
     paused: bool = False
     released: list[int] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    user_tables: list[dict[str, Any]] = field(default_factory=list)
     block: threading.Event | None = None
     server: ControlServer | None = None
 
     def start(self) -> None:
-        ops = ("snapshot", "release", "live", "stacks", "vars", "config", "status", "pause")
+        ops = ("snapshot", "release", "live", "stacks", "vars", "config", "status", "pause", "tables")
         self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
         self.server.start()
 
@@ -101,6 +103,9 @@ class Collector:
     def pause(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         self.paused = request["paused"]
         return {"paused": self.paused}, b""
+
+    def tables(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        return {"tables": self.user_tables}, b""
 
 
 @dataclass
@@ -227,6 +232,19 @@ def test_docs_members_and_sources_are_tables(service: Service) -> None:
     ]
     table, _ = service.query("SELECT node, source, state, rows, detail FROM probing.sources")
     assert table.to_pylist() == [{"node": "n0", "source": "gloo", "state": "running", "rows": 7, "detail": "2 files"}]
+
+
+def test_tables_of_users_probes_are_tables(service: Service) -> None:
+    with pytest.raises(grpc.RpcError, match=r"there is no table user\.loads"):
+        service.query("SELECT * FROM user.loads")
+    table = user_table("loads", "What was loaded.", [("path", "text", "From where.")])
+    service.collector.user_tables = [user_table_to(table)]
+    assert service.query("SELECT path FROM user.loads")[0].to_pylist() == []
+    docs, _ = service.query("SELECT description, live FROM probing.table_docs WHERE table_schema = 'user'")
+    assert docs.to_pylist() == [{"description": "What was loaded.", "live": "no"}]
+    docs, _ = service.query("SELECT column_name, type, description FROM probing.column_docs WHERE table_name = 'loads'")
+    assert docs.num_rows == len(table.columns)
+    assert docs.to_pylist()[-1] == {"column_name": "path", "type": "string", "description": "From where."}
 
 
 def test_stacks_keep_nulls_apart_from_zeros(service: Service) -> None:

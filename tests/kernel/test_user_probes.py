@@ -148,7 +148,8 @@ def test_code_that_does_not_compile_says_where(bench: Bench, run: Callable[..., 
     process = run(0)
     bench.write("calls", tell(), "\n\nstatic int told(struct pt_regs *ctx)\n{\n\treturn 1 +;\n}\n")
     bench.write("other", tell(), CODE.replace("NAME", "other"))
-    state = bench.degraded("calls", f"calls.c does not compile: {bench.folder}/calls.c:5:12: error: expected expression")
+    where = f"{bench.folder}/calls.c:5:12"
+    state = bench.degraded("calls", f"calls.c does not compile: {where}: error: expected expression")
     assert state.detail == ""
     bench.attached("other", "in 1 process")
     process.do("tell", 13, 0, "x")
