@@ -7,6 +7,7 @@ first. The names of the members are those of src/include/comm.h and info.h of NC
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Damaged, Die, Dwarf, uleb
 
-__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "handlers", "nccl_layout")
+__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "handlers", "nccl_layout", "nccl_version")
 
 COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "start_magic": ("startMagic",),
@@ -46,6 +47,8 @@ MAX_SECONDS = 4.0
 # The largest published library has 22 MB.
 _MAX_INFO = 256 << 20
 _MAX_TABLE = 256 << 20
+_MAX_CONSTANTS = 64 << 20
+_VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
 # The struct has some 1 MB.
 _MAX_STRUCT = 64 << 20
 _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
@@ -65,8 +68,8 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
     """The parser's requests.
 
     ``nccl_layout`` (``known``: [build id in hex, ...], and the descriptor of a library). Payload: JSON with the keys
-    of ``nccl_layout``, ``known``: whether the build is one of those, and ``why``. ``comm`` and ``info`` are null for a
-    known build, and where nothing was found: ``why`` says the reason.
+    of ``nccl_layout``, ``version`` as in ``nccl_version``, ``known``: whether the build is one of those, and ``why``.
+    ``comm`` and ``info`` are null for a known build, and where nothing was found: ``why`` says the reason.
     """
     return {"nccl_layout": _answer}
 
@@ -101,6 +104,12 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
     return {"build_id": build_id.hex() if build_id is not None else None, "comm": comm, "info": info}
 
 
+def nccl_version(elf: Elf) -> str | None:
+    """As "2.27.5", from the text that NCCL prints (showVersion in init.cc), which stripping leaves."""
+    found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
+    return found[1].decode() if found else None
+
+
 def _search(dwarf: Dwarf) -> tuple[dict[str, int] | None, dict[str, int] | None]:
     comm, info = None, None
     for unit in dwarf.units():
@@ -115,11 +124,14 @@ def _answer(request: Message) -> bytes:
     known = request.header.get("known", [])
     if len(request.fds) != 1 or not isinstance(known, list) or len(known) > _MAX_KNOWN:
         raise UsageError(f"nccl_layout takes one descriptor and {_MAX_KNOWN} known build ids at most")
-    raw = Elf(request.fds[0]).build_id()
+    elf = Elf(request.fds[0])
+    raw = elf.build_id()
     build_id = raw.hex() if raw is not None else None
-    answer: dict[str, Any] = {"build_id": build_id, "known": build_id in known, "comm": None, "info": None, "why": ""}
+    answer: dict[str, Any] = {"build_id": build_id, "known": build_id in known, "version": None, "why": ""}
+    answer |= {"comm": None, "info": None}
     if not answer["known"]:
         try:
+            answer["version"] = nccl_version(elf)
             answer |= nccl_layout(request.fds[0])
         except UnsupportedTarget as e:
             answer["why"] = e.message

@@ -30,6 +30,7 @@ from probing.daemon.nccl_uprobes.nccl_layouts import (
 __all__ = ("LayoutFinder", "LayoutMap", "Parsers")
 
 _ONLY_MADE = "communicators are known only if their making was seen"
+_UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
 _MAX_WAITING = 64
 _MAX_FILES = 4096
 _MAX_REASONS = 256
@@ -140,16 +141,15 @@ class LayoutFinder:
         if build in known:
             return
         comm = {} if build in unguarded else answer.get("comm")
-        if why := self._take(comm, build):
+        why = self._take(comm, build) if isinstance(comm, dict) else _stripped(answer.get("version"))
+        if why:
             with self._lock:
                 self._explain(_name(fd, build), why)
 
-    def _take(self, comm: Any, build: str | None) -> str | None:
+    def _take(self, comm: dict[str, Any], build: str | None) -> str | None:
         """None, or why not."""
-        if not isinstance(comm, dict):
-            return f"this build of NCCL is unknown and stripped: {_ONLY_MADE}"
         if "end_magic" not in comm:
-            return f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
+            return _UNGUARDED
         try:
             self._add(NcclLayout.of(comm, (), (build,) if build else ()))
         except UnsupportedTarget as e:
@@ -204,6 +204,15 @@ class LayoutFinder:
             new.replace(self._cache)
         except OSError as e:
             _log.warning("the layouts cannot be kept in %s: %s", self._cache, e)
+
+
+def _stripped(version: Any) -> str | None:
+    """Why a build without debugging information cannot be read; None where it should be as the published one."""
+    if any(version in layout.versions for layout in NCCL_LAYOUTS):
+        return None
+    if any(version in layout.versions for layout in UNGUARDED_LAYOUTS):
+        return _UNGUARDED
+    return f"this build of NCCL is unknown and stripped: {_ONLY_MADE}"
 
 
 def _name(fd: int, build: str | None) -> str:

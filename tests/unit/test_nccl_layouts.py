@@ -63,6 +63,7 @@ struct ncclInfo {
     int coll; const char *opName; const void *send; void *recv; size_t count; int datatype, op, root;
     struct ncclComm *comm; void *stream; int chunkSteps;
 };
+const char *version_text = "NCCL version 2.98.7+cuda13.1";
 struct ncclComm the_comm;
 struct ncclInfo the_info;
 #define AT(member) offsetof(struct ncclComm, member)
@@ -263,10 +264,11 @@ def test_the_parsers_request(opened: int, tmp_path: Path) -> None:
     assert (first["known"], first["why"]) == (False, "")
     assert first["comm"]["comm_hash"] > 0
     again = json.loads(answer(Message({"known": ["00", first["build_id"]]}, fds=[opened])))
-    assert again == {"build_id": first["build_id"], "known": True, "comm": None, "info": None, "why": ""}
+    nothing = {"version": None, "comm": None, "info": None, "why": ""}
+    assert again == {"build_id": first["build_id"], "known": True, **nothing}
     with open(build(tmp_path, strip=True), "rb") as file:
         stripped = json.loads(answer(Message({"known": []}, fds=[file.fileno()])))
-    assert (stripped["known"], stripped["comm"]) == (False, None)
+    assert (stripped["known"], stripped["comm"], stripped["version"]) == (False, None, "2.98.7")
     assert "no debugging information" in stripped["why"]
     for header, fds in (({"known": []}, []), ({"known": "all"}, [opened]), ({"known": ["00"] * 5000}, [opened])):
         with pytest.raises(UsageError):

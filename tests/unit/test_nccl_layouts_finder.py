@@ -176,6 +176,9 @@ def test_a_damaged_file_is_as_none(content: str, start: Callable[..., LayoutFind
     ("answer", "why"),
     [
         ({"layout": None}, "unknown and stripped: communicators are known only if their making was seen"),
+        ({"layout": None, "version": "2.99.1"}, "unknown and stripped"),
+        ({"layout": None, "version": ["2.27.5"]}, "unknown and stripped"),
+        ({"layout": None, "version": UNGUARDED_LAYOUTS[0].version}, "before 2.21"),
         ({"layout": {"comm_hash": 16}}, "before 2.21"),
         ({"layout": comm(4100)}, "impossible offsets"),
         ({"layout": comm(4096, 4080)}, "impossible offsets"),
@@ -203,6 +206,18 @@ def test_what_is_not_taken_has_a_reason(
     # It goes on.
     attach(finder, library("cd" * 20, comm(4096)))
     wait_for(lambda: len(finder.added) == 1)
+
+
+def test_a_stripped_build_of_a_known_version_needs_nothing(
+    library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    attach(finder, library("ab" * 20, None, version=NCCL_LAYOUTS[0].version))
+    attach(finder, library("cd" * 20, comm(4096)))
+    wait_for(lambda: finder.added)
+    assert len(parsers.asked) == 2
+    assert finder.reasons == {}
 
 
 def test_builds_without_magic_words_are_known(library: Library, start: Callable[..., LayoutFinder]) -> None:

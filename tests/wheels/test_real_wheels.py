@@ -24,7 +24,7 @@ from probing.daemon.bpf.build import build
 from probing.daemon.bpf.elf import Elf, Symbol, find_symbols
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout
+from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout, nccl_version
 from probing.daemon.nccl_uprobes.names import DTYPE_BYTES, DTYPES, NCCL, OPS, REDOPS, codes
 from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
 from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
@@ -129,6 +129,8 @@ def test_the_table_has_what_dwarf_says(version: str) -> None:
     assert (entry.end_magic != ABSENT) == guarded
     assert (entry.seq_number != ABSENT) == (numbers(version) >= (2, 26))
     assert {name: found["info"][name] for name in INFO} == INFO
+    with library(version).open("rb") as file:
+        assert nccl_version(Elf(file.fileno())) == version
     if numbers(version) >= (2, 27):
         assert entry.comm_name == found["comm"]["config"] + COMM_NAME_IN_CONFIG
 
