@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The public calls of NCCL (nccl.h). They enqueue and return: nothing here sees the end of an operation, so its record
- * goes to the ring at once.
- *
- * The communicator is read from struct ncclComm where its build is known, which holds for one made before we came.
+ * NCCL. Operations are seen in ncclEnqueueCheck, through which all of them go, where a library has its symbol, and in
+ * the public calls else (symbols.py chooses). They enqueue and return: completion.bpf.h follows them on their stream.
  */
-#include "collectives.bpf.h"
+#include "nccl_comm.bpf.h"
+#include "nccl_making.bpf.h"
 
-#define NCCL_LAYOUTS 16
-#define COMM_MAGIC 0x0280028002800280ULL
-#define MAX_RANKS (1 << 24)
-
-/* ncclFunc_t, and the public calls that older versions have no number for (nccl_common.h) */
+/* ncclFunc_t (nccl_common.h) */
 enum nccl_function {
 	NCCL_BROADCAST = 0,
 	NCCL_REDUCE = 1,
@@ -23,237 +18,510 @@ enum nccl_function {
 	NCCL_ALL_TO_ALL = 8,
 	NCCL_SCATTER = 9,
 	NCCL_GATHER = 10,
+	NCCL_PUT_SIGNAL = 12,
+	NCCL_SIGNAL = 13,
 };
 
-/* Offsets in struct ncclComm, in bytes; `end_magic` 0 ends the list. Written by layouts.py. */
-struct nccl_layout {
-	__u32 end_magic;
-	__u32 comm_hash; /* followed by rank, nRanks, cudaDev */
+/* struct ncclInfo (src/include/info.h), the same in all versions from 2.18 to 2.32 */
+struct nccl_info {
+	__u32 coll;
+	__u32 padding;
+	__u64 name;
+	__u64 send;
+	__u64 receive;
+	__u64 count;
+	__u32 dtype;
+	__u32 redop;
+	__s32 root; /* or peer */
+	__u32 more_padding;
+	__u64 comm;
+	__u64 stream;
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, NCCL_LAYOUTS);
-	__type(key, __u32);
-	__type(value, struct nccl_layout);
-} nccl_layouts SEC(".maps");
-
-/* The group that a thread is in: how deep, and what names the outermost one. */
-struct group {
-	__u64 depth;
-	__u64 id;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u64);
-	__type(value, struct group);
-} nccl_groups SEC(".maps");
-
-struct comm_identity {
-	__u64 hash;
-	__s32 rank;
-	__s32 size;
-	__s32 device;
-	__s32 unused;
-};
-
-static __always_inline int has_magic(__u64 address)
-{
-	__u64 word = 0;
-
-	return !bpf_probe_read_user(&word, sizeof(word), (const void *)address) && word == COMM_MAGIC;
-}
-
-static __always_inline void read_comm(struct collective_record *r, __u64 comm)
-{
-	struct comm_identity identity;
-	__u32 i;
-
-	r->comm = comm;
-	if (!has_magic(comm))
-		return;
-	for (i = 0; i < NCCL_LAYOUTS; i++) {
-		__u32 index = i;
-		struct nccl_layout *layout = bpf_map_lookup_elem(&nccl_layouts, &index);
-
-		if (!layout || !layout->end_magic)
-			return;
-		if (!has_magic(comm + layout->end_magic))
-			continue;
-		if (bpf_probe_read_user(&identity, sizeof(identity), (const void *)(comm + layout->comm_hash)))
-			return;
-		if (identity.rank < 0 || identity.rank >= identity.size || identity.size > MAX_RANKS)
-			return;
-		r->comm_rank = identity.rank;
-		r->comm_size = identity.size;
-		r->cuda_device = identity.device;
-		r->name_form = NAME_NUMBER;
-		__builtin_memcpy(r->name, &identity.hash, sizeof(identity.hash));
-		return;
-	}
-}
 
 /*
  * One file seen through two overlay mounts has two inodes to be attached to and runs both programs at each call: the
  * second is told by its attachment, at the stack pointer of the first.
  */
-static __always_inline int is_echo(void *ctx, struct probe *probe, struct call *call, __u8 op)
+static __always_inline int is_echo(void *ctx, struct probe *probe, struct nccl_thread *thread, __u8 op)
 {
-	return call && call->record.backend == BACKEND_NCCL && call->record.op == op &&
-	       call->attachment != probe->cookie >> 16 && call->stack_pointer == user_stack_pointer(ctx);
+	return thread->last == LAST_OPERATION && thread->record.op == op &&
+	       thread->attachment != probe->cookie >> 16 && thread->stack_pointer == user_stack_pointer(ctx);
 }
 
 /* The draft of the call that this thread makes. */
-static __always_inline struct collective_record *begin(void *ctx, struct probe *probe, __u8 op)
+static __always_inline struct collective_record *begin(void *ctx, struct probe *probe, struct nccl_thread *thread,
+						       __u8 op)
 {
-	__u64 thread = bpf_get_current_pid_tgid();
-	struct group *group = bpf_map_lookup_elem(&nccl_groups, &thread);
-	struct call *call = bpf_map_lookup_elem(&calls, &thread);
+	struct collective_record *r = &thread->record;
+	__u64 id = bpf_get_current_pid_tgid();
 
-	if (is_echo(ctx, probe, call, op))
+	if (is_echo(ctx, probe, thread, op))
 		return 0;
-	call = call_begin(ctx, probe, BACKEND_NCCL);
-	if (!call) {
-		RING_LOST(collectives);
-		return 0;
-	}
-	call->record.op = op;
-	call->record.timing = TIMING_ENQUEUE_ONLY;
-	call->record.state = STATE_UNSEEN;
-	call->record.group_id = group && group->depth ? group->id : 0;
-	return &call->record;
+	thread->last = LAST_OPERATION;
+	thread->attachment = probe->cookie >> 16;
+	thread->stack_pointer = user_stack_pointer(ctx);
+	__builtin_memset(r, 0, sizeof(*r));
+	r->start_ns = thread->start_ns;
+	r->tgid = id >> 32;
+	r->tid = (__u32)id;
+	r->t_call = probe->now;
+	r->backend = BACKEND_NCCL;
+	r->op = op;
+	r->seq = UNKNOWN_WORD;
+	r->comm_rank = UNKNOWN_INT;
+	r->comm_size = UNKNOWN_INT;
+	r->root = UNKNOWN_INT;
+	r->peer = UNKNOWN_INT;
+	r->cuda_device = UNKNOWN_INT;
+	r->redop = UNKNOWN_BYTE;
+	r->async_op = UNKNOWN_BYTE;
+	r->state = STATE_CALLED;
+	r->group_id = thread->depth ? thread->group_id : 0;
+	return r;
 }
 
-static __always_inline void emit(struct collective_record *r, __u64 count, __u8 dtype, __u64 comm, __u64 stream)
+/* The place among the counted collectives of the communicator. NCCL drops empty ones before it counts them. */
+static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm)
 {
+	if (r->op > NCCL_ALL_REDUCE || !r->count || stream_captures())
+		return;
+	if (comm->base == UNKNOWN_WORD && comm->layout != NO_LAYOUT && !thread->depth)
+		comm_count_from(comm, r->comm);
+	if (comm->base != UNKNOWN_WORD)
+		r->seq = comm->base + comm->count;
+	comm->count++;
+}
+
+static __always_inline void enqueue(struct collective_record *r, struct nccl_thread *thread, __u64 count, __u32 dtype,
+				    __u64 address, __u64 stream)
+{
+	struct nccl_comm *comm;
+	struct operation_key key;
+
 	r->count = count;
-	r->dtype = dtype;
+	r->dtype = dtype < UNKNOWN_BYTE ? dtype : UNKNOWN_BYTE;
 	r->stream = stream;
-	read_comm(r, comm);
-	RING_PUSH(collectives, r);
+	r->comm = address;
+	comm = comm_at(thread, address, r->t_call);
+	if (comm) {
+		if (comm->identity != IDENTITY_NONE) {
+			r->name_form = NAME_NUMBER;
+			__builtin_memcpy(r->name, &comm->hash, sizeof(comm->hash));
+		}
+		r->comm_rank = comm->rank;
+		r->comm_size = comm->size;
+		r->cuda_device = comm->device;
+		number(r, thread, comm);
+	}
+	key = stream_enqueue(r);
+	if (key.position)
+		range_add(thread, &key);
+	else if (!thread->depth)
+		thread->ranges = 0;
+}
+
+static __always_inline void set_redop(struct collective_record *r, __u32 redop)
+{
+	if (r->op == NCCL_REDUCE || r->op == NCCL_REDUCE_SCATTER || r->op == NCCL_ALL_REDUCE)
+		r->redop = redop < UNKNOWN_BYTE ? redop : UNKNOWN_BYTE;
+}
+
+static __always_inline void set_root(struct collective_record *r, __s32 root)
+{
+	switch (r->op) {
+	case NCCL_BROADCAST:
+	case NCCL_REDUCE:
+	case NCCL_SCATTER:
+	case NCCL_GATHER:
+		r->root = root;
+		break;
+	case NCCL_SEND:
+	case NCCL_RECV:
+	case NCCL_PUT_SIGNAL:
+	case NCCL_SIGNAL:
+		r->peer = root;
+		break;
+	}
+}
+
+/* ncclEnqueueCheck(struct ncclInfo *) */
+UPROBE(nccl_enqueue)
+{
+	struct nccl_thread *thread = this_thread();
+	struct collective_record *r;
+	struct nccl_info info;
+
+	if (!thread || bpf_probe_read_user(&info, sizeof(info), (const void *)argument(ctx, 0))) {
+		RING_LOST(collectives);
+		return;
+	}
+	r = begin(ctx, probe, thread, info.coll < UNKNOWN_BYTE ? info.coll : UNKNOWN_BYTE);
+	if (!r)
+		return;
+	set_redop(r, info.redop);
+	set_root(r, info.root);
+	enqueue(r, thread, info.count, info.dtype, info.comm, info.stream);
+}
+
+/* A public call: what its arguments are, by their places; -1 where it has none. */
+static __always_inline void public_call(void *ctx, struct probe *probe, __u8 op, const int count, const int redop,
+					const int root, const int comm)
+{
+	struct nccl_thread *thread = this_thread();
+	struct collective_record *r;
+
+	if (!thread) {
+		RING_LOST(collectives);
+		return;
+	}
+	r = begin(ctx, probe, thread, op);
+	if (!r)
+		return;
+	if (redop >= 0)
+		set_redop(r, argument(ctx, redop));
+	if (root >= 0)
+		set_root(r, argument(ctx, root));
+	/* The type always follows the count, and the stream the communicator. */
+	enqueue(r, thread, argument(ctx, count), argument(ctx, count + 1), argument(ctx, comm),
+		argument(ctx, comm + 1));
 }
 
 /* (send, recv, count, dtype, op, comm, stream) */
-static __always_inline void reduction(void *ctx, struct probe *probe, __u8 op)
-{
-	struct collective_record *r = begin(ctx, probe, op);
-
-	if (!r)
-		return;
-	r->redop = argument(ctx, 4) < UNKNOWN_BYTE ? argument(ctx, 4) : UNKNOWN_BYTE;
-	emit(r, argument(ctx, 2), argument(ctx, 3), argument(ctx, 5), argument(ctx, 6));
-}
-
-/* (send, recv, count, dtype, root, comm, stream) */
-static __always_inline void rooted(void *ctx, struct probe *probe, __u8 op)
-{
-	struct collective_record *r = begin(ctx, probe, op);
-
-	if (!r)
-		return;
-	r->root = (__s32)argument(ctx, 4);
-	emit(r, argument(ctx, 2), argument(ctx, 3), argument(ctx, 5), argument(ctx, 6));
-}
-
-/* (send, recv, count, dtype, comm, stream) */
-static __always_inline void plain(void *ctx, struct probe *probe, __u8 op)
-{
-	struct collective_record *r = begin(ctx, probe, op);
-
-	if (r)
-		emit(r, argument(ctx, 2), argument(ctx, 3), argument(ctx, 4), argument(ctx, 5));
-}
-
-/* (buffer, count, dtype, peer, comm, stream) */
-static __always_inline void point_to_point(void *ctx, struct probe *probe, __u8 op)
-{
-	struct collective_record *r = begin(ctx, probe, op);
-
-	if (!r)
-		return;
-	r->peer = (__s32)argument(ctx, 3);
-	emit(r, argument(ctx, 1), argument(ctx, 2), argument(ctx, 4), argument(ctx, 5));
-}
-
 UPROBE(nccl_all_reduce)
 {
-	reduction(ctx, probe, NCCL_ALL_REDUCE);
+	public_call(ctx, probe, NCCL_ALL_REDUCE, 2, 4, -1, 5);
 }
 
 UPROBE(nccl_reduce_scatter)
 {
-	reduction(ctx, probe, NCCL_REDUCE_SCATTER);
+	public_call(ctx, probe, NCCL_REDUCE_SCATTER, 2, 4, -1, 5);
 }
 
+/* (send, recv, count, dtype, comm, stream) */
 UPROBE(nccl_all_gather)
 {
-	plain(ctx, probe, NCCL_ALL_GATHER);
+	public_call(ctx, probe, NCCL_ALL_GATHER, 2, -1, -1, 4);
 }
 
 UPROBE(nccl_all_to_all)
 {
-	plain(ctx, probe, NCCL_ALL_TO_ALL);
+	public_call(ctx, probe, NCCL_ALL_TO_ALL, 2, -1, -1, 4);
 }
 
-/* ncclBcast ends in a call of ncclBroadcast, and so needs no probe. */
+/* (send, recv, count, dtype, root, comm, stream). ncclBcast ends in a call of ncclBroadcast, and so needs no probe. */
 UPROBE(nccl_broadcast)
 {
-	rooted(ctx, probe, NCCL_BROADCAST);
+	public_call(ctx, probe, NCCL_BROADCAST, 2, -1, 4, 5);
 }
 
 UPROBE(nccl_gather)
 {
-	rooted(ctx, probe, NCCL_GATHER);
+	public_call(ctx, probe, NCCL_GATHER, 2, -1, 4, 5);
 }
 
 UPROBE(nccl_scatter)
 {
-	rooted(ctx, probe, NCCL_SCATTER);
+	public_call(ctx, probe, NCCL_SCATTER, 2, -1, 4, 5);
 }
 
 /* (send, recv, count, dtype, op, root, comm, stream) */
 UPROBE(nccl_reduce)
 {
-	struct collective_record *r = begin(ctx, probe, NCCL_REDUCE);
-
-	if (!r)
-		return;
-	r->redop = argument(ctx, 4) < UNKNOWN_BYTE ? argument(ctx, 4) : UNKNOWN_BYTE;
-	r->root = (__s32)argument(ctx, 5);
-	emit(r, argument(ctx, 2), argument(ctx, 3), argument(ctx, 6), argument(ctx, 7));
+	public_call(ctx, probe, NCCL_REDUCE, 2, 4, 5, 6);
 }
 
+/* (buffer, count, dtype, peer, comm, stream) */
 UPROBE(nccl_send)
 {
-	point_to_point(ctx, probe, NCCL_SEND);
+	public_call(ctx, probe, NCCL_SEND, 1, -1, 3, 4);
 }
 
 UPROBE(nccl_recv)
 {
-	point_to_point(ctx, probe, NCCL_RECV);
+	public_call(ctx, probe, NCCL_RECV, 1, -1, 3, 4);
 }
 
 UPROBE(nccl_group_start)
 {
-	__u64 thread = bpf_get_current_pid_tgid();
-	struct group *group = bpf_map_lookup_elem(&nccl_groups, &thread);
-	struct group first = {.depth = 1, .id = probe->now};
+	struct nccl_thread *thread = this_thread();
 
-	if (group && group->depth)
-		group->depth++;
-	else
-		bpf_map_update_elem(&nccl_groups, &thread, &first, BPF_ANY);
+	if (!thread)
+		return;
+	thread->last = LAST_OTHER;
+	if (!thread->depth) {
+		thread->group_id = probe->now;
+		thread->ranges = 0;
+	}
+	thread->depth++;
 }
 
+/* The outermost one launches what was called in the group. */
 UPROBE(nccl_group_end)
 {
-	__u64 thread = bpf_get_current_pid_tgid();
-	struct group *group = bpf_map_lookup_elem(&nccl_groups, &thread);
+	struct nccl_thread *thread = this_thread();
 
-	if (group && group->depth)
-		group->depth--;
+	if (!thread)
+		return;
+	thread->last = LAST_OTHER;
+	if (!thread->depth || --thread->depth)
+		return;
+	thread->last = LAST_GROUP_END;
+	group_launched(thread, probe->now);
+}
+
+/* Ends the group, and launches nothing. */
+UPROBE(nccl_group_simulate_end)
+{
+	struct nccl_thread *thread = this_thread();
+
+	if (!thread)
+		return;
+	thread->last = LAST_OTHER;
+	if (thread->depth)
+		thread->depth--;
+}
+
+/*
+ * ncclGetErrorString(result): what a program does with a result that is not success. It is of the call that this
+ * thread made last.
+ */
+UPROBE(nccl_error_string)
+{
+	struct nccl_thread *thread = this_thread();
+	__u32 result = argument(ctx, 0);
+
+	if (!thread || !result || result == NCCL_IN_PROGRESS || result >= UNKNOWN_BYTE)
+		return;
+	if (thread->last == LAST_OPERATION)
+		last_failed(thread, result);
+	else if (thread->last == LAST_GROUP_END)
+		group_failed(thread, result);
+	thread->last = LAST_OTHER;
+}
+
+/* ncclUniqueId is passed by value: on the stack on x86-64, by a pointer to a copy on arm64. */
+static __always_inline __u64 id_argument(void *ctx)
+{
+	return target_arch == ARCH_X86_64 ? user_stack_pointer(ctx) + 8 : argument(ctx, 2);
+}
+
+/* Arguments behind the id, from 0. */
+static __always_inline __u64 after_id(void *ctx, const int n)
+{
+	return target_arch == ARCH_X86_64 ? argument(ctx, n + 2) : argument(ctx, n + 3);
+}
+
+/* (comm *, nranks, id, rank) */
+static __always_inline struct nccl_making *init_rank(void *ctx, struct probe *probe, __u8 maker)
+{
+	struct nccl_making *making = making_begin(ctx, probe, maker, argument(ctx, 0));
+
+	if (!making)
+		return 0;
+	making->record.size = argument(ctx, 1);
+	making->record.rank = after_id(ctx, 0);
+	making_id(&making->record, id_argument(ctx));
+	return making;
+}
+
+UPROBE(nccl_init_rank)
+{
+	init_rank(ctx, probe, MADE_INIT_RANK);
+}
+
+UPROBE(nccl_init_rank_config)
+{
+	struct nccl_making *making = init_rank(ctx, probe, MADE_INIT_RANK_CONFIG);
+
+	if (making)
+		making_config(&making->record, after_id(ctx, 1));
+}
+
+/* (comm *, nranks, rank, number of ids, ids *, config): named by the first id (src/init.cc) */
+UPROBE(nccl_init_rank_scalable)
+{
+	struct nccl_making *making = making_begin(ctx, probe, MADE_INIT_RANK_SCALABLE, argument(ctx, 0));
+
+	if (!making)
+		return;
+	making->record.size = argument(ctx, 1);
+	making->record.rank = argument(ctx, 2);
+	making_id(&making->record, argument(ctx, 4));
+	making_config(&making->record, argument(ctx, 5));
+}
+
+/* (comm *, devices, device *) */
+UPROBE(nccl_init_all)
+{
+	struct nccl_making *making = making_begin(ctx, probe, MADE_INIT_ALL, argument(ctx, 0));
+	__u32 count = argument(ctx, 1);
+
+	if (!making)
+		return;
+	making->count = count <= MAX_MADE ? count : MAX_MADE;
+	making->record.size = count;
+	making->devices = argument(ctx, 2);
+}
+
+/* (comm, color, key, comm *, config) */
+UPROBE(nccl_split)
+{
+	struct nccl_making *making = making_begin(ctx, probe, MADE_SPLIT, argument(ctx, 3));
+
+	if (!making)
+		return;
+	making->record.color = argument(ctx, 1);
+	making->record.key = argument(ctx, 2);
+	making_config(&making->record, argument(ctx, 4));
+	making_parent(making, argument(ctx, 0), probe->now);
+}
+
+/* (comm, excluded *, number of them, comm *, config, flags) */
+UPROBE(nccl_shrink)
+{
+	struct nccl_making *making = making_begin(ctx, probe, MADE_SHRINK, argument(ctx, 3));
+
+	if (!making)
+		return;
+	making_config(&making->record, argument(ctx, 4));
+	making_parent(making, argument(ctx, 0), probe->now);
+}
+
+/*
+ * (comm, nranks, id *, rank, comm *, config): the old ranks pass no id and -1, the new ones no communicator. The id
+ * does not name it for all, so only its struct does.
+ */
+UPROBE(nccl_grow)
+{
+	struct nccl_making *making = making_begin(ctx, probe, MADE_GROW, argument(ctx, 4));
+	__u64 id = argument(ctx, 2);
+
+	if (!making)
+		return;
+	if (id)
+		making_id(&making->record, id);
+	making->record.hash = 0;
+	making->record.identity = IDENTITY_NONE;
+	making->record.size = argument(ctx, 1);
+	making->record.rank = argument(ctx, 3);
+	making_config(&making->record, argument(ctx, 5));
+	making_parent(making, argument(ctx, 0), probe->now);
+}
+
+UPROBE(nccl_made)
+{
+	making_return(ctx, probe);
+}
+
+static __always_inline void comm_event(struct nccl_thread *thread, struct probe *probe, __u64 address, __u8 event)
+{
+	struct comm_key key = comm_key(thread, address);
+	struct nccl_comm *comm = bpf_map_lookup_elem(&nccl_comms, &key);
+
+	if (!comm)
+		return;
+	comm_say(&thread->said, probe->now, event);
+	comm_identify(&thread->said, comm, address);
+	RING_PUSH(communicators, &thread->said);
+	if (event != COMM_FINALIZED)
+		bpf_map_delete_elem(&nccl_comms, &key);
+}
+
+static __always_inline void comm_call(void *ctx, struct probe *probe, __u8 event)
+{
+	struct nccl_thread *thread = this_thread();
+
+	if (!thread)
+		return;
+	thread->last = LAST_OTHER;
+	comm_event(thread, probe, argument(ctx, 0), event);
+}
+
+UPROBE(nccl_finalize)
+{
+	comm_call(ctx, probe, COMM_FINALIZED);
+}
+
+UPROBE(nccl_destroy)
+{
+	comm_call(ctx, probe, COMM_DESTROYED);
+}
+
+UPROBE(nccl_abort)
+{
+	comm_call(ctx, probe, COMM_ABORTED);
+}
+
+/* ncclCommGetAsyncError(comm, result *) */
+UPROBE(nccl_async_error)
+{
+	struct nccl_thread *thread = this_thread();
+
+	if (!thread)
+		return;
+	thread->last = LAST_OTHER;
+	thread->asked_comm = argument(ctx, 0);
+	thread->asked_where = argument(ctx, 1);
+}
+
+UPROBE(nccl_async_error_told)
+{
+	struct nccl_thread *thread = this_thread();
+	__u32 result = 0;
+	struct nccl_comm *comm;
+
+	if (!thread || !thread->asked_where || (__u32)return_value(ctx))
+		return;
+	if (bpf_probe_read_user(&result, sizeof(result), (const void *)thread->asked_where))
+		result = NCCL_IN_PROGRESS;
+	thread->asked_where = 0;
+	/* One in progress is not whole yet. */
+	if (result == NCCL_IN_PROGRESS)
+		return;
+	comm = comm_at(thread, thread->asked_comm, probe->now);
+	if (!comm || comm->async_result == result || result >= UNKNOWN_BYTE)
+		return;
+	comm->async_result = result;
+	comm_say(&thread->said, probe->now, COMM_ERROR);
+	comm_identify(&thread->said, comm, thread->asked_comm);
+	thread->said.result = result;
+	RING_PUSH(communicators, &thread->said);
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct collective_record);
+} nccl_closing SEC(".maps");
+
+/*
+ * Run by the collector for an open operation whose communicator is gone: object, position, start_ns, tgid, and 1 where
+ * it was aborted. Returns 1 when there was such an operation.
+ */
+SEC("raw_tp")
+int nccl_close(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct operation_key key = {
+		.object = ctx->args[0],
+		.position = ctx->args[1],
+		.start_ns = ctx->args[2],
+		.tgid = ctx->args[3],
+	};
+	struct collective_record *open = bpf_map_lookup_elem(&operations, &key), *draft;
+	__u32 zero = 0;
+
+	draft = bpf_map_lookup_elem(&nccl_closing, &zero);
+	if (!open || !draft)
+		return 0;
+	__builtin_memcpy(draft, open, sizeof(*draft));
+	draft->state = STATE_ABANDONED;
+	if (ctx->args[4]) {
+		draft->state = STATE_FAILED;
+		__builtin_memcpy(draft->error, "the communicator was aborted", 29);
+	}
+	operation_take(&key, draft);
+	return 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The calls that make communicators: what their arguments say at the entry, and what became of it at the return. */
+#ifndef PROBING_NCCL_MAKING_BPF_H
+#define PROBING_NCCL_MAKING_BPF_H
+
+#include "nccl_comm.bpf.h"
+
+/* Devices of one process. */
+#define MAX_MADE 32
+/* ncclConfig_t (nccl.h): `size` and `magic` come first; commName from 2.27 on. */
+#define CONFIG_MAGIC 0xcafebeef
+#define CONFIG_COMM_NAME 48
+#define CONFIG_MAX_BYTES 4096
+/* Where a shrink has no color, for a name of its own. */
+#define COLOR_OF_SHRINK (-2)
+
+/* getHash of NCCL's src/misc/utils.cc, over the bytes of the unique id */
+static __noinline __u64 id_hash(const signed char *id)
+{
+	__u64 hash = 5381;
+	int i;
+
+	for (i = 0; i < UNIQUE_ID_BYTES; i++)
+		hash = ((hash << 5) + hash) ^ (__u64)(__s64)id[i];
+	return hash;
+}
+
+/* The 128 bytes of ncclUniqueId begin as ncclBootstrapHandle: a magic number, and the socket address of the root. */
+static __noinline int making_id(struct communicator_record *r, __u64 address)
+{
+	signed char id[UNIQUE_ID_BYTES] = {};
+
+	if (bpf_probe_read_user(id, sizeof(id), (const void *)address))
+		return 0;
+	r->hash = id_hash(id);
+	r->identity = IDENTITY_UNIQUE_ID;
+	__builtin_memcpy(r->root_address, id + 8, sizeof(r->root_address));
+	return 0;
+}
+
+static __always_inline void making_config(struct communicator_record *r, __u64 config)
+{
+	struct {
+		__u64 size;
+		__u32 magic;
+		__u32 version;
+	} head;
+
+	if (config && !bpf_probe_read_user(&head, sizeof(head), (const void *)config) && head.magic == CONFIG_MAGIC &&
+	    head.size >= CONFIG_COMM_NAME + 8 && head.size <= CONFIG_MAX_BYTES)
+		read_name(r, config + CONFIG_COMM_NAME);
+}
+
+static __always_inline struct nccl_making *making_begin(void *ctx, struct probe *probe, __u8 maker, __u64 where)
+{
+	struct nccl_thread *thread = this_thread();
+	struct nccl_making *making;
+
+	if (!thread) {
+		RING_LOST(communicators);
+		return 0;
+	}
+	thread->last = LAST_OTHER;
+	making = &thread->making;
+	making->where = where;
+	making->devices = 0;
+	making->parent = 0;
+	making->child = 0;
+	making->stack_pointer = user_stack_pointer(ctx);
+	making->count = 1;
+	comm_say(&making->record, probe->now, COMM_MADE);
+	making->record.maker = maker;
+	return making;
+}
+
+/* Of a child: what its parent is, and the how many-th it is, where all were seen. */
+static __always_inline void making_parent(struct nccl_making *making, __u64 parent, __u64 now)
+{
+	struct nccl_thread *thread = this_thread();
+	struct nccl_comm *comm = thread && parent ? comm_at(thread, parent, now) : 0;
+
+	making->parent = parent;
+	if (!comm)
+		return;
+	making->record.parent = comm->hash;
+	if (comm->maker != MADE_UNKNOWN && comm->identity != IDENTITY_NONE)
+		making->child = comm->children + 1;
+}
+
+/* eatHash of NCCL's src/include/bitops.h, of one chunk */
+static __always_inline void eat_hash(__u64 *first, __u64 *second, __u64 chunk, __u64 size)
+{
+	*first ^= size;
+	*first += *second;
+	*second ^= *first;
+	*first ^= *first >> 31;
+	*first *= 0x9de62bbc8cef3ce3ULL;
+	*second ^= *second >> 32;
+	*second *= 0x485cd6311b599e79ULL;
+	*first += chunk;
+}
+
+/*
+ * As NCCL from 2.27 on names a split (src/init.cc: parent, count of splits, color; digestHash of bitops.h); for other
+ * children it is a name of our own, the same on all ranks.
+ */
+static __always_inline __u64 child_hash(__u64 parent, __u32 child, __s32 color)
+{
+	__u64 first = 1, second = 1, hash;
+
+	eat_hash(&first, &second, parent, sizeof(parent));
+	eat_hash(&first, &second, child, sizeof(child));
+	eat_hash(&first, &second, (__u32)color, sizeof(color));
+	hash = first;
+	hash ^= hash >> 31;
+	hash *= 0xbac3bd562846de6bULL;
+	hash += second;
+	hash ^= hash >> 32;
+	return hash * 0x995a187a14e7b445ULL;
+}
+
+static __always_inline void making_child(struct nccl_thread *thread, struct nccl_making *making)
+{
+	struct communicator_record *r = &making->record;
+	struct comm_key key = comm_key(thread, making->parent);
+	struct nccl_comm *parent = bpf_map_lookup_elem(&nccl_comms, &key);
+	__s32 color = r->maker == MADE_SPLIT ? r->color : COLOR_OF_SHRINK;
+
+	if (parent)
+		parent->children++;
+	if (!making->child || r->maker == MADE_GROW)
+		return;
+	r->hash = child_hash(r->parent, making->child, color);
+	r->identity = IDENTITY_DERIVED;
+}
+
+/* The communicator is at `address`; `like` says of which layout, `whole`: the call has done all its work. */
+static __noinline int comm_made(struct nccl_thread *thread, __u64 address, struct nccl_comm *like, int whole)
+{
+	struct communicator_record *made = &thread->making.record;
+	struct comm_key key = comm_key(thread, address);
+	struct nccl_comm comm = {
+		.hash = made->hash,
+		.rank = made->rank,
+		.size = made->size,
+		.device = made->cuda_device,
+		.identity = made->identity,
+		.maker = made->maker,
+		.layout = NO_LAYOUT,
+	};
+
+	comm.magic = has_magic(address);
+	comm.scanned = like->scanned;
+	if (comm.magic && like->layout != NO_LAYOUT && has_magic(address + like->end_magic)) {
+		comm.layout = like->layout;
+		comm.end_magic = like->end_magic;
+		comm.comm_hash = like->comm_hash;
+	}
+	/* What is being made is read when it is used. A name of our own is not one where the real one can be read. */
+	if (comm.layout != NO_LAYOUT && comm.identity == IDENTITY_DERIVED) {
+		comm.identity = IDENTITY_NONE;
+		comm.hash = 0;
+	}
+	if (whole)
+		comm_adopt(&comm, address);
+	__builtin_memcpy(&thread->said, made, sizeof(thread->said));
+	comm_tell(thread, &comm, address);
+	bpf_map_update_elem(&nccl_comms, &key, &comm, BPF_ANY);
+	return 0;
+}
+
+static __always_inline void making_return(void *ctx, struct probe *probe)
+{
+	struct nccl_thread *thread = this_thread();
+	struct nccl_making *making;
+	struct communicator_record *r;
+	__u64 address, result = (__u32)return_value(ctx);
+	__u32 count, i;
+	struct nccl_comm like = {};
+	int whole;
+
+	if (!thread || !thread->making.count)
+		return;
+	making = &thread->making;
+	r = &making->record;
+	count = making->count;
+	making->count = 0;
+	/* A return of another call than the one whose entry was seen. */
+	if (user_stack_pointer(ctx) < making->stack_pointer || user_stack_pointer(ctx) > making->stack_pointer + 16)
+		return;
+	whole = !result && !thread->depth;
+	r->result = result < UNKNOWN_BYTE ? result : UNKNOWN_BYTE;
+	r->duration_ns = whole ? probe->now - r->t : 0;
+	r->t = probe->now;
+	if (result && result != NCCL_IN_PROGRESS) {
+		RING_PUSH(communicators, r);
+		return;
+	}
+	if (making->parent)
+		making_child(thread, making);
+	/* They are of one library, and so of one layout. */
+	address = 0;
+	bpf_probe_read_user(&address, sizeof(address), (const void *)making->where);
+	comm_lay_out(thread, &like, address);
+	for (i = 0; i < MAX_MADE; i++) {
+		if (i >= count)
+			break;
+		address = 0;
+		bpf_probe_read_user(&address, sizeof(address), (const void *)(making->where + i * 8));
+		if (r->maker == MADE_INIT_ALL) {
+			r->rank = i;
+			r->cuda_device = i;
+			if (making->devices &&
+			    bpf_probe_read_user(&r->cuda_device, 4, (const void *)(making->devices + i * 4)))
+				r->cuda_device = UNKNOWN_INT;
+		}
+		/* Who passes no color gets no communicator. */
+		if (address)
+			comm_made(thread, address, &like, whole);
+	}
+}
+
+#endif
