@@ -1,0 +1,125 @@
+"""A 2 x 2 grid of gloo groups, as probingctl shows it: each group is a communicator of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_support import JOBS, Daemon, free_port, wait_for
+
+STEPS = 20
+# DESC_BYTES of collectives.bpf.h
+DESCRIPTION_BYTES = 24
+# Ranks -> what the job calls the group, and what each of its ranks does with it in STEPS steps.
+GROUPS = {
+    (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", 8 * STEPS),
+    (2, 3): ("TENSOR_MODEL_PARALLEL_GROUP", 8 * STEPS),
+    (0, 2): ("DATA_PARALLEL_GROUP", STEPS),
+    (1, 3): ("DATA_PARALLEL_GROUP", STEPS),
+    (0, 1, 2, 3): ("default_pg", STEPS),
+}
+
+
+class Grid:
+    def __init__(self, run_job: Callable[..., subprocess.Popen[Any]], python: str, folder: Path) -> None:
+        port = free_port()
+        self.job = f"n1/127.0.0.1:{port}"
+        self.ranks = []
+        for rank in range(4):
+            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4", "NAMED": "1"}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.ranks.append(
+                run_job(
+                    python, JOBS / "grid.py", folder / f"rank{rank}", env=env, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+            )  # fmt: skip
+        self.hear("ready")
+
+    def hear(self, word: str) -> None:
+        for rank in self.ranks:
+            assert rank.stdout
+            assert rank.stdout.readline().strip() == word
+
+    def tell(self, ranks: list[int], command: str) -> None:
+        for rank in ranks:
+            stdin = self.ranks[rank].stdin
+            assert stdin
+            stdin.write(command + "\n")
+            stdin.flush()
+
+    def steps(self, count: int) -> None:
+        self.tell([0, 1, 2, 3], f"steps {count}")
+        self.hear("done")
+
+
+@pytest.fixture
+def grid(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Grid:
+    made = Grid(run_job, sys.executable, tmp_path)
+    trained = [rank.pid for rank in made.ranks]
+    wait_for("four trainers", lambda: {p["pid"] for p in daemon.json("ps") if p["role"] == "trainer"} >= set(trained))
+    return made
+
+
+def communicators(daemon: Daemon, grid: Grid) -> dict[tuple[int, ...], dict[str, Any]]:
+    return {tuple(own["members"]): own for own in daemon.json("nccl", "--job", grid.job)}
+
+
+def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
+    grid.steps(STEPS)
+    total = sum(calls * len(ranks) for ranks, (_, calls) in GROUPS.items())
+    sql = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{grid.job}'"
+    wait_for("all operations", lambda: daemon.query(sql) == [{"n": total}])
+    found = communicators(daemon, grid)
+    assert set(found) == set(GROUPS)
+    assert len({own["comm"] for own in found.values()}) == 5
+    for ranks, (name, calls) in GROUPS.items():
+        own = found[ranks]
+        # As much of it as a record holds.
+        assert own["name"] == name[:DESCRIPTION_BYTES]
+        assert (own["backend"], own["size"], own["nodes"]) == ("gloo", len(ranks), 1)
+        (op,) = own["ops"]
+        assert (op["op"], op["calls"], op["not_done"]) == ("all_reduce", calls * len(ranks), 0)
+        assert op["timed"] == op["calls"]
+        assert [row["rank"] for row in own["ranks"]] == list(ranks)
+        assert {row["calls"] for row in own["ranks"]} == {calls}
+        assert own["totals"]["timing_sources"] == {"exact": op["calls"]}
+        assert own["totals"]["busbw_gbps"] > 0
+    assert found[0, 1, 2, 3]["role"] == "world"
+
+
+def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
+    grid.steps(2)
+    grid.tell([0, 1, 2], "steps 1")
+
+    def waiting() -> dict[tuple[int, ...], Any]:
+        return {ranks: own["inflight"] for ranks, own in communicators(daemon, grid).items() if own["inflight"]}
+
+    # 0 and 1 get through their row; 2 waits for 3 in its own, 0 for 2 and 1 for 3 in their columns.
+    wait_for("three ranks that wait", lambda: set(waiting()) == {(2, 3), (0, 2), (1, 3)})
+    assert {ranks: [row["rank"] for row in rows] for ranks, rows in waiting().items()} == {
+        (2, 3): [2], (0, 2): [0], (1, 3): [1],
+    }  # fmt: skip
+    text = daemon.ctl("nccl", "--job", grid.job).stdout
+    assert "ranks 2; not in it: 3" in text
+    grid.tell([3], "steps 1")
+    grid.hear("done")
+    wait_for("the end of all waits", lambda: not waiting())
+
+
+def test_a_rank_that_dies_fails_the_operations_of_others(daemon: Daemon, grid: Grid) -> None:
+    grid.steps(2)
+    grid.tell([0, 1, 2], "steps 1")
+    wait_for("ranks that wait", lambda: any(own["inflight"] for own in communicators(daemon, grid).values()))
+    grid.ranks[3].kill()
+
+    def failed() -> list[dict[str, Any]]:
+        return [row for own in communicators(daemon, grid).values() for row in own["failed"]]
+
+    wait_for("failures on ranks 1 and 2", lambda: {row["rank"] for row in failed()} >= {1, 2})
+    assert all(row["error"] and row["op"] == "all_reduce" for row in failed())
+    assert "FAILED all_reduce seq" in daemon.ctl("nccl", "--job", grid.job).stdout
