@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from probing.api.errors import ProcessGone
 from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
@@ -144,7 +145,7 @@ class Collected:
         self.losses.append(loss)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        return [row for name, batch in self.batches if name == table for row in batch.to_pylist()]
+        return [row for name, batch in self.batches if name == table for row in _rows(batch)]
 
 
 class Answer:
@@ -156,7 +157,10 @@ class OwnReaders:
     """Reads the maps of processes by itself."""
 
     def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any:
-        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines(keepends=True)
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines(keepends=True)
+        except OSError as e:
+            raise ProcessGone(f"process {pid} has ended") from e
         return Answer(b"".join(line for line in lines if b"/" in line))
 
 
@@ -248,7 +252,7 @@ class Cuda:
         drained = ring.drain()
         batches = self.source.assemble_syncs(drained.records, self.clock.pair())
         ring.commit(drained.position)
-        return [row for batch in batches.values() for row in batch.cast(_plain(batch.schema)).to_pylist()]
+        return [row for batch in batches.values() for row in _rows(batch)]
 
     def close(self) -> None:
         for script in self._scripts:
@@ -256,9 +260,10 @@ class Cuda:
         self.source.stop()
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Times as numbers: Python's own have no nanoseconds."""
-    return pa.schema([pa.field(f.name, pa.int64() if pa.types.is_timestamp(f.type) else f.type) for f in schema])
+    fields = [pa.field(f.name, pa.int64() if pa.types.is_timestamp(f.type) else f.type) for f in batch.schema]
+    return list(batch.cast(pa.schema(fields)).to_pylist())
 
 
 def _operation(record: np.void) -> dict[str, Any]:
