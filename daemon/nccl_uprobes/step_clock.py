@@ -17,10 +17,13 @@ __all__ = ("Step", "StepClock")
 
 Array = npt.NDArray[Any]
 _FIRST_SEARCH = 8
-_GROWTH = 1.25
+# A search comes when so much of what is known is new; sooner where there were steps already.
+_SHARE, _SHARE_AFTER_LOSS = 2, 8
+# The least time between two searches of a full window, ns of the operations.
+_REST_NS = 10_000_000_000
 # Of the last so many steps, how many fit.
 _RECENT = 32
-_MIN_FIT = 0.5
+_MIN_FIT = 0.6
 # Steps with other operations in them, since the word was found, before a larger word is looked for.
 _ODD_STEPS = 3
 # Operations without the word, in words and as many more: until another word is looked for, and until it is lost.
@@ -33,7 +36,11 @@ _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 @dataclass(frozen=True, slots=True)
 class Step:
     """``elapsed``: steps since the one before, 1 but where some were missed. ``exact``: it has the word's operations
-    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are UTC ns."""
+    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are ns.
+
+    ``confidence``: the share of the last 32 steps that were exact, times what the word is worth: 0.95; 0.75 where it
+    encloses a smaller one, lies in a larger one or has sizes that vary; 0.5 where it is one signature only.
+    """
 
     t_start: int
     t_end: int
@@ -54,11 +61,13 @@ class StepClock:
         self._turn = turn
         self._history = History()
         self._search_at = _FIRST_SEARCH
+        self._searched = 0
         self._recent: list[bool] = []
         self._odd = 0
+        self._odd_since = 0
         self._odd_search = _ODD_STEPS
-        # Of the last step that was told: its end, how long a step took, the length of its word.
-        self._last: tuple[int, float, int] | None = None
+        # Of the last step that was told: its end, how long a step took, its word.
+        self._last: tuple[int, float, Period] | None = None
         self._skipped = 0
         self.period: Period | None = None
 
@@ -77,29 +86,45 @@ class StepClock:
 
     def _search(self) -> None:
         history = self._history
-        if history.added < self._search_at:
+        if history.added < self._search_at or not len(history.waiting):
             return
+        newest = int(history.waiting["t"][-1])
+        if len(history.operations) >= WINDOW and newest - self._searched < _REST_NS:
+            return
+        self._searched = newest
         # So that all searches together cost a few times what the last one does.
         known = len(history.operations)
-        pause = max(int(known * (_GROWTH - 1)), 4) if known < WINDOW else known
-        self._search_at = history.added + pause
+        share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
+        self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        if len(waiting) >= _FIRST_SEARCH and (period := find_period(waiting)) is not None:
-            self._lock(period)
+        # After a word was lost, what comes next may be as long as a validation takes, and say nothing of the steps.
+        for share in (1, 4, 16) if self._last is not None else (1,):
+            begin = len(waiting) - len(waiting) // share
+            if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
+                self._lock(period, begin)
+                return
 
-    def _lock(self, period: Period) -> None:
+    def _lock(self, period: Period, begin: int) -> None:
         self.period = period = self._turn(period)
         waiting = self._history.waiting
         starts = places(signatures(waiting, period.varying), period.word)
-        first = int(starts[0]) if len(starts) else 0
-        if self._last is not None and len(starts):
-            before, each, length = self._last
-            by_time = round((int(waiting["t"][first]) - before) / max(each, 1.0))
-            # No more steps than there were operations for.
-            self._skipped = max(min(by_time, first // length), 0)
-        self._history.at += first
+        if len(starts):
+            # Back to where what was searched goes on from.
+            breaks = np.flatnonzero(np.diff(starts) > _RESTLESS[0] * len(period.word))
+            breaks = breaks[starts[breaks] < begin]
+            first = int(starts[breaks[-1] + 1 if len(breaks) else 0])
+            self._skipped = self._steps_in(waiting[:first], int(waiting["t"][first]))
+            self._history.at += first
         self._recent = [True]
         self._odd, self._odd_search = 0, _ODD_STEPS
+
+    def _steps_in(self, gap: Array, until: int) -> int:
+        """How many steps lie between the last one told and ``until``: no more than ``gap`` has operations for."""
+        if self._last is None:
+            return 0
+        end, each, period = self._last
+        fitting = int(np.isin(signatures(gap, period.varying), period.word).sum()) // len(period.word)
+        return max(min(round((until - end) / max(each, 1.0)), fitting), 0)
 
     def _follow(self, period: Period) -> list[Step]:
         waiting = self._history.waiting
@@ -109,7 +134,7 @@ class StepClock:
             self._history.at += starts[-1][0]
         if found:
             each = (found[-1].t_end - found[0].t_start) / len(found)
-            self._last = (found[-1].t_end, each, len(period.word))
+            self._last = (found[-1].t_end, each, period)
         restless, lost = (without > words * len(period.word) + more for words, more in (_RESTLESS, _PATIENCE))
         if lost or sum(self._recent) / len(self._recent) < _MIN_FIT:
             self._lose()
@@ -126,7 +151,9 @@ class StepClock:
     def _look_for_more(self, period: Period) -> None:
         """What comes between the steps may make them micro-steps of larger ones."""
         self._odd_search = 2 * self._odd
-        more = find_period(self._history.operations)
+        known = self._history.operations
+        recent = known[np.searchsorted(known["t"], self._odd_since) :]
+        more = find_period(recent) if len(recent) >= _FIRST_SEARCH else None
         if more is not None and len(more.word) > len(period.word):
             self.period = self._turn(more)
 
@@ -134,7 +161,9 @@ class StepClock:
         begin, exact = start
         inside = waiting[begin : following[0]]
         self._recent = [*self._recent, exact][-_RECENT:]
-        self._odd += len(inside) != len(period.word)
+        if len(inside) != len(period.word):
+            self._odd_since = self._odd_since if self._odd else int(inside["t"][0])
+            self._odd += 1
         elapsed, self._skipped = 1 + self._skipped, 0
         first = inside[0]
         return Step(

@@ -120,17 +120,24 @@ class History:
         self._end += len(new)
         self.added += len(new)
         waiting = self.waiting
-        if len(new) < len(waiting) and waiting["t"][-len(new) - 1] > waiting["t"][-len(new)]:
-            waiting[:] = _ordered(waiting)
+        if 0 < len(new) < len(waiting):
+            mixed = waiting[np.searchsorted(waiting["t"][: -len(new)], new["t"][0], side="right") :]
+            if len(mixed) > len(new):
+                mixed[:] = _ordered(mixed)
         return len(new)
 
     def _missing(self, new: Array) -> Array:
         if self.at:
             first = self.operations["t"][self.at] if len(self.waiting) else self.operations["t"][-1] + 1
             new = new[new["t"] >= first]
-        # A drain that could not be written comes again.
+        # A drain that could not be written comes again. Both are in order: only where they overlap can one be the same.
         waiting = self.waiting
-        return new[~(np.isin(new["t"], waiting["t"]) & np.isin(new["sign"], waiting["sign"]))]
+        if not len(new) or not len(waiting):
+            return new
+        same = waiting[np.searchsorted(waiting["t"], new["t"][0]) :]
+        part = new[: np.searchsorted(new["t"], waiting["t"][-1], side="right")]
+        kept = ~(np.isin(part["t"], same["t"]) & np.isin(part["sign"], same["sign"]))
+        return np.concatenate((part[kept], new[len(part) :]))
 
     def _reserve(self, more: int) -> None:
         if self._end + more <= len(self._buffer):

@@ -68,25 +68,30 @@ class Calibration:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
+        self._ended: deque[tuple[int, int, int]] = deque(maxlen=_MAX_WAITING)
         self._sights: deque[int] = deque(maxlen=_SIGHTS)
         self.offset: int | None = None
 
     def sight(self, t: int, value: int) -> None:
         """The variable was first seen to be ``value`` at ``t``, ns."""
+        for t_start, t_end, number in self._ended:
+            if t_start <= t < t_end:
+                self._conclude(value - number)
+                return
         self._waiting.append((t, value))
 
     def ended(self, t_start: int, t_end: int, number: int) -> None:
-        """Step ``number`` is over, with all that was seen during it.
-
-        The variable changes somewhere within a step, so single sights are off by one; what most of them say holds, and
-        goes on to hold until nearly all say something else.
-        """
+        """Step ``number`` is over, with all that was seen during it."""
+        self._ended.append((t_start, t_end, number))
         while self._waiting and self._waiting[0][0] < t_end:
             t, value = self._waiting.popleft()
             if t >= t_start:
-                self._sights.append(value - number)
-        if not self._sights:
-            return
-        offset, times = Counter(self._sights).most_common(1)[0]
+                self._conclude(value - number)
+
+    def _conclude(self, offset: int) -> None:
+        """The variable changes somewhere within a step, so single sights are off by one; what most of them say holds,
+        and goes on to hold until nearly all say something else."""
+        self._sights.append(offset)
+        common, times = Counter(self._sights).most_common(1)[0]
         if times >= (_ENOUGH if self.offset is None else _SIGHTS - 1):
-            self.offset = offset
+            self.offset = common
