@@ -1,0 +1,181 @@
+"""A job that calls NCCL, without a GPU: the tables and `probingctl nccl` say what it did, whatever happens to us."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles.doubles import Call, DoubleJob, Doubles, build
+from doubles.watching import expected
+from e2e_support import Daemon, free_port, wait_for
+
+SIZE = 3
+# Columns that the arguments of a call say, but those that name the process.
+SAID = ("op", "dtype", "count", "bytes", "redop", "root", "peer", "stream", "comm", "comm_rank", "comm_size")
+Row = dict[str, Any]
+
+
+class Job:
+    """A job of the doubles with a name that the daemon knows it by."""
+
+    def __init__(self, doubles: Doubles, folder: Path) -> None:
+        port = str(free_port())
+        self.name = f"n1/127.0.0.1:{port}"
+        self.ranks = DoubleJob(doubles, folder / port, SIZE, MASTER_PORT=port, WATCHDOG_MS="10")
+
+    def operations(self, daemon: Daemon, where: str = "true") -> list[Row]:
+        """Rows of comm.ops; the ends as ns after the call."""
+        ends = ", ".join(f"epoch_ns({name}) - epoch_ns(t_call) AS {name}" for name in ("t_done_lo", "t_done_hi"))
+        columns = f"pid, tid, rank, seq, state, timing_source, error, {', '.join(SAID)}, {ends}"
+        order = "ORDER BY pid, t_call"
+        return daemon.rows(f"SELECT {columns} FROM comm.ops WHERE job = '{self.name}' AND {where} {order}")
+
+    def wait_for_operations(self, daemon: Daemon, count: int, where: str = "true") -> list[Row]:
+        return list(
+            wait_for(
+                f"{count} operations", lambda: (len(rows := self.operations(daemon, where)) >= count and rows) or None
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def doubles() -> Iterator[Doubles]:
+    folder = Path(f"/var/tmp/probingd-doubles-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    built = build(folder)
+    yield built
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+@pytest.fixture
+def start_job(doubles: Doubles, tmp_path: Path) -> Iterator[Callable[[], Job]]:
+    jobs: list[Job] = []
+
+    def start() -> Job:
+        jobs.append(Job(doubles, tmp_path))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.ranks.close()
+
+
+def ready(daemon: Daemon, job: Job) -> None:
+    """Wait until the daemon sees the job's calls: it comes to libraries that were mapped before it looked."""
+    job.ranks.do("init first plain")
+    job.ranks.do("duration 2000000")
+
+    def seen() -> bool:
+        job.ranks.do("do 1 all_reduce 1 7")
+        job.ranks.do("drain")
+        where = "count = 1 AND state = 'done'"
+        return {row["rank"] for row in job.operations(daemon, where)} == set(range(SIZE))
+
+    wait_for("operations of every rank", seen)
+    job.ranks.do("init world config")
+
+
+def check(rows: list[Row], calls: list[Call]) -> None:
+    """Each call has one row, with its arguments, and an interval that holds its end."""
+    calls = sorted(calls, key=lambda call: (call.pid, call.before))
+    assert [(row["pid"], row["seq"]) for row in rows] == [(call.pid, call.seq) for call in calls]
+    for row, call in zip(rows, calls, strict=True):
+        wanted = expected(call)
+        assert {name: row[name] for name in SAID} == {name: wanted[name] for name in SAID}
+        assert row["rank"] == call.rank
+        ((_, end),) = call.ends
+        # The call was somewhere between `before` and `inside`; the bounds are counted from it.
+        assert row["t_done_hi"] >= end - call.inside
+        assert (row["t_done_lo"] or 0) <= end - call.before
+        assert row["state"] == "done"
+
+
+def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callable[[], Job]) -> None:
+    job = start_job()
+    ready(daemon, job)
+    for command in (
+        *("do 5 all_reduce 1000 7 4", "do 3 broadcast 100 6 0 2", "do 3 reduce_scatter 13 9 2", "do 2 all_gather 17 5"),
+        *("group 4 all_reduce 23 8 1", "ring 3 10", "style blocking", "do 2 all_reduce 43 7", "style side"),
+    ):
+        assert job.ranks.do(command) == [0] * SIZE
+    job.ranks.finish()
+    world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
+    calls = [call for call in job.ranks.calls() if call.comm == world]
+    rows = job.wait_for_operations(daemon, len(calls), f"comm = '{world}'")
+    check(rows, calls)
+    assert {row["timing_source"] for row in rows if row["count"] == 1000} == {"watchdog"}
+    assert {row["timing_source"] for row in rows if row["count"] == 43} == {"blocking_wait"}
+    known = daemon.query(
+        "SELECT DISTINCT rank, size, job_rank, name, made_by, identity, state FROM comm.communicators"
+        f" WHERE job = '{job.name}' AND comm = '{world}' AND made_by IS NOT NULL ORDER BY rank"
+    )
+    assert known == [
+        {"rank": rank, "size": SIZE, "job_rank": rank, "name": "world", "made_by": "init_rank_config"}
+        | {"identity": "struct", "state": "active"}
+        for rank in range(SIZE)
+    ]
+
+
+def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> None:
+    job = start_job()
+    ready(daemon, job)
+    job.ranks.do("do 2 all_reduce 5 7")
+    job.ranks.do("drain")
+    job.ranks.do("do 1 all_gather 7 7", [0, 1])
+
+    def waiting() -> list[Row]:
+        found = daemon.json("nccl", job.name)
+        return [row for comm in found for row in comm["inflight"] if row["op"] == "all_gather"]
+
+    rows = wait_for("operations in flight", lambda: len(rows := waiting()) == 2 and rows)
+    assert [(row["rank"], row["seq"], row["state"]) for row in rows] == [(0, 2, "launched"), (1, 2, "launched")]
+    assert all(row["age_ns"] > 0 for row in rows)
+    text = daemon.ctl("nccl", job.name).stdout
+    assert "all_gather" in text
+    # The third rank comes, and nobody waits any longer.
+    job.ranks.do("do 1 all_gather 7 7", [2])
+    job.ranks.finish()
+    wait_for("no operation in flight", lambda: not waiting())
+    assert {row["state"] for row in job.wait_for_operations(daemon, SIZE, "op = 'all_gather'")} == {"done"}
+
+
+def test_an_abort_ends_what_was_open(daemon: Daemon, start_job: Callable[[], Job]) -> None:
+    job = start_job()
+    ready(daemon, job)
+    job.ranks.do("do 2 all_reduce 5 7")
+    job.ranks.do("drain")
+    job.ranks.do("do 1 all_gather 7 7", [0, 1])
+    wait_for(
+        "operations in flight",
+        lambda: len(daemon.query(f"SELECT pid FROM comm.inflight WHERE job = '{job.name}' AND op = 'all_gather'")) == 2,
+    )
+    job.ranks.do("abort world", [0, 1])
+    rows = job.wait_for_operations(daemon, 2, "op = 'all_gather'")
+    assert [(row["rank"], row["state"]) for row in rows] == [(0, "failed"), (1, "failed")]
+    assert all(row["error"] for row in rows)
+
+
+def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: Callable[[], Job]) -> None:
+    job = start_job()
+    ready(daemon, job)
+    for _ in range(3):
+        job.ranks.do("do 10 all_reduce 5 7", [0, 1])
+        (pid,) = wait_for("the collector", lambda: daemon.children().get("probing.daemon.collector"))
+        os.kill(pid, signal.SIGKILL)
+        wait_for("the next collector", lambda pid=pid: is_replaced(daemon, pid))
+        job.ranks.do("do 10 all_reduce 5 7", [2])
+    job.ranks.finish()
+    world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
+    calls = [call for call in job.ranks.calls() if call.comm == world]
+    check(job.wait_for_operations(daemon, len(calls), f"comm = '{world}'"), calls)
+
+
+def is_replaced(daemon: Daemon, pid: int) -> bool:
+    now = daemon.children().get("probing.daemon.collector", [pid])
+    return now != [pid] and daemon.ctl("status", check=None).returncode == 0
