@@ -128,6 +128,17 @@ class Cluster:
         """The rows of one SELECT: of the target, or over the union of all nodes' tables."""
         return self.answer(sql).table
 
+    def query_each(self, sql: str) -> list[pa.Table]:
+        """The rows of one SELECT of each node by itself: for what no row of another node takes part in."""
+        if not self.many:
+            return [self.query(sql)]
+
+        def ask(connection: Connection, seconds: float) -> tuple[str, pa.Table]:
+            reply = connection.query(sql, seconds, self.max_bytes)
+            return reply.node, reply.table
+
+        return [answered.value for answered in self.each(ask).answered]
+
     def answer(self, sql: str) -> Answer:
         """As ``query``, with who answered."""
         if not self.many:

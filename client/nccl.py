@@ -26,7 +26,6 @@ _QUESTIONS = {
     "inflight": nccl_sql.INFLIGHT,
     "failed": nccl_sql.FAILED,
     "timings": nccl_sql.TIMINGS,
-    "totals": nccl_sql.TOTALS,
     "known": nccl_sql.COMMUNICATORS,
 }
 # What a communicator is where its ranks do not agree: the first of these that one of them has.
@@ -50,6 +49,8 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
     )
     asked = {"where": where, "since": max(1, round(since))}
     results = {name: rows_of(cluster.query(sql.format(**asked))) for name, sql in _QUESTIONS.items()}
+    # A stream is of one node: to add up its operations here would mean to bring them all.
+    totals = [row for table in cluster.query_each(nccl_sql.TOTALS.format(**asked)) for row in rows_of(table)]
     found: dict[tuple[object, ...], Row] = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
@@ -63,7 +64,7 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
         for row in results[name]:
             own = _communicator(found, row)
             own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
-    _total(found, results["timings"], results["totals"])
+    _total(found, results["timings"], totals)
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
@@ -110,20 +111,22 @@ def _total(found: dict[tuple[object, ...], Row], timings: Sequence[Row], totals:
             "bytes": sum(op["bytes"] or 0 for op in own["ops"]),
             "timed": sum(op["timed"] for op in own["ops"]),
             "timing_sources": {},
-            "busy_ns": None, "algbw_gbps": None, "busbw_gbps": None,
+            "busy_ns": None, "moved": None, "on_bus": None, "algbw_gbps": None, "busbw_gbps": None,
         }  # fmt: skip
     # Each question has its own now: a communicator that only a later one knows has no row of operations.
     for row in sorted(timings, key=lambda row: str(row["timing_source"])):
         if _key(row) in found:
             found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
     for row in totals:
-        if _key(row) not in found:
-            continue
-        own, busy = found[_key(row)]["totals"], row["busy_ns"]
-        own["busy_ns"] = busy
-        if busy and row["moved"]:
-            own["algbw_gbps"] = row["moved"] / busy
-            own["busbw_gbps"] = None if row["on_bus"] is None else row["on_bus"] / busy
+        if _key(row) in found and row["busy_ns"]:
+            own = found[_key(row)]["totals"]
+            for name in ("busy_ns", "moved", "on_bus"):
+                own[name] = (own[name] or 0) + (row[name] or 0)
+    for communicator in found.values():
+        own = communicator["totals"]
+        moved, on_bus = own.pop("moved"), own.pop("on_bus")
+        if own["busy_ns"] and moved:
+            own["algbw_gbps"], own["busbw_gbps"] = moved / own["busy_ns"], on_bus / own["busy_ns"] if on_bus else None
 
 
 def _sort(own: Row) -> None:
