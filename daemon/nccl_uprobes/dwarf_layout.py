@@ -15,7 +15,9 @@ from typing import Any
 from probing.api.errors import UnsupportedTarget, UsageError
 from probing.daemon.bpf.elf import Elf
 from probing.daemon.ipc import Message
-from probing.daemon.nccl_uprobes.dwarf_units import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Damaged, Die, Dwarf, uleb
+from probing.daemon.nccl_uprobes.dwarf_entries import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf
+from probing.daemon.nccl_uprobes.dwarf_texts import Texts
+from probing.daemon.nccl_uprobes.dwarf_units import Damaged, Units, uleb
 
 __all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "handlers", "nccl_layout", "nccl_version")
 
@@ -83,16 +85,11 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
     ``seconds``.
     """
     elf = Elf(fd)
-    dwarf = Dwarf(
-        elf.section(".debug_info", _MAX_INFO),
-        elf.section(".debug_abbrev", _MAX_TABLE),
-        elf.section(".debug_str", _MAX_TABLE),
-        elf.section(".debug_line_str", _MAX_TABLE),
-        elf.section(".debug_str_offsets", _MAX_TABLE),
-        time.monotonic() + seconds,
-    )
+    info_section, abbrev = elf.section(".debug_info", _MAX_INFO), elf.section(".debug_abbrev", _MAX_TABLE)
+    units = Units(info_section, abbrev, time.monotonic() + seconds)
+    texts = (elf.section(name, _MAX_TABLE) for name in (".debug_str", ".debug_line_str", ".debug_str_offsets"))
     try:
-        comm, info = _search(dwarf)
+        comm, info = _search(units, Dwarf(units, Texts(units, *texts)))
     except Damaged as e:
         raise UnsupportedTarget(str(e)) from e
     if comm is None:
@@ -110,9 +107,9 @@ def nccl_version(elf: Elf) -> str | None:
     return found[1].decode() if found else None
 
 
-def _search(dwarf: Dwarf) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+def _search(units: Units, dwarf: Dwarf) -> tuple[dict[str, int] | None, dict[str, int] | None]:
     comm, info = None, None
-    for unit in dwarf.units():
+    for unit in units:
         comm = comm or next(_layouts(dwarf, dwarf.structures(unit, "ncclComm"), COMM_MEMBERS, _NEEDED), None)
         info = info or next(_layouts(dwarf, dwarf.structures(unit, "ncclInfo"), INFO_MEMBERS, ("coll", "comm")), None)
         if comm and info:

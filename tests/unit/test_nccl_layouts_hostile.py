@@ -8,7 +8,9 @@ import time
 import pytest
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.nccl_uprobes.dwarf_units import Damaged, Die, Dwarf, Unit
+from probing.daemon.nccl_uprobes.dwarf_entries import Die, Dwarf
+from probing.daemon.nccl_uprobes.dwarf_texts import Texts
+from probing.daemon.nccl_uprobes.dwarf_units import Damaged, Units
 
 NAME, SIZE, LOCATION, TYPE, SIBLING = 0x03, 0x0B, 0x38, 0x49, 0x01
 STRUCTURE, MEMBER, UNIT = 0x13, 0x0D, 0x11
@@ -33,12 +35,13 @@ def unit(entries: bytes, table: int = 0) -> bytes:
     return struct.pack("<IHIB", len(entries) + 7, 4, table, 8) + entries
 
 
-def dwarf(info: bytes, abbrev: bytes, seconds: float = 60.0) -> Dwarf:
-    return Dwarf(info, abbrev + b"\0", STRINGS, b"", b"", time.monotonic() + seconds)
+def units(info: bytes, abbrev: bytes, seconds: float = 60.0) -> Units:
+    return Units(info, abbrev + b"\0", time.monotonic() + seconds)
 
 
-def structures(found: Dwarf) -> list[tuple[Unit, Die]]:
-    return [(unit, die) for unit in found.units() for die in found.structures(unit, "ncclComm")]
+def structures(found: Units) -> tuple[Dwarf, list[Die]]:
+    dwarf = Dwarf(found, Texts(found, STRINGS, b"", b""))
+    return dwarf, [die for unit in found for die in dwarf.structures(unit, "ncclComm")]
 
 
 STRUCT = abbreviation(2, STRUCTURE, True, (NAME, STRP), (SIZE, DATA4))
@@ -49,43 +52,41 @@ def entry(size: int) -> bytes:
 
 
 def test_it_finds_what_is_there_where_it_is() -> None:
-    found = structures(dwarf(unit(b"\x02\x02" + entry(64) + b"\0") + unit(entry(8) + b"\0"), STRUCT))
-    assert [die.number(SIZE) for _, die in found] == [64, 8]
-    assert {die.name for _, die in found} == {"ncclComm"}
+    _, found = structures(units(unit(b"\x02\x02" + entry(64) + b"\0") + unit(entry(8) + b"\0"), STRUCT))
+    assert [die.number(SIZE) for die in found] == [64, 8]
+    assert {die.name for die in found} == {"ncclComm"}
 
 
 def test_names_that_are_everywhere_end_at_the_deadline() -> None:
     many = b"".join(abbreviation(code, STRUCTURE, True, (NAME, STRP), (SIZE, DATA4)) for code in range(1, 30_000))
     with pytest.raises(UnsupportedTarget, match="too long"):
-        structures(dwarf(unit(struct.pack("<I", 1) * 500_000), many, seconds=1.0))
+        structures(units(unit(struct.pack("<I", 1) * 500_000), many, seconds=1.0))
 
 
 def test_definitions_without_end_are_counted() -> None:
-    found = dwarf(unit(entry(64) * 300_000), STRUCT)
-    (first, *_) = structures(found)
+    dwarf, (first, *_) = structures(units(unit(entry(64) * 300_000), STRUCT))
     with pytest.raises(UnsupportedTarget, match="too many entries"):
-        list(found.children(first[1]))
+        list(dwarf.children(first))
 
 
 def test_a_struct_that_is_its_own_member_is_left() -> None:
     table = STRUCT + abbreviation(3, MEMBER, False, (TYPE, REF4), (LOCATION, DATA4))
     info = unit(entry(64) + (b"\x03" + struct.pack("<II", 11, 0)) * 1000 + b"\0")
-    found = dwarf(info, table)
-    ((_, die),) = structures(found)
-    members = list(found.children(die))
+    dwarf, (die,) = structures(units(info, table))
+    members = list(dwarf.children(die))
     assert len(members) == 1000
     assert {member.number(TYPE) for member in members} == {11}
 
 
 def test_siblings_lead_forward_only() -> None:
     nested = abbreviation(3, STRUCTURE, True, (SIBLING, REF4))
-    found = dwarf(unit(entry(64) + b"\x03" + struct.pack("<I", 11) + b"\0\0"), STRUCT + nested)
-    ((_, die),) = structures(found)
-    assert len(list(found.children(die))) == 1
-    beyond = dwarf(unit(entry(64) + b"\x03" + struct.pack("<I", 1 << 30) + b"\0\0"), STRUCT + nested)
-    ((_, die),) = structures(beyond)
+    back = unit(entry(64) + b"\x03" + struct.pack("<I", 11) + b"\0\0")
+    dwarf, (die,) = structures(units(back, STRUCT + nested))
+    assert len(list(dwarf.children(die))) == 1
+    beyond = unit(entry(64) + b"\x03" + struct.pack("<I", 1 << 30) + b"\0\0")
+    dwarf, (die,) = structures(units(beyond, STRUCT + nested))
     with pytest.raises(Damaged):
-        list(beyond.children(die))
+        list(dwarf.children(die))
 
 
 @pytest.mark.parametrize(
@@ -100,18 +101,18 @@ def test_siblings_lead_forward_only() -> None:
 )
 def test_units_that_make_no_sense_are_damaged(info: bytes) -> None:
     with pytest.raises(Damaged):
-        structures(dwarf(info, b"\x80" * 9))
+        structures(units(info, b"\x80" * 9))
 
 
 def test_units_without_end_are_counted() -> None:
     empty = struct.pack("<IHIB", 17, 9, 0, 8) + bytes(10)
     with pytest.raises(UnsupportedTarget, match="too many units"):
-        list(dwarf(empty * 70_000, b"").units())
+        list(units(empty * 70_000, b""))
 
 
 def test_abbreviations_without_end_are_counted() -> None:
     attributes = [(NAME, STRING)] * 300
     with pytest.raises(Damaged, match="too many attributes"):
-        list(dwarf(unit(bytes(40)), abbreviation(1, UNIT, True, *attributes)).units())
+        list(units(unit(bytes(40)), abbreviation(1, UNIT, True, *attributes)))
     with pytest.raises(UnsupportedTarget, match="too many abbreviations"):
-        list(dwarf(unit(bytes(40)), abbreviation(1, UNIT, True) * 70_000).units())
+        list(units(unit(bytes(40)), abbreviation(1, UNIT, True) * 70_000))
