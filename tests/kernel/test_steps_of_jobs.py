@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from collectives_support import JOBS, Job, Watcher, plain, torch_library
+from collectives_support import JOBS, Job, Watcher, plain, torch_library, wait_for
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
+from probing.daemon.nccl_uprobes.communicators import Communicators
 from probing.daemon.nccl_uprobes.source import OBJECTS
 from probing.daemon.nccl_uprobes.steps import Steps
 from probing.daemon.source import Identity, Loss
@@ -77,6 +78,9 @@ class Observer:
         self.watcher = Watcher(session, job)
         self.sink = Rows()
         self.steps = Steps("node", job, self.sink)
+        self.communicators = Communicators("node", job)
+        # (rank, name of the communicator) -> its newest row
+        self.groups: dict[tuple[int, str], dict[str, Any]] = {}
         self._told = 0
 
     def look(self) -> list[dict[str, Any]]:
@@ -84,6 +88,9 @@ class Observer:
         pair = SystemClock().pair()
         for batch in self.watcher.ops[self._told :]:
             self.steps.observe(batch, pair)
+            made = self.communicators.follow({"comm.ops": batch}, pair)
+            for row in plain(made["comm.communicators"]) if "comm.communicators" in made else []:
+                self.groups[row["job_rank"], row["comm"]] = row
         self._told = len(self.watcher.ops)
         self.offset = pair.mono_to_utc_ns
         return self.sink.rows
@@ -141,7 +148,7 @@ def test_steps_of_data_parallel_jobs(start: Any, mode: str) -> None:
     for row in rows:
         assert 0.7 <= row["confidence"] <= 1
         assert 0 < row["comm_ns"] <= row["duration_ns"]
-    print(rows[0]["why"], rows[-1]["ops"])
+    assert {row["ops"] for row in rows} <= ({13} if mode == "sync" else {4, 5})
 
 
 def test_a_job_without_a_period_has_no_steps(start: Any) -> None:
@@ -154,12 +161,35 @@ def test_a_job_without_a_period_has_no_steps(start: Any) -> None:
     assert sum(batch.num_rows for batch in observer.watcher.ops) >= 2 * 2000
 
 
-def test_steps_of_a_grid(start: Any) -> None:
-    job, observer = start("grid.py", size=4)
+@pytest.mark.parametrize("named", ["0", "1"])
+def test_a_grid_of_groups(start: Any, named: str) -> None:
+    job, observer = start("grid.py", size=4, NAMED=named)
     job.hear("ready")
     observer.watcher.attach(torch_library())
     for _ in range(4):
         job.do("steps 15")
         observer.look()
     check_equal(job, observer, observer.look(), 0, 60)
-    print(observer.sink.rows[0]["why"])
+    wait_for(lambda: job.do("steps 1") or (observer.look() and settled(observer)))
+    members: dict[str, list[int]] = {}
+    for rank, comm in sorted(observer.groups):
+        members.setdefault(comm, []).append(rank)
+    assert sorted(members.values()) == [[0, 1], [0, 1, 2, 3], [0, 2], [1, 3], [2, 3]]
+    for (rank, comm), row in observer.groups.items():
+        mine = members[comm]
+        role, name, why = EXPECTED[len(mine) if len(mine) > 2 else mine[1] - mine[0]]
+        assert (row["parallel_role"], row["size"], row["rank"]) == (role, len(mine), mine.index(rank))
+        assert row["name"] == ("default_pg" if role == "world" else name if named == "1" else None)
+        assert row["parallel_role_why"].startswith(why if named == "0" or role == "world" else f"its name is {name}")
+
+
+# By the distance of neighbours, or the size of the world. Names are cut at 24 bytes.
+EXPECTED = {
+    1: ("tp", "TENSOR_MODEL_PARALLEL_GR", "its ranks are neighbours"),
+    2: ("dp", "DATA_PARALLEL_GROUP", "its ranks are 2 apart"),
+    4: ("world", "default_pg", "has all 4 ranks"),
+}
+
+
+def settled(observer: Observer) -> bool:
+    return len(observer.groups) == 12 and all(row["parallel_role"] != "unknown" for row in observer.groups.values())
