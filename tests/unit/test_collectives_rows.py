@@ -207,6 +207,7 @@ def test_dtypes_are_numbered_as_torch_numbers_them() -> None:
     usual = {"Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16"}
     usual |= {"Float": "float32", "Double": "float64", "ComplexHalf": "complex32", "ComplexFloat": "complex64"}
     usual |= {"ComplexDouble": "complex128"}
-    assert len(numbered) == len(names.DTYPES)
+    # Newer versions add to them: tests/wheels looks at these.
+    assert 40 < len(numbered) <= len(names.DTYPES)
     for name, number in numbered.items():
         assert names.DTYPES[int(number)] == usual.get(name, name.lower())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from probing.daemon.bpf.elf import Symbol, find_symbols
+from probing.daemon.nccl_uprobes import names
 from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, UNKNOWN_BUILD, gloo_layout_index
 from probing.daemon.nccl_uprobes.make_layouts import offsets_of
 from probing.daemon.nccl_uprobes.symbols import GLOO
@@ -64,3 +66,25 @@ def test_the_layout_is_that_of_the_headers_or_none(wheel: Path) -> None:
     shipped = GLOO_LAYOUTS[index]
     assert shipped in (UNKNOWN_BUILD, offsets_of(wheel))
     assert shipped != UNKNOWN_BUILD or wheel.name not in NEEDED
+
+
+@pytest.mark.parametrize("wheel", FOUND, ids=lambda wheel: wheel.name)
+def test_numbers_are_those_of_the_headers(wheel: Path) -> None:
+    types = (wheel / "include/torch/headeronly/core/ScalarType.h").read_text()
+    numbers = sorted(int(number) for number in re.findall(r", \w+\) /\* (\d+) \*/", types))
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) <= len(names.DTYPES)
+    assert len(numbers) == len(names.DTYPES) or wheel.name != NEEDED[-1]
+    body = re.search(r"enum class OpType[^{]*{([^}]*)}", _header(wheel, "Work.hpp"))
+    assert body
+    operations = {name.lower(): int(number) for name, number in re.findall(r"(\w+) = (\d+)", body[1])}
+    found = {name: names.codes("op")[names.GLOO * 256 + number] for name, number in operations.items()}
+    # What stands for several calls, or for none.
+    unnamed = {name for name, index in found.items() if index < 0}
+    assert unnamed <= {"coalesced", "unknown"}
+    for name in ("broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier"):
+        assert names.OPS[found[name]] == name
+
+
+def _header(wheel: Path, name: str) -> str:
+    return (wheel / "include/torch/csrc/distributed/c10d" / name).read_text()
