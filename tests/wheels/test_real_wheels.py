@@ -54,7 +54,8 @@ int main(int argc, char **argv)
 	int (*init)(void **, int, unique_id, int) = dlsym(library, "ncclCommInitRank");
 	const char *(*text)(int) = dlsym(library, "ncclGetErrorString");
 
-	printf("%d %d ", get_version(&version), version);
+	result = get_version(&version);
+	printf("%d %d ", result, version);
 	printf("%d ", get_id(&id));
 	result = init(&comm, 3, id, 2);
 	printf("%d ", result);
