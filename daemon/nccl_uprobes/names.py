@@ -11,6 +11,7 @@ __all__ = (
     "DTYPE_BYTES",
     "GLOO",
     "NCCL",
+    "NCCL_RESULTS",
     "OPS",
     "REDOPS",
     "STATES",
@@ -41,6 +42,10 @@ OPS = (
     "send",
     "recv",
     "barrier",
+    "all_gather_v",
+    "put_signal",
+    "signal",
+    "wait_signal",
 )
 # c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), whose numbers are only ever added to.
 _GLOO_OPS = {
@@ -77,7 +82,23 @@ _NCCL_OPS = {
     8: "all_to_all",
     9: "scatter",
     10: "gather",
+    11: "all_gather_v",
+    12: "put_signal",
+    13: "signal",
+    14: "wait_signal",
 }
+# ncclResult_t (nccl.h) by number.
+NCCL_RESULTS = (
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+    "ncclInProgress",
+    "ncclTimeout",
+)
 
 # c10::ScalarType (torch/headeronly/core/ScalarType.h) by number, with torch's itemsize.
 _TORCH_DTYPES = (

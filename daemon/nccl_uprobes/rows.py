@@ -140,7 +140,8 @@ class Rows:
             self._seen.clear()
         rows = []
         for entity, index in zip(entities, first, strict=True):
-            if entity.comm is None:
+            # Of NCCL's the ring of communicators tells more.
+            if entity.comm is None or entity.backend == names.NCCL:
                 continue
             key = (int(records["tgid"][index]), int(records["start_ns"][index]), entity.comm)
             if key in self._seen and key not in self._just_seen:
@@ -267,5 +268,13 @@ def _errors(records: Array) -> pa.Array[Any]:
     texts: list[str | None] = [None] * len(records)
     for index in failed:
         text = bytes(records["error"][index]).decode(errors="replace")
-        texts[index] = "".join(c if c.isprintable() else "?" for c in text) or None
+        texts[index] = "".join(c if c.isprintable() else "?" for c in text) or _result(records[index])
     return pa.array(texts, pa.string())
+
+
+def _result(record: np.void) -> str | None:
+    """The name of the ncclResult_t that an operation of NCCL gave."""
+    number = int(record["result"])
+    if int(record["backend"]) != names.NCCL or not number:
+        return None
+    return names.NCCL_RESULTS[number] if number < len(names.NCCL_RESULTS) else f"ncclResult {number}"

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
-from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS, gloo_layout_index
+from probing.daemon.nccl_uprobes.communicators import Communicators
+from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, gloo_layout_index
 from probing.daemon.nccl_uprobes.names import STATE_ABANDONED
+from probing.daemon.nccl_uprobes.nccl_layouts import NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.rows import Rows
 from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, Library, Placement, SymbolFinder, library_of
 from probing.daemon.source import Processes
@@ -28,6 +30,10 @@ OBJECTS = ("gloo", "nccl")
 RING = "collectives"
 _SLOT_BITS = 16
 _ABANDON = struct.Struct("<QQQQ")
+_CLOSE = struct.Struct("<QQQQQ")
+# enum communicator_event of communicators.bpf.h
+_DESTROYED, _ABORTED = 4, 5
+_KEY = ("object", "position", "start_ns", "tgid")
 
 
 class Map(Protocol):
@@ -50,7 +56,9 @@ class Session(Protocol):
     @property
     def blind(self) -> tuple[int, int] | None: ...
 
-    def attach_uprobe(self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "") -> Link: ...
+    def attach_uprobe(
+        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "", *, on_return: bool = False
+    ) -> Link: ...
 
     def detach(self, link: Any) -> None: ...
 
@@ -73,6 +81,7 @@ class CollectivesSource:
         self._symbols = symbols
         self._rows = Rows(node, processes)
         self._live = Rows(node, processes)
+        self._communicators = Communicators(node, processes)
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
         self._reading = threading.Lock()
@@ -93,7 +102,7 @@ class CollectivesSource:
     def slots(self) -> dict[int, str]:
         """The slot of each probe -> what is counted there."""
         return {
-            slot: f"{probe.program} {probe.pattern}"
+            slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in (GLOO, NCCL)
             for slot, probe in enumerate(library.probes, library.first_slot)
         }
@@ -125,10 +134,11 @@ class CollectivesSource:
         tag = _attachment(library, [symbol.name for symbol in symbols], identity)
         links: list[Link] = []
         try:
-            for program, placements in _by_program(library.placements(symbols)):
+            for (program, on_return), placements in _by_program(library.placements(symbols)).items():
                 offsets = [placement.offset for placement in placements]
                 cookies = [tag << _SLOT_BITS | placement.slot for placement in placements]
-                links.append(self._session.attach_uprobe(program, fd, offsets, cookies, library.name))
+                attach = self._session.attach_uprobe
+                links.append(attach(program, fd, offsets, cookies, library.name, on_return=on_return))
         except ProbingError:
             for link in links:
                 self._session.detach(link)
@@ -138,7 +148,28 @@ class CollectivesSource:
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
         with self._reading:
-            return self._rows.finished(records, pair)
+            return self._communicators.follow(self._rows.finished(records, pair), pair)
+
+    def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """Records of the ring ``communicators`` -> a batch of ``comm.communicators``.
+
+        Operations that lie open on a communicator that is gone are closed: failed where it was aborted.
+        """
+        self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
+        with self._reading:
+            return self._communicators.rows(records, pair)
+
+    def _close(self, gone: npt.NDArray[Any]) -> None:
+        if not len(gone):
+            return
+        ended = {(int(r["tgid"]), int(r["start_ns"]), int(r["comm"])): r for r in gone}
+        keys, values = self._session.maps["operations"].items()
+        chosen = np.flatnonzero(np.isin(values["comm"], gone["comm"]))
+        for key, value in zip(keys[chosen], values[chosen], strict=True):
+            record = ended.get((int(key["tgid"]), int(key["start_ns"]), int(value["comm"])))
+            if record is not None and value["t_call"] <= record["t"]:
+                aborted = int(record["event"] == _ABORTED)
+                self._session.run_program("nccl_close", _CLOSE.pack(*(int(key[field]) for field in _KEY), aborted))
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
         """``comm.inflight`` as it is now."""
@@ -159,6 +190,7 @@ class CollectivesSource:
         with self._reading:
             self._rows.forget(pid, start_ns)
             self._live.forget(pid, start_ns)
+            self._communicators.forget(pid, start_ns)
         return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
 
     def sweep(self, alive: Callable[[int, int], bool]) -> int:
@@ -182,7 +214,7 @@ class CollectivesSource:
         chosen = keys[which(keys, values)]
         return sum(
             self._session.run_program(
-                "collectives_abandon", _ABANDON.pack(*(int(key[f]) for f in ("object", "position", "start_ns", "tgid")))
+                "collectives_abandon", _ABANDON.pack(*(int(key[field]) for field in _KEY))
             )
             for key in chosen
         )
@@ -202,8 +234,8 @@ def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int
     return zlib.crc32(repr(identity).encode())
 
 
-def _by_program(placements: Iterable[Placement]) -> list[tuple[str, list[Placement]]]:
-    grouped: dict[str, list[Placement]] = {}
+def _by_program(placements: Iterable[Placement]) -> dict[tuple[str, bool], list[Placement]]:
+    grouped: dict[tuple[str, bool], list[Placement]] = {}
     for placement in placements:
-        grouped.setdefault(placement.program, []).append(placement)
-    return list(grouped.items())
+        grouped.setdefault((placement.program, placement.on_return), []).append(placement)
+    return grouped

@@ -43,11 +43,16 @@ SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one."""
+    """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one.
+
+    ``unless``: a pattern; where a function matches it, that one sees all that this probe would.
+    """
 
     program: str
     pattern: str
     needed: bool = False
+    unless: str = ""
+    on_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Placement:
     offset: int
     symbol: str
     cost: str
+    on_return: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,20 @@ class Library:
                 f"this {self.name} library has no function {missing[0]}",
                 hint="its operations are not seen; report the version of torch or NCCL",
             )
-        placements: dict[int, Placement] = {}
+        placements: dict[tuple[int, bool], Placement] = {}
         for slot, probe in enumerate(self.probes, self.first_slot):
+            if any(symbol.file_offset is not None for symbol in found.get(probe.unless, ())):
+                continue
             for symbol in found[probe.pattern]:
-                if symbol.file_offset is not None and symbol.address not in placements:
-                    point = probe_point(symbol.head, _MACHINE, symbol.size)
-                    offset = symbol.file_offset + point.offset
-                    placements[symbol.address] = Placement(probe.program, slot, offset, symbol.name, point.cost)
+                key = (symbol.address, probe.on_return)
+                if symbol.file_offset is not None and key not in placements:
+                    placements[key] = _placement(probe, slot, symbol, symbol.file_offset)
         return list(placements.values())
+
+
+def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Placement:
+    point = probe_point(symbol.head, _MACHINE, symbol.size)
+    return Placement(probe.program, slot, file_offset + point.offset, symbol.name, point.cost, probe.on_return)
 
 
 GLOO = Library(
@@ -140,23 +152,52 @@ GLOO = Library(
     (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
 )
 
-# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast.
+# ncclEnqueueCheck(ncclInfo *): internal, and so only in .symtab. All operations go through it.
+_ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
+_OPERATIONS = {
+    "ncclAllReduce": "nccl_all_reduce",
+    "ncclReduceScatter": "nccl_reduce_scatter",
+    "ncclAllGather": "nccl_all_gather",
+    "ncclBroadcast": "nccl_broadcast",
+    "ncclReduce": "nccl_reduce",
+    "ncclSend": "nccl_send",
+    "ncclRecv": "nccl_recv",
+    "ncclAlltoAll": "nccl_all_to_all",
+    "ncclGather": "nccl_gather",
+    "ncclScatter": "nccl_scatter",
+}
+_MAKERS = {
+    "ncclCommInitRank": "nccl_init_rank",
+    "ncclCommInitRankConfig": "nccl_init_rank_config",
+    "ncclCommInitRankScalable": "nccl_init_rank_scalable",
+    "ncclCommInitAll": "nccl_init_all",
+    "ncclCommSplit": "nccl_split",
+    "ncclCommShrink": "nccl_shrink",
+    "ncclCommGrow": "nccl_grow",
+}
+
+# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. What ends something comes first, and returns
+# come before their entries: an entry whose return is missed would stand for a later call.
 NCCL = Library(
     "nccl",
     (b"libnccl.so", b"libnccl-net.so", b"libnccl_static.so"),
-    96,
+    92,
     (
-        Probe("nccl_all_reduce", "ncclAllReduce", needed=True),
-        Probe("nccl_reduce_scatter", "ncclReduceScatter"),
-        Probe("nccl_all_gather", "ncclAllGather"),
-        Probe("nccl_broadcast", "ncclBroadcast", needed=True),
-        Probe("nccl_reduce", "ncclReduce"),
-        Probe("nccl_send", "ncclSend"),
-        Probe("nccl_recv", "ncclRecv"),
-        Probe("nccl_all_to_all", "ncclAlltoAll"),
-        Probe("nccl_gather", "ncclGather"),
-        Probe("nccl_scatter", "ncclScatter"),
+        Probe("nccl_destroy", "ncclCommDestroy"),
+        Probe("nccl_abort", "ncclCommAbort"),
+        Probe("nccl_finalize", "ncclCommFinalize"),
+        Probe("nccl_error_string", "ncclGetErrorString"),
+        Probe("nccl_async_error_told", "ncclCommGetAsyncError", on_return=True),
+        Probe("nccl_async_error", "ncclCommGetAsyncError"),
+        *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
+        *(Probe(program, function) for function, program in _MAKERS.items()),
+        Probe("nccl_enqueue", _ENQUEUE),
+        *(
+            Probe(program, function, function in ("ncclAllReduce", "ncclBroadcast"), _ENQUEUE)
+            for function, program in _OPERATIONS.items()
+        ),
         Probe("nccl_group_end", "ncclGroupEnd", needed=True),
+        Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
         Probe("nccl_group_start", "ncclGroupStart", needed=True),
     ),
 )
