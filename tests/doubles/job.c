@@ -448,6 +448,7 @@ static void do_pace(uint64_t turns, uint64_t seconds, const char *path)
 	do {
 		for (i = 0; i < 100; i++) {
 			spin(turns);
+			before_work();
 			ncclAllReduce(buffer, buffer, 1024, ncclFloat32, ncclSum, used->comm, work_stream());
 			after_work();
 		}
@@ -529,6 +530,12 @@ static long obey(char **words)
 		return do_ring(atoi(words[1]), strtoull(words[2], NULL, 0));
 	if (!strcmp(verb, "loop"))
 		return do_loop(words[1], strtoull(words[2], NULL, 0));
+	if (!strcmp(verb, "spin")) {
+		uint64_t begin = now_ns();
+
+		spin(strtoull(words[1], NULL, 0));
+		return now_ns() - begin;
+	}
 	if (!strcmp(verb, "burst"))
 		return do_burst(strtoull(words[1], NULL, 0), strtoull(words[2], NULL, 0));
 	if (!strcmp(verb, "abort") || !strcmp(verb, "destroy") || !strcmp(verb, "finalize"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,14 @@ class Watching:
                 self._take(assemble(drained.records, self.pair), keep)
             self.session.rings[ring].commit(drained.position)
 
-    def _rings(self) -> list[tuple[str, Callable[[npt.NDArray[Any], ClockPair], dict[str, pa.RecordBatch]]]]:
+    def _rings(self) -> list[tuple[str, Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]]]:
         return [
             ("collectives", self.collectives.assemble),
             *([("communicators", self.collectives.assemble_communicators)] if hasattr(self.collectives, "assemble_communicators") else []),
             ("cuda_syncs", self.cuda.assemble_syncs),
         ]
 
-    def _take(self, batches: dict[str, pa.RecordBatch], keep: bool) -> None:
+    def _take(self, batches: Mapping[str, pa.RecordBatch], keep: bool) -> None:
         operations = batches.get("comm.ops")
         if operations is not None:
             self.count += operations.num_rows
@@ -136,6 +136,8 @@ class Watching:
         return self.rows
 
     def inflight(self) -> list[dict[str, Any]]:
+        """What is open; what is not any more is in ``rows``."""
+        self.drain()
         return plain(self.collectives.inflight(SystemClock().pair()))
 
     def mono(self, row: dict[str, Any], column: str = "") -> int | None:

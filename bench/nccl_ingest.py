@@ -1,0 +1,167 @@
+"""Sixteen processes that make 500,000 NCCL calls a second in sum: ``python bench/nccl_ingest.py [--seconds 10]``.
+
+The library is the double of tests/doubles, whose operations only count here; probes, kernel, daemon and log are the
+real ones. What the log holds and what is counted as lost are together the calls, exactly: also where the collector
+stands still for a second, or the ring is too small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from running import BenchDaemon, cpu_ns, tree
+from statistics_of_blocks import table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from doubles.doubles import DoubleJob, Doubles, build
+
+PATIENCE_S = 120.0
+
+
+def asked(daemon: BenchDaemon, sql: str) -> int:
+    return int(json.loads(daemon.ctl("-f", "json", "query", sql))[0]["n"])
+
+
+def rows_of(daemon: BenchDaemon, pids: list[int]) -> int:
+    return asked(daemon, f"SELECT count(*) AS n FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))})")
+
+
+def lost_of(daemon: BenchDaemon) -> int:
+    where = "table_name = 'comm.ops' AND stage = 'ring'"
+    return asked(daemon, f"SELECT coalesce(sum(count), 0)::BIGINT AS n FROM probing.losses WHERE {where}")
+
+
+def wait_until_probed(daemon: BenchDaemon, jobs: list[DoubleJob], pids: list[int]) -> None:
+    """Until calls of every process come into the log, and the last that was made for that is there too."""
+    deadline = time.monotonic() + PATIENCE_S
+    sql = f"SELECT count(DISTINCT pid) AS n FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))})"
+    while asked(daemon, sql) < len(pids):
+        if time.monotonic() > deadline:
+            raise SystemExit("the calls of the job do not come into the log")
+        for job in jobs:
+            job.do("burst 1 0")
+        time.sleep(0.2)
+    before = rows_of(daemon, pids)
+    for job in jobs:
+        job.do("burst 1 0")
+    while rows_of(daemon, pids) < before + len(jobs):
+        if time.monotonic() > deadline:
+            raise SystemExit("the last calls of the job do not come into the log")
+        time.sleep(0.2)
+
+
+def settled(daemon: BenchDaemon, pids: list[int], total: int) -> tuple[int, int]:
+    """(rows, losses), when they are as many as the calls, or do not change any more."""
+    deadline = time.monotonic() + PATIENCE_S
+    last, since = (-1, -1), time.monotonic()
+    while time.monotonic() < deadline:
+        now = rows_of(daemon, pids), lost_of(daemon)
+        if now != last:
+            last, since = now, time.monotonic()
+        if sum(now) >= total or time.monotonic() - since > 10:
+            break
+        time.sleep(0.5)
+    return last
+
+
+class Case(NamedTuple):
+    """One run: ``rate`` calls/s of all ``processes`` together."""
+
+    rate: int
+    seconds: float
+    processes: int
+    ring_bytes: int
+    stall_s: float
+
+    @property
+    def each(self) -> int:
+        """Calls of a process."""
+        return int(self.rate * self.seconds / self.processes)
+
+
+def stall(family: list[int], case: Case) -> None:
+    """The collector stands still for a while, in the middle of the calls."""
+    time.sleep(min(1.0, case.seconds / 3))
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family}
+    collector = next(pid for pid, word in words.items() if b"probing.daemon.collector" in word)
+    os.kill(collector, signal.SIGSTOP)
+    time.sleep(case.stall_s)
+    os.kill(collector, signal.SIGCONT)
+
+
+def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str, object]:
+    pids = [job.ranks[0].pid for job in jobs]
+    wait_until_probed(daemon, jobs, pids)
+    # What was called before all probes were there is no loss of a ring.
+    known = rows_of(daemon, pids)
+    assert daemon.process is not None
+    family = tree(daemon.process.pid)
+    cpu, begin = cpu_ns(family), time.monotonic_ns()
+    for job in jobs:
+        job.tell(f"burst {case.each} {case.rate // case.processes}")
+    if case.stall_s:
+        stall(family, case)
+    slowest = max(job.hear()[0] for job in jobs)
+    cores = (cpu_ns(family) - cpu) / (time.monotonic_ns() - begin)
+    calls = case.each * case.processes
+    rows, lost = settled(daemon, pids, known + calls)
+    return {
+        "ring": f"{case.ring_bytes >> 10} KiB",
+        "stall of the collector": f"{case.stall_s:g} s",
+        "processes": case.processes,
+        "calls": f"{calls:,}",
+        "calls/s": f"{calls / slowest * 1e9:,.0f}",
+        "rows": f"{rows - known:,}",
+        "counted as lost": f"{lost:,}",
+        "rows + lost == calls": rows - known + lost == calls,
+        "daemon, cores": f"{cores:.2f}",
+    }
+
+
+def run(doubles: Doubles, folder: Path, case: Case) -> dict[str, object]:
+    daemon = BenchDaemon()
+    limits = f"[probes]\nhit_budget = 100000000\nring_bytes = {case.ring_bytes}\n"
+    daemon.config.write_text(daemon.config.read_text() + limits)
+    folder.mkdir()
+    jobs = [DoubleJob(doubles, folder / str(number), 1) for number in range(case.processes)]
+    try:
+        for job in jobs:
+            job.do("init world config")
+        daemon.start()
+        return measure(daemon, jobs, case)
+    finally:
+        for job in jobs:
+            job.close()
+        daemon.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=int, default=500_000)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--processes", type=int, default=16)
+    options = parser.parse_args()
+    # Not below a folder that only its owner may enter: the daemon's processes open the library.
+    folder = Path(tempfile.mkdtemp(prefix="probingd-bench-nccl-"))
+    folder.chmod(0o755)
+    (folder / "doubles").mkdir()
+    doubles = build(folder / "doubles")
+    settings = (options.rate, options.seconds, options.processes)
+    cases = [Case(*settings, ring, stall_s) for ring, stall_s in ((16 << 20, 0.0), (16 << 20, 1.0), (64 << 10, 0.0))]
+    runs = [run(doubles, folder / str(number), case) for number, case in enumerate(cases)]
+    shutil.rmtree(folder)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
