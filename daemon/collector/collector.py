@@ -17,27 +17,28 @@ from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.recording import Recorder
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
-from probing.daemon.collector import sampling
+from probing.daemon.collector import optional_sources, sampling
 from probing.daemon.collector.changes import Changes
+from probing.daemon.collector.communication import OBJECTS, OPTIONAL, RING, CommunicationSources
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import DrainLoop
 from probing.daemon.collector.libraries import LibraryWatch, process_now
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
+from probing.daemon.collector.optional_sources import OptionalSources
 from probing.daemon.collector.outbox import Outbox
 from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
 from probing.daemon.collector.status import SourceState, Status
-from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
-from probing.daemon.nccl_uprobes.source import OBJECTS, RING, CollectivesSource
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.pool import ParserPool, ReaderPool
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Loss
 from probing.daemon.store.store import Store
+from probing.daemon.user_probes.tables import UserTables
 
 __all__ = ("Collector",)
 
@@ -49,22 +50,6 @@ SCAN_TIMEOUT_S = 10.0
 def _is_alive(pid: int, start_ns: int) -> bool:
     found = process_now(pid)
     return found is not None and found.start_ns == start_ns
-
-
-class _Followers:
-    """What the collectives do when a process ends."""
-
-    def __init__(self, collectives: CollectivesSource) -> None:
-        self._collectives = collectives
-
-    def process_identified(self, who: Identity) -> None:
-        pass
-
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        pass
-
-    def process_exited(self, who: Identity) -> None:
-        self._collectives.process_exited(who.pid, who.start_ns)
 
 
 class Collector:
@@ -87,10 +72,13 @@ class Collector:
         undo.callback(readers.close)
         parsers = ParserPool(str(self._runtime / "parser.sock"))
         undo.callback(parsers.close)
-        self._store = Store.open(config.state_dir, node=self._node, clock=self._clock, limits=limits_of(config))
+        self._tables = UserTables(Path(config.state_dir) / "user_tables.json")
+        self._store = Store.open(
+            config.state_dir, node=self._node, clock=self._clock, limits=limits_of(config), tables=self._tables
+        )
         undo.callback(self._store.close)
         self._changes = Changes(config, Path(config.state_dir) / "changes.json", lambda: self._clock.pair().real_ns)
-        self._outbox = Outbox(self._node, self._clock)
+        self._outbox = Outbox(self._node, self._clock, self._tables)
         for loss in self._store.recovery_losses:
             self._outbox.lost(loss)
         self._session = Session.open(
@@ -99,7 +87,7 @@ class Collector:
             pin_root=Path(config.probes.bpffs),
             fallback=config.probes.force_fallback,
             sizes={RING: ring_size(config, "probes"), sampling.RING: ring_size(config, "sampling")},
-            optional=sampling.OBJECTS,
+            optional=[*OPTIONAL, *optional_sources.OBJECTS, *sampling.OBJECTS],
         )
         undo.callback(self._session.close, True)
         # A restart keeps a pause that somebody asked for; one by the file ends with the file.
@@ -122,10 +110,15 @@ class Collector:
             backends=lambda pid, start_ns: self._collectives.backends_of(pid, start_ns),
         )
         self._undo.callback(self._discovery.stop)
-        self._collectives = CollectivesSource(self._session, self._discovery, self._node, symbols_by(parsers))
+        common = (self._config, self._node, self._session, readers, parsers, self._outbox, self._clock)
+        self._communication = CommunicationSources(*common, self._changes, self._discovery)
+        self._undo.callback(self._communication.close)
+        self._collectives = self._communication.collectives
+        self._optional = OptionalSources(*common, self._changes, self._discovery, self._tables)
+        self._undo.callback(self._optional.close)
         self._python.follow(self._discovery)
-        self._discovery.listeners += [_Followers(self._collectives), self._python]
-        self._libraries = LibraryWatch(readers, [self._collectives], self._outbox, self._clock)
+        self._discovery.listeners += [self._communication, self._optional, self._python]
+        self._libraries = LibraryWatch(readers, self._communication.libraries, self._outbox, self._clock)
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._libraries.interesting)
         self._undo.callback(self._mappings.close)
@@ -135,7 +128,12 @@ class Collector:
         self._loop = DrainLoop(
             self._store,
             self._session.rings,
-            {RING: self._collectives.assemble, "lifecycle": lifecycle.assemble, **self._python.assemble},
+            {
+                "lifecycle": lifecycle.assemble,
+                **self._communication.assemble,
+                **self._optional.assemble,
+                **self._python.assemble,
+            },
             self._outbox,
             self._clock,
             each_look=(lifecycle.read_mappings, self._tick),
@@ -149,7 +147,7 @@ class Collector:
             self._session,
             self._clock,
             self._outbox,
-            self._collectives.slots,
+            self._communication.slots | self._optional.slots,
             self._config.probes.hit_budget,
             self._loop.resume(),
             self._store.take_losses,
@@ -179,9 +177,10 @@ class Collector:
         status.paused = lambda: self._session.paused
         status.failure = lambda: self._loop.failure
         self._listen()
-        self._collectives.start()
+        self._communication.start()
         self._take_over()
         self._libraries.start()
+        self._optional.start()
         self._python.start()
         self._discovery.restore(self._store.rows("process.events"))
         self._discovery.start()
@@ -191,7 +190,7 @@ class Collector:
         self._undo.callback(self._loop.stop)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
         self._discovery.scanned(SCAN_TIMEOUT_S)
-        self._collectives.sweep(_is_alive)
+        self._communication.sweep(_is_alive)
         self._status.ready = True
 
     def _listen(self) -> None:
@@ -204,8 +203,9 @@ class Collector:
             "python.backtrace": lambda: answers.backtrace(clock.pair().real_ns),
         }
         requests = Requests(
-            self._store, answers, self._changes, live, self._loop.flush, self._status.to_dict, self._pause
-        )
+            self._store, answers, self._changes, live, self._loop.flush, self._status.to_dict, self._pause,
+            self._tables.described,
+        )  # fmt: skip
         users = frozenset({user_number(self._config.users.service)})
         control = ControlServer(self._runtime / "collector.sock", requests.handlers(), users)
         control.on_disconnect = requests.release_all
@@ -225,6 +225,7 @@ class Collector:
         wanted = self._asked_to_pause or self._pause_file.exists()
         if wanted != self._session.paused:
             self._session.pause(wanted)
+            self._optional.pause(wanted)
             # What ends while the programs sleep is not seen to end.
             self._collectives.abandon_before(self._clock.pair().mono_ns)
         self._session.heartbeat()
@@ -243,7 +244,8 @@ class Collector:
         record = self._session.rings[RING].record
         for foreign in self._session.foreign:
             take_over(
-                foreign, RING, "operations", record, self._collectives.assemble, self._store, self._outbox, self._clock
+                foreign, RING, "operations", record, self._communication.operations, self._store, self._outbox,
+                self._clock,
             )
 
     def _tick(self) -> None:
@@ -251,6 +253,8 @@ class Collector:
         self._cost.tick()
         self._changes.tick()
         self._python.tick()
+        self._communication.tick()
+        self._optional.tick()
 
     def _source_states(self) -> list[SourceState]:
         state = "paused" if self._session.paused else "running"
@@ -260,6 +264,8 @@ class Collector:
         attached = ", ".join(f"{path} x{n}" for path, n in sorted(self._libraries.attached.items()))
         return [
             SourceState("collectives", "degraded" if off else state, reason, rows["comm.ops"], lost[RING], attached),
+            *self._communication.states(state, rows, lost),
             SourceState("processes", state, "", rows["process.events"], lost["lifecycle"]),
             *self._python.states(state, rows, lost),
+            *self._optional.states(state, rows, lost),
         ]

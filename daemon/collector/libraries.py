@@ -26,8 +26,6 @@ __all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "process_now")
 READ_TIMEOUT_S = 2.0
 # When a process whose libraries could not be read is looked at again, s.
 RETRY_S = 1.0
-# What is missing where a library could not be probed in time.
-TABLE = "comm.ops"
 _log = logging.getLogger(__name__)
 
 
@@ -55,11 +53,17 @@ class ProcessNow:
 
 
 class LibraryWatch:
-    """One thread that attaches; ``seen`` may be called from any."""
+    """One thread that attaches; ``seen`` may be called from any.
 
-    def __init__(self, readers: ReaderPool, sources: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
+    ``sources`` come with the table whose rows are missing where a library could not be probed in time.
+    """
+
+    def __init__(
+        self, readers: ReaderPool, sources: Sequence[tuple[ProbedLibrary, str]], sink: Sink, clock: Clock
+    ) -> None:
         self._readers = readers
-        self._sources = tuple(sources)
+        self._sources = tuple(source for source, _ in sources)
+        self._tables = {source.name: table for source, table in sources}
         self._sink = sink
         self._clock = clock
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -165,7 +169,8 @@ class LibraryWatch:
     def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
         pair = self._clock.pair()
         began = process.start_ns + pair.boot_to_utc_ns
-        self._sink.lost(Loss(source.name, TABLE, "attach", reason, began, pair.real_ns, None, process.pid))
+        table = self._tables[source.name]
+        self._sink.lost(Loss(source.name, table, "attach", reason, began, pair.real_ns, None, process.pid))
 
 
 def process_now(pid: int) -> ProcessNow | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from probing.api.tables import table_named
+from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
@@ -19,11 +20,16 @@ MAX_WAITING_ROWS = 200_000
 
 
 class Outbox:
-    """The ``Sink`` of all sources. The drain loop takes what is in it with each record of the log."""
+    """The ``Sink`` of all sources. The drain loop takes what is in it with each record of the log.
 
-    def __init__(self, node: str, clock: Clock) -> None:
+    ``observers`` are shown what is put, by table.
+    """
+
+    def __init__(self, node: str, clock: Clock, tables: Mapping[str, Table] = TABLES) -> None:
         self._node = node
         self._clock = clock
+        self._tables = tables
+        self.observers: dict[str, Callable[[pa.RecordBatch], None]] = {}
         self._lock = threading.Lock()
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: list[Loss] = []
@@ -34,7 +40,7 @@ class Outbox:
     def put(self, table: str, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        if not batch.schema.equals(table_named(table).physical):
+        if not batch.schema.equals(self._tables[table].physical):
             raise TypeError(f"rows for {table} do not have its schema")
         with self._lock:
             if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
@@ -44,6 +50,8 @@ class Outbox:
             self._batches[table].append(batch)
             self._waiting += batch.num_rows
             self.rows[table] += batch.num_rows
+        if (observer := self.observers.get(table)) is not None:
+            observer(batch)
 
     def lost(self, loss: Loss) -> None:
         with self._lock:

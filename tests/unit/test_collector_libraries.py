@@ -50,7 +50,7 @@ class Source:
 def watch(source: Source) -> tuple[LibraryWatch, Outbox]:
     clock = FakeClock(mono_ns=1, real_ns=2)
     outbox = Outbox("n1", clock)
-    made = LibraryWatch(Readers(), [source], outbox, clock)  # type: ignore[arg-type]
+    made = LibraryWatch(Readers(), [(source, "comm.ops")], outbox, clock)  # type: ignore[arg-type]
     made.start()
     return made, outbox
 

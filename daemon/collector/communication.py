@@ -1,0 +1,198 @@
+"""All that tells of collectives and of CUDA: operations, communicators, steps, and further witnesses of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.errors import ProbingError
+from probing.daemon.bpf.session import Session
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.collector.changes import Changes
+from probing.daemon.collector.libraries import ProbedLibrary
+from probing.daemon.collector.losses import ProbeSlot
+from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.status import SourceState
+from probing.daemon.collector.symbols import symbols_by
+from probing.daemon.config import Config
+from probing.daemon.gpu import source as cuda
+from probing.daemon.gpu.source import CudaSource
+from probing.daemon.nccl_uprobes import communicators, source
+from probing.daemon.nccl_uprobes.flight_recorder import FlightRecorderWatch
+from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
+from probing.daemon.nccl_uprobes.ras import RasWitness
+from probing.daemon.nccl_uprobes.source import CollectivesSource
+from probing.daemon.nccl_uprobes.steps import Steps
+from probing.daemon.nccl_uprobes.symbols import NCCL, library_of
+from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.pool import ParserPool, ReaderPool
+from probing.daemon.source import Identity
+
+__all__ = ("OBJECTS", "OPTIONAL", "RING", "CommunicationSources")
+
+OBJECTS = (*source.OBJECTS, *cuda.OBJECTS)
+OPTIONAL = cuda.OPTIONAL
+RING = source.RING
+_Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
+
+
+class _Collectives:
+    """The source of collectives as ``libraries.ProbedLibrary``: builds of NCCL that are not known are looked into."""
+
+    def __init__(self, collectives: CollectivesSource, layouts: LayoutFinder) -> None:
+        self._collectives = collectives
+        self._layouts = layouts
+        self.name = collectives.name
+
+    def interesting(self, path: bytes) -> bool:
+        return self._collectives.interesting(path)
+
+    def attach(self, fd: int, path: bytes) -> int:
+        placed = self._collectives.attach(fd, path)
+        if library_of(path) is NCCL:
+            self._layouts.attach(fd)
+        return placed
+
+
+class CommunicationSources:
+    """Also a ``processes.announce.Listener``. ``collectives`` is the source of operations itself."""
+
+    def __init__(
+        self,
+        config: Config,
+        node: str,
+        session: Session,
+        readers: ReaderPool,
+        parsers: ParserPool,
+        outbox: Outbox,
+        clock: Clock,
+        changes: Changes,
+        processes: Discovery,
+    ) -> None:
+        state = Path(config.state_dir)
+        self._config, self._changes, self._processes = config, changes, processes
+        self.collectives = CollectivesSource(session, processes, node, symbols_by(parsers))
+        self._layouts = LayoutFinder(parsers, session.maps["nccl_layouts"], state / "nccl_layouts.json")
+        options = self._cuda_options
+        self._cuda = CudaSource(session, processes, node, symbols_by(parsers), outbox, readers, clock, options)
+        self._cuda_trouble = ""
+        self._steps = Steps(node, processes, outbox)
+        self._ras = RasWitness(
+            self._nccl_users, self._owners, readers, parsers, outbox, clock, node, port=config.nccl.ras_port,
+            interval_s=lambda: config.nccl.ras_interval_s, enabled=lambda: config.nccl.ras,
+        )  # fmt: skip
+        self._flight = FlightRecorderWatch(
+            processes, readers, parsers, outbox, clock, node,
+            remembered=state / "flight_dumps.json", enabled=lambda: config.nccl.flight_recorder,
+        )  # fmt: skip
+        changes.listeners.append(self._settings_changed)
+        # A watched variable numbers the steps.
+        outbox.observers["python.training_metrics"] = lambda batch: self._steps.observe_metric(batch, clock.pair())
+
+    @property
+    def libraries(self) -> list[tuple[ProbedLibrary, str]]:
+        """With the table whose rows are missing where a library could not be probed in time."""
+        return [(_Collectives(self.collectives, self._layouts), "comm.ops"), (self._cuda, "cuda.syncs")]
+
+    @property
+    def slots(self) -> dict[int, ProbeSlot]:
+        own = {slot: ProbeSlot(name, RING, "comm.ops") for slot, name in self.collectives.slots.items()}
+        return own | {slot: ProbeSlot(name, cuda.RING, "cuda.syncs") for slot, name in self._cuda.slots.items()}
+
+    @property
+    def assemble(self) -> dict[str, _Assemble]:
+        """By ring."""
+        return {
+            RING: self.operations,
+            communicators.RING: self.collectives.assemble_communicators,
+            cuda.RING: self._cuda.assemble_syncs,
+        }
+
+    def operations(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        """Records of the ring of collectives -> rows of operations, and of communicators that they showed."""
+        batches = self.collectives.assemble(records, pair)
+        if (operations := batches.get("comm.ops")) is not None:
+            self._steps.observe(operations, pair)
+        return batches
+
+    def start(self) -> None:
+        """Before the libraries are looked for."""
+        self.collectives.start()
+        self._layouts.start()
+        self._cuda.start()
+        self._ras.start()
+        self._flight.start()
+
+    def close(self) -> None:
+        self._flight.stop()
+        self._ras.stop()
+        self._cuda.stop()
+        self._layouts.stop()
+
+    def tick(self) -> None:
+        """Called with each look at the rings."""
+        self._cuda.tick()
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+        """Close what belongs to processes that ended while nobody looked."""
+        self.collectives.sweep(alive)
+        self._cuda.sweep(alive)
+
+    def states(self, state: str, rows: Mapping[str, int], lost: Mapping[str, int]) -> list[SourceState]:
+        unknown = "; ".join(sorted(set(self._layouts.reasons.values())))
+        return [
+            SourceState("communicators", state, unknown, rows["comm.communicators"], lost[communicators.RING]),
+            SourceState("cuda", state, self._cuda_trouble, rows["cuda.syncs"], lost[cuda.RING]),
+            SourceState("steps", state, "", rows["train.steps"]),
+            _witness(self._ras, state, self._config.nccl.ras, rows["comm.ras"], lost),
+            _witness(
+                self._flight, state, self._config.nccl.flight_recorder, rows["python.torch_nccl_flight_record"], lost
+            ),
+        ]
+
+    @property
+    def _cuda_options(self) -> Any:
+        values = {name: self._changes.value(f"cuda.{name}") for name in ("syncs", "memory", "launches")}
+        return replace(self._config.cuda, **values)
+
+    def _settings_changed(self) -> None:
+        try:
+            self._cuda.configure(self._cuda_options)
+            self._cuda_trouble = ""
+        except ProbingError as e:
+            self._cuda_trouble = e.message
+
+    def _nccl_users(self) -> list[Identity]:
+        return [i for i in self._processes.live() if "nccl" in self.collectives.backends_of(i.pid, i.start_ns)]
+
+    def _owners(self, comm: str) -> Sequence[Identity]:
+        found = (self._processes.identity(*process) for process in self.collectives.processes_of(comm))
+        return [who for who in found if who is not None]
+
+    # What processes do.
+
+    def process_identified(self, who: Identity) -> None:
+        self._flight.process_identified(who)
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self._ras.process_replaced(pid, start_ns)
+        self._flight.process_replaced(pid, start_ns)
+
+    def process_exited(self, who: Identity) -> None:
+        self.collectives.process_exited(who.pid, who.start_ns)
+        self._cuda.process_exited(who.pid, who.start_ns)
+        self._steps.forget(who.pid, who.start_ns)
+        self._flight.process_exited(who)
+
+
+def _witness(
+    witness: RasWitness | FlightRecorderWatch, state: str, enabled: bool, rows: int, lost: Mapping[str, int]
+) -> SourceState:
+    detail = witness.detail if isinstance(witness, RasWitness) else ""
+    reason = witness.reason if enabled else ""
+    return SourceState(witness.name, state if enabled else "stopped", reason, rows, lost[witness.name], detail)
