@@ -170,6 +170,8 @@ class FlightRecorderWatch:
                 self.look()
             except ProbingError as e:
                 _log.warning("flight recorder dumps are not looked for: %s", e.message)
+            except Exception:  # one strange dump must not end the watch
+                _log.exception("looking for flight recorder dumps failed")
             self._wake.wait(self._interval_s)
 
     def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, dict[str, Any]]]:

@@ -157,12 +157,14 @@ class RasWitness:
                     self.ask_all()
             except ProbingError as e:
                 _log.warning("NCCL RAS is not asked: %s", e.message)
+            except Exception:  # one strange report must not end the witness
+                _log.exception("asking NCCL RAS failed")
             self._wake.wait(self._interval_s())
 
     def _places(self) -> dict[_Place, list[Identity]]:
         live = {(who.pid, who.start_ns): who for who in self._processes()}
-        for key in self._addresses.keys() - live.keys():
-            del self._addresses[key]
+        for key in list(self._addresses.keys() - live.keys()):
+            self._addresses.pop(key, None)
         places: dict[_Place, list[Identity]] = defaultdict(list)
         for key, who in live.items():
             try:
@@ -179,10 +181,11 @@ class RasWitness:
 
     def _place(self, key: _Key) -> _Place | None:
         pid, start_ns = key
-        if key not in self._addresses:
+        try:
+            address = self._addresses[key]
+        except KeyError:
             answer = self._readers.call("identity", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
-            self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
-        address = self._addresses[key]
+            address = self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
         if address is None:
             return None
         # A namespace can be left: it is asked for each time.

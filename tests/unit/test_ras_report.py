@@ -24,6 +24,77 @@ _JUNK = st.recursive(
 )
 
 
+# What a real 2.28.9 answered: one rank that lives, two that nobody reaches.
+RECORDED = """{
+  "nccl_version": "2.28.9",
+  "cuda_runtime_version": 12090,
+  "cuda_driver_version": 0,
+  "timestamp": "2026-11-21 15:19:33",
+  "communicators_count": 1,
+  "communicators": [
+    {
+      "hash": "0xfeedbeef12345678",
+      "secondary_hash": "0xfeedbeef12345a60:0xfeedbeef12345e48",
+      "size": 3,
+      "ranks_count": 1,
+      "missing_ranks_count": 2,
+      "ranks": [
+        {
+          "rank": 0,
+          "host": "127.0.0.1",
+          "pid": 4281,
+          "cuda_dev": 0,
+          "nvml_dev": 0,
+          "status": {
+            "init_state": 0,
+            "async_error": 6,
+            "finalize_called": false,
+            "destroy_flag": false,
+            "abort_flag": false
+          },
+          "collective_counts": {
+            "Broadcast": 1,
+            "Reduce": 2,
+            "AllGather": 3,
+            "ReduceScatter": 4,
+            "AllReduce": 500
+          }
+        }
+      ],
+      "missing_ranks": [
+        {
+          "rank": 1,
+          "host": "127.0.0.1",
+          "pid": 5001,
+          "cuda_dev": 1,
+          "nvml_dev": 1
+          "status": {
+            "unresponsive": true,
+            "considered_dead": false
+          }
+        },
+        {
+          "rank": 2,
+          "host": "127.0.0.1",
+          "pid": 5002,
+          "cuda_dev": 2,
+          "nvml_dev": 2
+          "status": {
+            "unresponsive": true,
+            "considered_dead": false
+          }
+        }
+      ]
+    }
+  ],
+  "ras": {
+    "collection_time_sec": 0.000,
+    "timeouts_count": 0
+  }
+}
+"""
+
+
 def rank_text(rank: int, *, counts: int = 100, error: int = 0) -> str:
     """As jsonWriteRankData prints it."""
     operations = ["Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"]
@@ -77,6 +148,18 @@ def test_every_rank_is_a_row_missing_ones_first(comma: str) -> None:
         "reduce_scatter": 103, "all_reduce": 104,
     }  # fmt: skip
     assert set(found["rows"][3]) | set(found["rows"][0]) <= set(table_named(TABLE).physical.names)
+
+
+def test_a_recorded_report_of_a_version_that_prints_no_json() -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(RECORDED)
+    found = json_report(RECORDED.encode())
+    assert found["skipped"] == 0
+    lost, _, here = found["rows"]
+    assert {row["comm"] for row in found["rows"]} == {"feedbeef12345678"}
+    assert (lost["comm_rank"], lost["rank_pid"]) == (1, 5001)
+    assert (lost["unresponsive"], lost["considered_dead"]) == (True, False)
+    assert (here["comm_rank"], here["all_reduce"], here["async_error"]) == (0, 500, "Remote process error")
 
 
 def test_an_operation_in_progress_is_no_error() -> None:
