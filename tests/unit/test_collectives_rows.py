@@ -137,6 +137,27 @@ def test_blocks_of_nccl_count_once_for_each_rank(dtype: np.dtype[Any]) -> None:
     assert [row["bytes"] for row in found] == [160, None, 40, 160, 0]
 
 
+def test_an_operation_of_nccl_that_failed_says_with_which_result(dtype: np.dtype[Any]) -> None:
+    nccl = {"backend": 2, "state": 4}
+    found = rows(
+        record(dtype, **nccl, result=4),
+        record(dtype, **nccl, result=200),
+        record(dtype, **nccl, error=b"the communicator was aborted"),
+        record(dtype, **nccl),
+        record(dtype, backend=2, result=4),
+        record(dtype, state=4, result=4),
+    )
+    errors = ["ncclInvalidArgument", "ncclResult 200", "the communicator was aborted", None, None, None]
+    assert [row["error"] for row in found] == errors
+
+
+def test_communicators_of_nccl_are_told_by_their_own_ring(dtype: np.dtype[Any]) -> None:
+    one = record(dtype, backend=2, name=b"\x55", name_form=3, comm_rank=0, comm_size=4)
+    made = Rows("n1", Processes()).finished(one, PAIR)
+    assert plain(made["comm.ops"])[0]["comm"] == "0000000000000055"
+    assert "comm.communicators" not in made
+
+
 def test_communicators_are_told_once_and_again_when_the_log_refused_them(dtype: np.dtype[Any]) -> None:
     maker = Rows("n1", Processes())
     first = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=10)

@@ -9,13 +9,15 @@ import pytest
 from test_collectives_symbols import Symbol
 
 from probing.api.errors import AttachError
+from probing.daemon.bpf.build import build
+from probing.daemon.bpf.libbpf import Object
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.source import CollectivesSource, replaced
 from probing.daemon.nccl_uprobes.symbols import NCCL
 
-KEY = np.dtype([("object", "<u8"), ("start_ns", "<u8"), ("tgid", "<u8")])
-VALUE = np.dtype([("t_call", "<u8"), ("state", "u1")])
+KEY = np.dtype([("object", "<u8"), ("position", "<u8"), ("start_ns", "<u8"), ("tgid", "<u8")])
+VALUE = np.dtype([("t_call", "<u8"), ("state", "u1"), ("comm", "<u8")])
 
 
 class Map:
@@ -37,15 +39,20 @@ class Link:
 
 class Session:
     def __init__(self) -> None:
-        # object, start_ns, tgid of three operations of two processes
-        operations = Map([(1, 10, 100), (2, 10, 100), (3, 20, 100)], [(50, 1), (60, 2), (70, 1)])
+        # Three operations of two processes, which have their communicators at the same address.
+        operations = Map(
+            [(1, 7, 10, 100), (2, 8, 10, 100), (3, 9, 20, 100)], [(50, 1, 0x70), (60, 2, 0x70), (70, 1, 0x70)]
+        )
         self.maps = {"gloo_layouts": Map(), "nccl_layouts": Map(), "operations": operations}
         self.blind: tuple[int, int] | None = None
         self.ran: list[tuple[int, ...]] = []
+        self.closed: list[tuple[int, ...]] = []
         self.links: list[Link] = []
         self.refuse = ""
 
-    def attach_uprobe(self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "") -> Link:
+    def attach_uprobe(
+        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "", *, on_return: bool = False
+    ) -> Link:
         if program == self.refuse:
             raise AttachError("no")
         self.links.append(Link())
@@ -55,8 +62,8 @@ class Session:
         self.links.remove(link)
 
     def run_program(self, name: str, context: bytes) -> int:
-        assert name == "collectives_abandon"
-        self.ran.append(tuple(np.frombuffer(context, "<u8").tolist()))
+        ran = {"collectives_abandon": self.ran, "nccl_close": self.closed}[name]
+        ran.append(tuple(np.frombuffer(context, "<u8").tolist()))
         return 1
 
 
@@ -84,17 +91,17 @@ def test_start_tells_the_layouts_and_closes_what_was_missed(session: Session, so
     source.start()
     assert len(session.maps["gloo_layouts"].written) == len(GLOO_LAYOUTS)
     assert session.maps["nccl_layouts"].written[0] == NCCL_LAYOUTS[0].pack()
-    assert session.ran == [(1, 10, 100), (2, 10, 100)]
+    assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]
 
 
 def test_an_exit_closes_the_operations_of_that_process_only(session: Session, source: CollectivesSource) -> None:
     assert source.process_exited(100, 20) == 1
-    assert session.ran == [(3, 20, 100)]
+    assert session.ran == [(3, 9, 20, 100)]
 
 
 def test_a_sweep_closes_those_of_the_dead(session: Session, source: CollectivesSource) -> None:
     assert source.sweep(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
-    assert session.ran == [(1, 10, 100), (2, 10, 100)]
+    assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]
     session.maps["operations"] = Map()
     assert source.sweep(lambda *_: False) == 0
 
@@ -102,10 +109,26 @@ def test_a_sweep_closes_those_of_the_dead(session: Session, source: CollectivesS
 def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tmp_path: Any) -> None:
     path = tmp_path / "libnccl.so.2"
     path.touch()
+    programs = {probe.program for probe in NCCL.probes if not probe.unless}
     with open(path, "rb") as file:
-        assert source.attach(file.fileno(), bytes(path)) == len({probe.program for probe in NCCL.probes})
+        assert source.attach(file.fileno(), bytes(path)) == len(programs)
         assert source.attach(file.fileno(), bytes(path)) == 0
         assert source.attach(file.fileno(), b"/other.so") == 0
+
+
+def test_operations_end_with_their_communicator(session: Session, source: CollectivesSource) -> None:
+    """Those called before, of that process, at that address: an abort ends them, a finalize does not."""
+    path = next(path for path in build() if path.name == "nccl.bpf.o")
+    with Object("nccl", path.read_bytes()) as found:
+        records = np.zeros(4, found.btf.record("communicators"))
+    events = [(55, 100, 10, 0x70, 5), (99, 100, 20, 0x70, 4), (99, 100, 10, 0x70, 3), (99, 7, 10, 0x70, 5)]
+    for record, values in zip(records, events, strict=True):
+        for name, value in zip(("t", "tgid", "start_ns", "comm", "event"), values, strict=True):
+            record[name] = value
+    batches = source.assemble_communicators(records, ClockPair(0, 0, 0))
+    assert session.closed == [(1, 7, 10, 100, 1), (3, 9, 20, 100, 0)]
+    states = batches["comm.communicators"].column("state").to_pylist()
+    assert states == ["aborted", "destroyed", "finalized", "aborted"]
 
 
 def test_what_was_placed_goes_when_the_rest_cannot_be(
@@ -113,14 +136,14 @@ def test_what_was_placed_goes_when_the_rest_cannot_be(
 ) -> None:
     path = tmp_path / "libnccl.so.2"
     path.touch()
-    session.refuse = "nccl_send"
+    session.refuse = "nccl_enqueue"
     with open(path, "rb") as file, pytest.raises(AttachError):
         source.attach(file.fileno(), bytes(path))
     assert session.links == []
 
 
 def test_operations_of_a_replaced_layout_are_abandoned() -> None:
-    values = np.array([(50, 1), (60, 2)], VALUE)
+    values = np.array([(50, 1, 0), (60, 2, 0)], VALUE)
     assert replaced(values)["state"].tolist() == [5, 5]
     assert values["state"].tolist() == [1, 2]
 

@@ -37,10 +37,45 @@ def test_what_ends_an_operation_is_attached_before_what_begins_it() -> None:
 
 
 def test_aliases_of_one_address_get_one_probe() -> None:
-    symbols = [Symbol(probe.pattern, 10 * n, 10 * n) for n, probe in enumerate(NCCL.probes, 1)]
+    symbols = nccl_symbols(internal=False)
     symbols.append(Symbol("ncclReduce", 10, 10))
-    offsets = [placement.offset for placement in NCCL.placements(symbols)]
-    assert len(offsets) == len(set(offsets)) == len(NCCL.probes)
+    places = [(placement.offset, placement.on_return) for placement in NCCL.placements(symbols)]
+    assert len(places) == len(set(places)) == len(NCCL.probes) - 1
+
+
+def nccl_symbols(internal: bool) -> list[Symbol]:
+    names = sorted({probe.pattern for probe in NCCL.probes if internal or probe.program != "nccl_enqueue"})
+    return [Symbol(name, 10 * n, 10 * n) for n, name in enumerate(names, 1)]
+
+
+def test_operations_are_seen_in_one_place() -> None:
+    """In the function that all go through where its symbol is there, in the public ones else; never in both."""
+    public = {probe.program for probe in NCCL.probes if probe.unless}
+    assert {"nccl_all_reduce", "nccl_broadcast", "nccl_send"} < public
+    for internal in (True, False):
+        placed = {placement.program for placement in NCCL.placements(nccl_symbols(internal))}
+        assert ("nccl_enqueue" in placed) is internal
+        assert (public & placed) == (set() if internal else public)
+        assert {"nccl_group_end", "nccl_made", "nccl_abort"} < placed
+
+
+def test_an_internal_function_that_is_not_in_the_file_replaces_nothing() -> None:
+    symbols = [*nccl_symbols(internal=False), Symbol("_Z16ncclEnqueueCheckP8ncclInfo", 7, None)]
+    assert "nccl_all_reduce" in {placement.program for placement in NCCL.placements(symbols)}
+
+
+def test_returns_are_placed_before_their_entries() -> None:
+    order = [placement.program for placement in NCCL.placements(nccl_symbols(internal=True))]
+    assert order.index("nccl_made") < order.index("nccl_init_rank")
+    assert order.index("nccl_async_error_told") < order.index("nccl_async_error")
+
+
+def test_probes_of_both_libraries_have_slots_of_their_own() -> None:
+    gloo, nccl = (
+        set(range(library.first_slot, library.first_slot + len(library.probes))) for library in (GLOO, NCCL)
+    )
+    assert not gloo & nccl
+    assert gloo | nccl <= set(range(64, 128))
 
 
 def test_a_library_without_a_needed_function_is_not_attached() -> None:
