@@ -1,0 +1,72 @@
+"""Lines of a real trainer: collected once somebody switches that on for its job, and shown by probingctl logs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from e2e_support import Daemon, free_port, wait_for
+
+# It imports torch so that it is taken for a trainer, and writes what stdin says to stderr.
+JOB = """
+import sys
+import torch
+print("ready", flush=True)
+for number, line in enumerate(sys.stdin):
+    sys.stderr.write(line)
+    sys.stderr.flush()
+    print(number, flush=True)
+"""
+
+
+class Trainer:
+    def __init__(self, run_job: Callable[..., subprocess.Popen[Any]]) -> None:
+        port = free_port()
+        self.job = f"n1/127.0.0.1:{port}"
+        env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.process = run_job(
+            sys.executable, "-c", JOB, env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.hear()
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        return str(self.process.stdout.readline().strip())
+
+    def write(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        self.hear()
+
+
+def test_lines_are_collected_for_the_job_that_asks(
+    daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]]
+) -> None:
+    one, other = Trainer(run_job), Trainer(run_job)
+
+    def watched() -> str:
+        return next(s["detail"] for s in daemon.json("status")["sources"] if s["name"] == "logs")
+
+    def known() -> set[str]:
+        return {row["job"] for row in daemon.json("ps") if row["role"] == "trainer"}
+
+    wait_for("two trainers", lambda: {one.job, other.job} <= known())
+    one.write("NCCL WARN before anybody asked")
+    daemon.ctl("config", "logs.enabled=true", "--job", one.job)
+    wait_for("one to be watched", lambda: watched() == "1 processes")
+    one.write("node:1:2 [0] NCCL WARN socket gone, token=hunter2")
+    one.write("nothing of interest")
+    other.write("NCCL WARN of another job")
+    found = wait_for("the line", lambda: daemon.json("logs", "--job", one.job))
+    assert [(row["rank"], row["stream"], row["kind"], row["line"]) for row in found] == [
+        (0, "stderr", "NCCL WARN", "node:1:2 [0] NCCL WARN socket gone, token=***")
+    ]
+    assert daemon.json("logs", "--job", other.job) == []
+    daemon.ctl("config", "logs.enabled", "--job", one.job, "--reset")
+    wait_for("nobody to be watched", lambda: watched() == "0 processes")
+    one.write("NCCL WARN after that")
+    assert daemon.query("SELECT count(*) AS n FROM process.logs") == [{"n": 1}]
