@@ -68,7 +68,7 @@ torch-wheels: install ## published builds of torch, 2 GB of downloads, against w
 
 nccl-wheels: install ## published builds of NCCL, 2 GB of downloads, against what the probes expect
 	packaging/dev/nccl-wheels.sh
-	$(HOST) $(PYTHON) -m pytest tests/wheels/test_real_wheels.py
+	$(HOST) $(PYTHON) -m pytest tests/wheels/test_*_wheels.py
 
 demo: install ## a real training, watched
 	$(HOST) examples/demo.sh

@@ -24,8 +24,9 @@ from probing.daemon.bpf.build import build
 from probing.daemon.bpf.elf import Elf, Symbol, find_symbols
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.bpf.session import Session
+from probing.daemon.gpu.symbols import COMPLETION, LAUNCHES, MEMORY
 from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout, nccl_version
-from probing.daemon.nccl_uprobes.names import DTYPE_BYTES, DTYPES, NCCL, OPS, REDOPS, codes
+from probing.daemon.nccl_uprobes.names import DTYPE_BYTES, DTYPES, NCCL, NCCL_RESULTS, OPS, REDOPS, codes
 from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
 from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
 from probing.daemon.nccl_uprobes.symbols import NCCL as LIBRARY
@@ -160,7 +161,8 @@ def test_all_calls_of_the_cuda_runtime_are_cheap() -> None:
     with path.open("rb") as file:
         machine = Elf(file.fileno()).machine
         found = [symbol for symbol in find_symbols(file.fileno(), ["cuda*"]) if symbol.file_offset is not None]
-    assert {"cudaEventRecord", "cudaEventQuery", "cudaStreamSynchronize", "cudaLaunchKernel"} <= {s.name for s in found}
+    probed = {function.name for group in (COMPLETION, MEMORY, LAUNCHES) for function in group.functions}
+    assert probed <= {symbol.name for symbol in found}
     dear = [symbol.name for symbol in found if probe_point(symbol.head, machine, symbol.size).cost != "cheap"]
     assert dear == []
 
@@ -168,6 +170,9 @@ def test_all_calls_of_the_cuda_runtime_are_cheap() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_numbers_mean_what_the_header_says(version: str) -> None:
     text = header(version)
+    results = enumerators(text, "ncclResult_t")
+    count = results.pop("ncclNumResults")
+    assert [results[word] for word in NCCL_RESULTS[:count]] == list(range(count))
     types = enumerators(text, "ncclDataType_t")
     types.pop("ncclNumTypes", None)
     dtypes = codes("dtype")
