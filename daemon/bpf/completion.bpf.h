@@ -95,10 +95,10 @@ struct {
 	__type(value, struct cuda_process);
 } cuda_processes SEC(".maps");
 
-/* The current device of a thread, plus 1, where it was seen to be set. */
+/* The current device of a thread, where it was seen to be set. */
 struct cuda_device {
-	__u32 pending;
-	__u32 current;
+	__s32 number;
+	__u32 generation;
 };
 
 struct {
@@ -164,7 +164,7 @@ static __always_inline __s32 current_device(void)
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct cuda_device *device = bpf_map_lookup_elem(&cuda_devices, &thread);
 
-	return device && device->current ? (__s32)device->current - 1 : -1;
+	return device && device->generation == current_generation() ? device->number : -1;
 }
 
 /*

@@ -31,8 +31,12 @@ enum cuda_call_kind {
 #define COOKIE_KIND(probe) ((probe)->cookie >> 16 & 0xff)
 #define COOKIE_PER_THREAD(probe) ((probe)->cookie >> 24 & 1)
 
+#define EVENT_PROBES 3
+
 struct cuda_settings {
-	__u32 syncs; /* 1: calls that wait become records */
+	__u64 void_before; /* CLOCK_MONOTONIC ns: what was recorded earlier may mean something else by now */
+	__u32 syncs;	   /* 1: calls that wait become records */
+	__u32 event_slots[EVENT_PROBES]; /* of the probes without which one cannot know what an event means */
 };
 
 struct {
@@ -54,7 +58,8 @@ struct event_state {
 	__u64 position;
 	__u64 recorded;
 	__u64 stream; /* the handle */
-	__u64 tight; /* the first event behind that operation, recorded by who called it: it is not done before it */
+	__u32 generation;
+	__u32 tight; /* the first event behind that operation, recorded by who called it: it is not done before it */
 };
 
 struct {
@@ -274,7 +279,13 @@ static __always_inline void bind_event(struct stream_key *key, struct stream_sta
 				       __u64 handle, __u64 now)
 {
 	__u64 position = stream_sure(key, s);
-	struct event_state state = {.object = key->object, .position = position, .recorded = now, .stream = handle};
+	struct event_state state = {
+		.object = key->object,
+		.position = position,
+		.recorded = now,
+		.stream = handle,
+		.generation = current_generation(),
+	};
 	struct operation_key operation = placed_at(key, position);
 	struct collective_record *r = bpf_map_lookup_elem(&operations, &operation);
 
@@ -364,12 +375,31 @@ static __always_inline void call_forget(void)
 		call->kind = CALL_NONE;
 }
 
+/* Whether no probe was off since the event was recorded that would have told that it was recorded elsewhere. */
+static __always_inline int still_means(struct event_state *state)
+{
+	__u32 zero = 0, slot;
+	struct cuda_settings *settings = bpf_map_lookup_elem(&cuda_settings, &zero);
+	struct budget *budget;
+	int i;
+
+	if (!settings || state->recorded < settings->void_before || state->generation != current_generation())
+		return 0;
+	for (i = 0; i < EVENT_PROBES; i++) {
+		slot = settings->event_slots[i];
+		budget = bpf_map_lookup_elem(&budgets, &slot);
+		if (!budget || budget->off_ns)
+			return 0;
+	}
+	return 1;
+}
+
 static __always_inline void ask_event(struct cuda_process *process, struct cuda_call *call)
 {
 	struct event_key key = {.event = call->event, .start_ns = process->start_ns, .tgid = current_tgid()};
 	struct event_state *state = bpf_map_lookup_elem(&cuda_events, &key);
 
-	if (!state)
+	if (!state || !still_means(state))
 		return;
 	call->asked = *state;
 	call->stream = state->stream;
@@ -596,7 +626,7 @@ UPROBE(cuda_switch)
 static __always_inline void set_device(__u64 device)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
-	struct cuda_device current = {.current = (__u32)device + 1};
+	struct cuda_device current = {.number = (__s32)device, .generation = current_generation()};
 
 	bpf_map_update_elem(&cuda_devices, &thread, &current, BPF_ANY);
 }

@@ -26,6 +26,7 @@ from probing.daemon.gpu.maps import Link, Session, drop_process, processes_in
 from probing.daemon.gpu.memory import STACKS, SUMS, MemoryRows
 from probing.daemon.gpu.symbols import (
     COMPLETION,
+    EVENT_SLOTS,
     LAUNCHES,
     MEMORY,
     Group,
@@ -49,6 +50,8 @@ _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
 # Rounds of one stream whose rest is closed: 64 operations each, of the 1024 that lie open at most.
 _REST_RUNS = 32
+# Longer than between two rounds, also of a machine that is busy. Probes that were hit too often stay off for longer.
+_DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +83,7 @@ class CudaSource:
         if self._has(MEMORY):
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
+        self._void_before = 0
         self._ended: set[tuple[int, int]] = set()
         self._next_round = self._next_memory = 0.0
         self._wake = threading.Event()
@@ -192,6 +196,7 @@ class CudaSource:
 
     def round(self, pair: ClockPair, *, memory: bool = True) -> None:
         """Tell what has changed. Of the thread of this source; for tests, where that does not run."""
+        self._distrust_events(pair.mono_ns)
         self.close_rest()
         ended, self._ended = self._ended, set()
         if self._config.launches:
@@ -232,7 +237,17 @@ class CudaSource:
             self._memory.forget(pid, start_ns)
 
     def _tell_programs(self) -> None:
-        self._session.maps["cuda_settings"].update(0, (int(self._config.syncs),))
+        self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
+
+    def _distrust_events(self, now: int) -> None:
+        """What events mean is not known while one of their probes is off, nor what they meant before.
+
+        The programs see by themselves that one is off; this is for the time after, until the next round has come.
+        """
+        budgets = self._session.maps["budgets"]
+        if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):
+            self._void_before = now + _DISTRUST_NS
+            self._tell_programs()
 
     def _wanted(self) -> list[Group]:
         groups = [COMPLETION]

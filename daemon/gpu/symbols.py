@@ -13,6 +13,7 @@ from probing.daemon.bpf.probe_points import probe_point
 
 __all__ = (
     "COMPLETION",
+    "EVENT_SLOTS",
     "FIRST_SLOT",
     "LAUNCHES",
     "MEMORY",
@@ -112,6 +113,12 @@ COMPLETION = Group(
     ),
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
+# Of the probes without which one cannot know what an event stands behind.
+EVENT_SLOTS = [
+    slot
+    for slot, function in enumerate(COMPLETION.functions, COMPLETION.first_slot)
+    if function.entry in ("cuda_event_record", "cuda_event_destroy")
+]
 MEMORY = Group(
     "memory",
     FIRST_SLOT + 16,

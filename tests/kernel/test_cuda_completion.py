@@ -333,3 +333,57 @@ def test_a_process_that_ended_leaves_nothing_behind(cuda: Cuda) -> None:
     cuda.source.process_exited(pid, start_ns)
     cuda.source.round(cuda.clock.pair())
     assert [len(cuda.session.maps[name].items()[0]) for name in ("cuda_processes", "cuda_streams")] == [0, 0]
+
+
+def test_what_events_mean_is_not_believed_after_their_probes_were_off(cuda: Cuda) -> None:
+    script = cuda.script("""
+a, b, e = stream(), stream(), event()
+witness()
+op(a, 5); record(e, a)
+ops.open_gate(1)
+op(b, 0)
+say(); wait()
+record(e, b)
+while cuda.cudaEventQuery(e): pass
+say(); wait()
+while cuda.cudaEventQuery(e): pass
+say(); wait()
+ok(cuda.cudaStreamSynchronize(b))
+say()
+""")
+    script.step()
+    off = (cuda.clock.pair().mono_ns, 1)
+    slot = next(slot for slot, name in cuda.source.slots.items() if name == "cuda_event_record cudaEventRecord")
+    budgets = cuda.session.maps["budgets"]
+    budgets.update(slot, off)
+    script.step()
+    assert sorted(cuda.open()) == [0, 5]
+    cuda.source.round(cuda.clock.pair())
+    cuda.session.set_budget(slot, 0)
+    script.step()
+    assert sorted(cuda.open()) == [0, 5]
+    script.step()
+    assert sorted(cuda.open()) == [5]
+
+
+def test_a_pause_voids_what_events_and_devices_were(cuda: Cuda) -> None:
+    script = cuda.script("""
+ok(cuda.cudaSetDevice(0))
+a, b, e = stream(), stream(), event()
+witness()
+op(a, 5); record(e, a)
+say(); wait()
+record(e, b)
+ok(cuda.cudaSetDevice(1))
+say(); wait()
+while cuda.cudaEventQuery(e): pass
+op(None, 1, device=0)
+say()
+""")
+    script.step()
+    cuda.session.pause(True)
+    script.step()
+    cuda.session.pause(False)
+    script.step()
+    assert sorted(cuda.open()) == [5]
+    assert [(row["id"], row["state"]) for row in cuda.closed()] == [(1, "unseen")]
