@@ -14,13 +14,13 @@ from e2e_support import JOBS, Daemon, free_port, wait_for
 STEPS = 20
 # DESC_BYTES of collectives.bpf.h
 DESCRIPTION_BYTES = 24
-# Ranks -> what the job calls the group, and what each of its ranks does with it in STEPS steps.
+# Ranks -> what the job calls the group, what it is for, and how often each of its ranks calls it in STEPS steps.
 GROUPS = {
-    (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", 8 * STEPS),
-    (2, 3): ("TENSOR_MODEL_PARALLEL_GROUP", 8 * STEPS),
-    (0, 2): ("DATA_PARALLEL_GROUP", STEPS),
-    (1, 3): ("DATA_PARALLEL_GROUP", STEPS),
-    (0, 1, 2, 3): ("default_pg", STEPS),
+    (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8 * STEPS),
+    (2, 3): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8 * STEPS),
+    (0, 2): ("DATA_PARALLEL_GROUP", "dp", STEPS),
+    (1, 3): ("DATA_PARALLEL_GROUP", "dp", STEPS),
+    (0, 1, 2, 3): ("default_pg", "world", STEPS),
 }
 
 
@@ -71,17 +71,19 @@ def communicators(daemon: Daemon, grid: Grid) -> dict[tuple[int, ...], dict[str,
 
 def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
     grid.steps(STEPS)
-    total = sum(calls * len(ranks) for ranks, (_, calls) in GROUPS.items())
+    total = sum(calls * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
     sql = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{grid.job}'"
     wait_for("all operations", lambda: daemon.query(sql) == [{"n": total}])
     found = communicators(daemon, grid)
     assert set(found) == set(GROUPS)
     assert len({own["comm"] for own in found.values()}) == 5
-    for ranks, (name, calls) in GROUPS.items():
+    for ranks, (name, role, calls) in GROUPS.items():
         own = found[ranks]
         # As much of it as a record holds.
         assert own["name"] == name[:DESCRIPTION_BYTES]
         assert (own["backend"], own["size"], own["nodes"]) == ("gloo", len(ranks), 1)
+        assert own["role"] == role
+        assert own["role_why"]
         (op,) = own["ops"]
         assert (op["op"], op["calls"], op["not_done"]) == ("all_reduce", calls * len(ranks), 0)
         assert op["timed"] == op["calls"]
@@ -89,7 +91,6 @@ def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
         assert {row["calls"] for row in own["ranks"]} == {calls}
         assert own["totals"]["timing_sources"] == {"exact": op["calls"]}
         assert own["totals"]["busbw_gbps"] > 0
-    assert found[0, 1, 2, 3]["role"] == "world"
 
 
 def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
