@@ -113,7 +113,7 @@ class Watching:
     def _rings(self) -> list[tuple[str, Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]]]:
         return [
             ("collectives", self.collectives.assemble),
-            *([("communicators", self.collectives.assemble_communicators)] if hasattr(self.collectives, "assemble_communicators") else []),
+            ("communicators", self.collectives.assemble_communicators),
             ("cuda_syncs", self.cuda.assemble_syncs),
         ]
 

@@ -286,6 +286,7 @@ def test_a_rank_that_does_not_come_holds_the_others(
     assert {row["state"] for row in watching.inflight()} == {"launched"}
     job.do("abort world", [0])
     until(lambda: len(watching.inflight()) == 3)
+    watching.drain()
     aborted = [row for row in watching.rows if row["count"] == 7]
     assert {(row["pid"], row["state"]) for row in aborted} == {(job.ranks[0].pid, "failed")}
     assert len(aborted) == 3
