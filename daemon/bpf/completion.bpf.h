@@ -14,6 +14,7 @@
 #define OPEN_A_STREAM 1024
 #define CLOSED_A_HIT 64
 #define PROCESS_STREAMS 32
+#define MAX_PROCESS_STREAMS 1024
 #define PLACE_TRIES 8
 #define SKIPPED_A_HIT 8
 
@@ -84,7 +85,8 @@ struct cuda_process {
 	__u64 open; /* operations on its streams that lie open, or more */
 	__u32 captures;
 	__u32 generation;
-	__u64 streams[PROCESS_STREAMS]; /* objects of streams, in no order; 0 where there is none */
+	__u64 made; /* streams that were met: one process must not take all room */
+	__u64 streams[PROCESS_STREAMS]; /* objects of the first ones; 0 where there is none */
 };
 
 struct {
@@ -97,6 +99,7 @@ struct {
 
 /* The current device of a thread, where it was seen to be set. */
 struct cuda_device {
+	__u64 started; /* the thread, since boot, ns: numbers of threads come again */
 	__s32 number;
 	__u32 generation;
 };
@@ -158,13 +161,20 @@ static __always_inline int stream_captures(void)
 	return process && cuda_captures(process);
 }
 
+static __always_inline __u64 thread_started(void)
+{
+	return BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), start_boottime);
+}
+
 /* -1 where it is not known. */
 static __always_inline __s32 current_device(void)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct cuda_device *device = bpf_map_lookup_elem(&cuda_devices, &thread);
 
-	return device && device->generation == current_generation() ? device->number : -1;
+	if (!device || device->generation != current_generation() || device->started != thread_started())
+		return -1;
+	return device->number;
 }
 
 /*
@@ -321,6 +331,9 @@ static __always_inline struct stream_state *stream_of(struct stream_key *key, st
 
 	if (s)
 		return s;
+	if (process->made >= MAX_PROCESS_STREAMS)
+		return 0;
+	__sync_fetch_and_add(&process->made, 1);
 	bpf_map_update_elem(&cuda_streams, key, &first, BPF_NOEXIST);
 	for (i = 0; i < PROCESS_STREAMS; i++) {
 		if (!process->streams[i] || process->streams[i] == key->object) {

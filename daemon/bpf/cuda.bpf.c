@@ -626,7 +626,11 @@ UPROBE(cuda_switch)
 static __always_inline void set_device(__u64 device)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
-	struct cuda_device current = {.number = (__s32)device, .generation = current_generation()};
+	struct cuda_device current = {
+		.started = thread_started(),
+		.number = (__s32)device,
+		.generation = current_generation(),
+	};
 
 	bpf_map_update_elem(&cuda_devices, &thread, &current, BPF_ANY);
 }

@@ -13,6 +13,7 @@ __all__ = ("Frames", "Readers")
 
 READ_TIMEOUT_S = 2.0
 MAX_PROCESSES = 64
+MAX_NAME = 80
 _Key = tuple[int, int]
 
 
@@ -69,5 +70,5 @@ class Frames:
 
 
 def _text(mapping: Mapping, address: int) -> str:
-    name = clean_text(mapping.path.rpartition(b"/")[2])
+    name = clean_text(mapping.path.rpartition(b"/")[2], MAX_NAME)
     return f"{name}+0x{address - mapping.start + mapping.offset:x}"

@@ -22,6 +22,7 @@ SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_
 MAX_STACKS = 4096
 # A row is half a kilobyte with its frames; a process that allocates from ever new stacks must not fill the log.
 MAX_ROWS = 4096
+_MOST = (1 << 63) - 1
 _COUNTED = ("allocations", "frees", "bytes", "errors")
 _Stack = tuple[int, int, int]
 
@@ -78,7 +79,7 @@ class MemoryRows:
         pid, start_ns, stack = int(key["tgid"]), int(key["start_ns"]), int(key["stack"])
         who: Identity | None = self._processes.identity(pid, start_ns)
         frames = self._named(pid, start_ns, stack)
-        counted = {name: int(now[name]) - (0 if before is None else int(before[name])) for name in _COUNTED}
+        counted = {name: _more(now[name], 0 if before is None else before[name]) for name in _COUNTED}
         return {
             "node": self._node,
             "ts": pair.real_ns,
@@ -118,3 +119,8 @@ class MemoryRows:
 
 def _signed(value: Any) -> int:
     return int(np.uint64(value).astype(np.int64))
+
+
+def _more(now: Any, before: Any) -> int:
+    """How much a count of 64 bits has grown; a hostile process may ask for sizes that fit no column."""
+    return min((int(now) - int(before)) & 0xFFFF_FFFF_FFFF_FFFF, _MOST)

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -84,7 +85,7 @@ class CudaSource:
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
         self._void_before = 0
-        self._ended: set[tuple[int, int]] = set()
+        self._ended: deque[tuple[int, int]] = deque()
         self._next_round = self._next_memory = 0.0
         self._wake = threading.Event()
         self._stopped = False
@@ -169,7 +170,7 @@ class CudaSource:
 
     def process_exited(self, pid: int, start_ns: int) -> None:
         """Its last rows are told in the next round, and then it is forgotten."""
-        self._ended.add((pid, start_ns))
+        self._ended.append((pid, start_ns))
 
     def sweep(self, alive: Callable[[int, int], bool]) -> None:
         """The same for processes that ended while nobody looked."""
@@ -179,7 +180,7 @@ class CudaSource:
             found |= processes_in(maps[SUMS]) | processes_in(maps[STACKS])
         pids, values = maps[_PROCESSES].items()
         found |= {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
-        self._ended |= {process for process in found if not alive(*process)}
+        self._ended.extend(process for process in found if not alive(*process))
 
     def close_rest(self) -> int:
         """Close operations that are known to be done and were too many for one hit; returns how many."""
@@ -198,7 +199,7 @@ class CudaSource:
         """Tell what has changed. Of the thread of this source; for tests, where that does not run."""
         self._distrust_events(pair.mono_ns)
         self.close_rest()
-        ended, self._ended = self._ended, set()
+        ended = {self._ended.popleft() for _ in range(len(self._ended))}
         if self._config.launches:
             self._put("cuda.launches", self._launches.changed(pair))
         if self._memory is not None and (memory or ended):
