@@ -81,6 +81,7 @@ class _Watched:
     witness: int | None = None
     last: dict[str, _Stamp] = field(default_factory=dict)
     not_before: float = 0.0
+    looked: float | None = None
 
 
 class FlightRecorderWatch:
@@ -134,7 +135,9 @@ class FlightRecorderWatch:
         return next(iter(list(self._reasons.values())), "")
 
     def process_identified(self, who: Identity) -> None:
-        """It is looked at in its turn."""
+        """Look at a trainer at once: one that ends early is known then, and where it writes."""
+        if who.role == "trainer":
+            self._wake.set()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """The next look asks again what its environment says, which is another."""
@@ -157,11 +160,11 @@ class FlightRecorderWatch:
         if not self._enabled():
             self._watched.clear()
             return count
-        claims: dict[_Stamp, list[tuple[_Watched, dict[str, Any]]]] = defaultdict(list)
+        finished: dict[_Stamp, tuple[_Watched, dict[str, Any]]] = {}
         for key, who in live.items():
             for watched, found in self._finished(key, who):
-                claims[_stamp(found)].append((watched, found))
-        return count + sum(self._read_claimed(claim) for claim in claims.values())
+                finished.setdefault(_stamp(found), (watched, found))
+        return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
 
     def _run(self) -> None:
         while not self._stopped:
@@ -178,8 +181,12 @@ class FlightRecorderWatch:
         """The dumps of a process that are as they were at the look before."""
         watched = self._watched.setdefault(key, _Watched(who, ()))
         watched.who = who
-        if time.monotonic() < watched.not_before:
+        now = time.monotonic()
+        # Two looks that somebody's coming or going brought close together would not see a file grow.
+        early = watched.looked is not None and now - watched.looked < self._interval_s / 2
+        if early or now < watched.not_before:
             return []
+        watched.looked = now
         try:
             files = self._files(watched)
         except ProcessGone:
@@ -227,9 +234,7 @@ class FlightRecorderWatch:
             count += self._read(found, fd, [watched.who], final=True)
         return count
 
-    def _read_claimed(self, claim: list[tuple[_Watched, dict[str, Any]]]) -> int:
-        """A dump, which several processes can claim: two jobs of one user with the same file names."""
-        watched, found = claim[0]
+    def _read_finished(self, watched: _Watched, found: dict[str, Any]) -> int:
         who = watched.who
         try:
             opened, fd = self._open([who.pid, who.start_ns], found["path"], watched.uid)
@@ -238,8 +243,10 @@ class FlightRecorderWatch:
         except ProbingError as e:
             self._failed(found, who, e)
             return 0
+        # Several processes can claim it: two jobs of one user with the same file names.
+        owners = [other.who for other in self._watched.values() if _stamp(found) in other.last.values()]
         watched.last.pop(found["path"], None)
-        return self._read(opened, fd, [owner.who for owner, _ in claim])
+        return self._read(opened, fd, owners)
 
     def _open(self, process: list[int], path: str, uid: int) -> tuple[dict[str, Any], int]:
         answer = self._readers.call("file", timeout=READ_TIMEOUT_S, process=process, path=path, uid=uid)

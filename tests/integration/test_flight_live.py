@@ -110,7 +110,7 @@ def test_the_dump_of_a_torch_job_becomes_rows(tmp_path: Path, readers: ReaderPoo
     command = [sys.executable, "-c", JOB, str(tmp_path / "store")]
     with started(command, until="ready", env=environment) as job:
         sink, living = Rows(), Living(identity(job.pid))
-        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node")
+        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node", interval_s=0.0)
         until_read(watch)
         assert not watch.look()
     whole = pickle.loads((tmp_path / "fr_0").read_bytes())
@@ -130,7 +130,7 @@ def test_a_dump_is_read_after_the_process_has_ended(tmp_path: Path, readers: Rea
     sink = Rows()
     with started([sys.executable, "-c", SLEEPER], until="ready", env=environment) as process:
         living = Living(identity(process.pid))
-        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node")
+        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node", interval_s=0.0)
         assert not watch.look()
         (tmp_path / "fr_0").write_bytes(pickle.dumps({"entries": [{"record_id": 1}], "version": "2.9"}))
     living.processes = []
@@ -150,7 +150,7 @@ def test_a_pickle_that_calls_is_refused_by_the_parser(
         (tmp_path / "fr_0").write_bytes(pickle.dumps({"entries": [Call()]}))
         sink = Rows()
         living = Living(identity(process.pid))
-        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node")
+        watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node", interval_s=0.0)
         deadline = time.monotonic() + PATIENCE
         while not sink.losses:
             assert not watch.look()

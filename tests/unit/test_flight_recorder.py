@@ -105,10 +105,12 @@ def watch(world: World) -> FlightRecorderWatch:
     return watching(world)
 
 
-def watching(world: World, remembered: Path | None = None) -> FlightRecorderWatch:
+def watching(world: World, remembered: Path | None = None, interval_s: float = 0.0) -> FlightRecorderWatch:
     clock = FakeClock(real_ns=UTC)
     clock.advance(3600 * 1_000_000_000)
-    return FlightRecorderWatch(world, world, world, world, clock, "node", remembered=remembered)
+    return FlightRecorderWatch(
+        world, world, world, world, clock, "node", remembered=remembered, interval_s=interval_s
+    )
 
 
 def test_a_dump_is_read_once_and_only_when_it_no_longer_changes(world: World, watch: FlightRecorderWatch) -> None:
@@ -227,6 +229,15 @@ def test_the_next_daemon_tells_no_dump_again(world: World, tmp_path: Path) -> No
     remembered.write_text('{"spoilt": [')
     third = watching(world, remembered)
     assert [third.look(), third.look()] == [0, 1]
+
+
+def test_looks_that_follow_at_once_are_no_second_look(world: World) -> None:
+    watch = watching(world, interval_s=3600.0)
+    world.write(100)
+    assert [watch.look() for _ in range(3)] == [0, 0, 0]
+    assert world.asked.count("files") == 1
+    world.living = []
+    assert watch.look() == 1
 
 
 def test_only_trainers_with_a_rank_are_looked_at(world: World, watch: FlightRecorderWatch) -> None:
