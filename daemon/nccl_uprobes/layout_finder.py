@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.nccl_uprobes.nccl_layouts import (
     ABSENT,
     MAX_LAYOUTS,
@@ -33,6 +33,7 @@ _ONLY_MADE = "communicators are known only if their making was seen"
 _UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
 _MAX_WAITING = 64
 _MAX_FILES = 4096
+_TRIES = 3
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
@@ -123,12 +124,24 @@ class LayoutFinder:
     def _run(self) -> None:
         while (fd := self._waiting.get()) is not None:
             try:
-                self._look(fd)
+                self._look_again_if_late(fd)
             except (ProbingError, OSError) as e:
                 with self._lock:
                     self._explain(_name(fd, None), str(e))
             finally:
                 os.close(fd)
+
+    def _look_again_if_late(self, fd: int) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._look(fd)
+            except (TargetTimeout, InternalError) as e:
+                if not left or self._stopped:
+                    raise
+                # Of the moment, as when the parsers have not started yet.
+                _log.info("a build of NCCL is looked at again: %s", e.message)
+            else:
+                return
 
     def _look(self, fd: int) -> None:
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}

@@ -51,7 +51,7 @@ class Parsers:
         assert self.go_on.wait(DEADLINE)
         self.asked.append(os.fstat(fd).st_ino)
         answer: dict[str, Any] = json.loads(os.pread(fd, 1 << 16, 0))
-        if answer.get("stuck"):
+        if self.asked.count(self.asked[-1]) <= answer.get("stuck", 0):
             raise TargetTimeout("a file could not be parsed in time")
         if answer.get("build_id") in known:
             return {**answer, "known": True, "comm": None}
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_as_none(content: str, start: Callable[..., LayoutFind
         ({"layout": comm(4096, "x")}, "impossible offsets"),  # type: ignore[arg-type]
         ({"layout": comm(4096, bus_id=1 << 40)}, "impossible offsets"),
         ({"layout": comm(NCCL_LAYOUTS[0].end_magic)}, "laid out in another way"),
-        ({"layout": None, "stuck": True}, "could not be parsed in time"),
+        ({"layout": None, "stuck": 3}, "could not be parsed in time"),
     ],
 )
 def test_what_is_not_taken_has_a_reason(
@@ -226,6 +226,15 @@ def test_builds_without_magic_words_are_known(library: Library, start: Callable[
     attach(finder, library(build))
     wait_for(lambda: finder.reasons)
     assert "before 2.21" in finder.reasons[build]
+
+
+def test_a_parser_that_is_late_is_asked_again(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    attach(finder, library("ab" * 20, comm(4096), stuck=2))
+    wait_for(lambda: finder.added)
+    assert len(parsers.asked) == 3
+    assert finder.reasons == {}
 
 
 def test_the_map_has_an_end(library: Library, start: Callable[..., LayoutFinder]) -> None:
