@@ -190,6 +190,44 @@ def test_a_peer_that_dies_fails_the_operation(watch: Callable[[], Watcher], job:
     assert failed["done_hi_ns"] >= failed["start_ns_after"]
 
 
+@pytest.fixture
+def waits(jobs: list[Job], tmp_path: Path) -> Job:
+    jobs.append(Job(tmp_path, "gloo_waits.py"))
+    jobs[0].hear("ready")
+    return jobs[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "op", "peer"), [("recv", "recv", 1), ("any", "recv", None), ("barrier", "barrier", None)]
+)
+def test_an_operation_that_times_out_has_failed(
+    watch: Callable[[], Watcher], waits: Job, what: str, op: str, peer: int | None
+) -> None:
+    watcher = watch()
+    watcher.attach(torch_library())
+    waits.tell(f"{what} short")
+    (open_one,) = watcher.wait_for_open(1)
+    assert (open_one["op"], open_one["comm_name"], open_one["peer"]) == (op, "impatient", peer)
+    waits.hear("done")
+    (row,) = watcher.rows()
+    assert (row["rank"], row["op"], row["state"], row["comm_name"]) == (0, op, "failed", "impatient")
+    assert "timed out" in row["error"].lower()
+    assert row["done_hi_ns"] >= 1_900_000_000
+    assert watcher.inflight() == []
+
+
+def test_a_message_from_a_rank_that_dies_has_failed(watch: Callable[[], Watcher], waits: Job) -> None:
+    watcher = watch()
+    watcher.attach(torch_library())
+    waits.tell("recv patient")
+    watcher.wait_for_open(1)
+    waits.ranks[1].kill()
+    wait_for(lambda: not watcher.inflight())
+    (row,) = watcher.rows()
+    assert (row["op"], row["peer"], row["state"], row["comm_name"]) == ("recv", 1, "failed", "patient")
+    assert row["error"]
+
+
 LOADER = """
 import os, sys, time
 from pathlib import Path
