@@ -7,6 +7,7 @@ target is read here, and the rights that are needed for that are dropped. Only t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -33,7 +34,14 @@ CPU_SECONDS = 60
 _KEPT = 1 << 2 | 1 << 24 | 1 << 38 | 1 << 39
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _AMBIENT_CLEAR = 1, 38, 47, 4
+_BPF, _PROG_LOAD = {"x86_64": 321, "aarch64": 280}, 5
 _ARCH = {"x86_64": "x86", "aarch64": "arm64"}
+
+
+class _Failed(Exception):
+    def __init__(self, stage: str, why: str) -> None:
+        super().__init__(why)
+        self.stage = stage
 
 
 def main() -> int:
@@ -56,8 +64,8 @@ def main() -> int:
         answer = {"ok": True}
     except ModuleNotFoundError:
         loaded, answer = None, {"failed": "bcc"}
-    except Exception as e:  # whatever bcc raises is what is wrong with the probe
-        loaded, answer = None, {"failed": str(e)[:500] or type(e).__name__}
+    except _Failed as e:
+        loaded, answer = None, {"failed": e.stage, "why": str(e)[:500]}
     sys.stdout.flush()
     sys.stderr.flush()
     size = os.fstat(log).st_size
@@ -75,11 +83,30 @@ def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
         if trees := request["headers"]:
             _merge([Path(tree) for tree in trees], Path(folder))
             os.environ["BCC_KERNEL_SOURCE"] = folder
-        program = bcc.BPF(text=source)
-        kinds = {"uprobe": bcc.BPF.KPROBE, "tracepoint": bcc.BPF.TRACEPOINT}
-        functions = [program.load_func(name, kinds[kind]) for name, kind in request["entries"]]
-    fds = [function.fd for function in functions] + [program[name].map_fd for name in request["maps"]]
-    return program, fds
+        try:
+            program = bcc.BPF(text=source)
+        except Exception as e:
+            raise _Failed("compile", str(e)) from e
+    fds = [_verified(program.dump_func(name.encode()), *kind) for name, *kind in request["entries"]]
+    return program, fds + [program[name].map_fd for name in request["maps"]]
+
+
+def _verified(code: bytes, kind: int, attach_type: int) -> int:
+    """A loaded program. Not by bcc, which knows no attach types of uprobes; maps are resolved in ``code`` already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    instructions, text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
+    log = ctypes.create_string_buffer(MAX_LOG)
+    # union bpf_attr of BPF_PROG_LOAD, include/uapi/linux/bpf.h.
+    attributes = struct.pack(
+        "<IIQQIIQII16sII", kind, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(text),
+        1, len(log), ctypes.addressof(log), 0, 0, b"", 0, attach_type,
+    )  # fmt: skip
+    fd = int(libc.syscall(_BPF[platform.machine()], _PROG_LOAD, attributes, len(attributes)))
+    if fd < 0:
+        number = ctypes.get_errno()
+        sys.stderr.write(log.value.decode(errors="replace"))
+        raise _Failed("load", os.strerror(number))
+    return fd
 
 
 def _merge(trees: list[Path], into: Path) -> None:
@@ -110,6 +137,8 @@ def _confine() -> None:
         raise OSError(ctypes.get_errno(), "capset")
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -41,14 +41,16 @@ class Loaded:
         self.programs, self.maps = [], {}
 
 
-def load(spec: Spec, folder: Path, *, python: str = PYTHON, timeout: float = TIMEOUT_S) -> Loaded:
-    """Compile and verify ``spec``; a second or so, in which the machine's kernel does the verifying.
+def load(
+    spec: Spec, folder: Path, *, multi: bool = True, python: str = PYTHON, timeout: float = TIMEOUT_S
+) -> Loaded:
+    """Compile ``spec`` and have the kernel verify it; half a second or so. ``multi``: for uprobe_multi links.
 
     Raises ConfigError for code that does not compile, AttachError for what the kernel refuses, PrivilegeError where
     bcc or headers are missing; what compiler and verifier wrote goes to the daemon's log.
     """
     source = render(spec, folder, kernel.task_offsets())
-    header = {"entries": entries(spec), "maps": list(MAPS), "headers": kernel.header_trees()}
+    header = {"entries": entries(spec, multi=multi), "maps": list(MAPS), "headers": kernel.header_trees()}
     ours, theirs = socket.socketpair()
     with Channel(ours) as channel:
         try:
@@ -80,7 +82,7 @@ def _loaded(spec: Spec, answer: Message) -> Loaded:
     wanted = len(spec.attach) + len(MAPS)
     try:
         if failed := answer.header.get("failed"):
-            raise _failure(spec, str(failed), log)
+            raise _failure(spec, str(failed), str(answer.header.get("why", "")), log)
         if len(answer.fds) != wanted:
             raise InternalError(f"the compiler of {spec.name}.c gave {len(answer.fds)} of {wanted} descriptors")
         fds, answer.fds = answer.fds, []
@@ -90,17 +92,17 @@ def _loaded(spec: Spec, answer: Message) -> Loaded:
     return Loaded(fds[:count], dict(zip(MAPS, fds[count:], strict=True)))
 
 
-def _failure(spec: Spec, failed: str, log: str) -> ProbingError:
+def _failure(spec: Spec, failed: str, why: str, log: str) -> ProbingError:
     error: ProbingError
     if failed == "bcc":
         return PrivilegeError(f"bcc is not installed for {PYTHON}", hint=_NO_BCC)
     complaint = complaint_of(log)
-    if "compile" in failed:
+    if failed == "compile":
         hint = "correct the C file; it is compiled again when it has changed"
-        error = ConfigError(f"{spec.name}.c does not compile: {complaint or failed}", hint=hint)
+        error = ConfigError(f"{spec.name}.c does not compile: {complaint or why}", hint=hint)
     else:
         hint = "the daemon's log has all that the kernel's verifier said"
-        error = AttachError(f"the kernel refuses {spec.name}.c: {complaint or failed}", hint=hint)
+        error = AttachError(f"the kernel refuses {spec.name}.c: {complaint or why}", hint=hint)
     _log.warning("%s\n%s", error.message, log)
     return error
 

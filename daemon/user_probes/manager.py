@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.source import Identity, Loss, Processes, Sink
-from probing.daemon.user_probes.compiler import Loaded, load
+from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.running import Counts, Running
-from probing.daemon.user_probes.spec import Spec, read_spec, spec_names, stamp_of
+from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
 from probing.daemon.user_probes.tables import UserTables
 from probing.daemon.user_probes.targets import Readers, SymbolFinder, Targets
 
@@ -71,8 +71,8 @@ class _Probe:
 class UserProbes:
     """A source (``probing.daemon.source``). ``drain`` is called with each look of the drain loop.
 
-    ``processes`` tells who trains; ``readers`` and ``symbols`` look into them; ``compile_probe`` makes programs of
-    a spec. Bcc and its compiler are only started when there is a probe.
+    ``processes`` tells who trains; ``readers`` and ``symbols`` look into them; ``multi`` says whether the kernel has
+    uprobe_multi links. Bcc and its compiler are only started when there is a probe.
     """
 
     name = "user_probes"
@@ -87,7 +87,8 @@ class UserProbes:
         symbols: SymbolFinder,
         node: str,
         clock: Clock,
-        compile_probe: Callable[[Spec, Path], Loaded] = load,
+        *,
+        multi: bool = True,
     ) -> None:
         self._folder = folder
         self._tables = tables
@@ -96,7 +97,7 @@ class UserProbes:
         self._targets = Targets(readers, symbols)
         self._node = node
         self._clock = clock
-        self._compile = compile_probe
+        self._multi = multi
         self._probes: dict[str, _Probe] = {}
         self._trouble = ""
         self._paused_ns = 0
@@ -228,9 +229,9 @@ class UserProbes:
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
-            loaded = self._compile(spec, self._folder)
+            loaded = load(spec, self._folder, multi=self._multi)
             try:
-                probe.running = Running(spec, self._tables.define(spec), loaded)
+                probe.running = Running(spec, self._tables.define(spec), loaded, multi=self._multi)
             except BaseException:
                 loaded.close()
                 raise

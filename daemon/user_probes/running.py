@@ -53,9 +53,10 @@ class _Follow:
 class Running:
     """``follow``, ``detach`` and ``close`` are of one thread; ``drain`` may be of another."""
 
-    def __init__(self, spec: Spec, table: Table, loaded: Loaded) -> None:
+    def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
+        """``multi``: the programs were loaded for uprobe_multi links."""
         self.spec, self.table = spec, table
-        self._programs = loaded.programs
+        self._programs, self._multi = loaded.programs, multi
         self._ring = Ring.open(f"user:{spec.name}", loaded.maps["probing_events"], record_dtype(spec))
         self._counts = Map("probing_counts", loaded.maps["probing_counts"], np.dtype("<u4"), COUNTS)
         self._listed = Map("probing_listed", loaded.maps["probing_listed"], np.dtype("<u4"), np.dtype("<u1"))
@@ -75,9 +76,11 @@ class Running:
     @property
     def attached(self) -> str:
         """Where it is now, in words."""
-        processes = len(self._events.keys() - {_EVERYWHERE})
         if self.spec.who == "all":
-            return "in all processes" if _EVERYWHERE in self._events else "nowhere"
+            return "in all processes" if self._events.get(_EVERYWHERE) else "nowhere"
+        if self._events.get(_EVERYWHERE):
+            return f"in all processes, for {len(self._followed)}"
+        processes = len(self._events.keys() - {_EVERYWHERE})
         return f"in {processes} process{'es' * (processes != 1)}"
 
     def counts(self) -> Counts:
@@ -135,7 +138,7 @@ class Running:
                 elif self.spec.who == "all":
                     fd, offset = targets.host_offset(place)
                     try:
-                        events.append(attach_function(program, fd, offset, ALL, on_return=place.on_return))
+                        events.append(attach_function(program, fd, offset, ALL, place, multi=self._multi))
                     finally:
                         os.close(fd)
                 self.reasons.pop(place.where, None)
@@ -175,7 +178,9 @@ class Running:
                     raise AttachError(f"it is in {MAX_EVENTS} places already")
                 with targets.opened(who, mapping) as fd:
                     offset = targets.offset(fd, place)
-                    event = attach_function(self._programs[index], fd, offset, who.pid, on_return=place.on_return)
+                    event = attach_function(
+                        self._programs[index], fd, offset, who.pid, place, multi=self._multi
+                    )
             except (TargetError, AttachError, PrivilegeError) as e:
                 self.reasons[place.where] = e.message
                 continue

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probing.api.errors import ConfigError
+from probing.daemon.bpf.syscalls import UPROBE_MULTI
 from probing.daemon.user_probes.spec import Attach, Spec
 
 __all__ = ("COUNTS", "MAPS", "TaskOffsets", "entries", "record_dtype", "render")
@@ -26,6 +27,7 @@ RING_PAGES = 256
 MAX_LISTED = 8192
 _NUMPY = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8"}
 _C = {"u8": "u8", "u16": "u16", "u32": "u32", "u64": "u64", "i32": "s32", "i64": "s64"}
+_PROG_KPROBE, _PROG_TRACEPOINT = 2, 5
 _HEAD = [("time_ns", "u64"), ("start_ns", "u64"), ("tgid", "u32"), ("tid", "u32")]
 _PRELUDE = """\
 #include <uapi/linux/ptrace.h>
@@ -92,6 +94,7 @@ static int probing_emit(struct {name}_event *event)
 }}
 """
 _ENTRY = """\
+{structure};
 static int {function}({context});
 int probing_entry_{index}({context})
 {{
@@ -142,10 +145,15 @@ def record_dtype(spec: Spec) -> np.dtype[Any]:
     return np.dtype([(name, layout) for name, _, layout, _ in _members(spec)])
 
 
-def entries(spec: Spec) -> list[tuple[str, str]]:
-    """(name of the entry, "uprobe" or "tracepoint") of each place, in the order of ``spec.attach``."""
+def entries(spec: Spec, *, multi: bool) -> list[tuple[str, int, int]]:
+    """(name of the entry, type of program, attach type) of each place, in the order of ``spec.attach``.
+
+    ``multi``: functions get a uprobe_multi link, which the program has to be loaded for.
+    """
+    uprobe = (_PROG_KPROBE, UPROBE_MULTI if multi else 0)
     return [
-        (f"probing_entry_{i}", "tracepoint" if place.tracepoint else "uprobe") for i, place in enumerate(spec.attach)
+        (f"probing_entry_{i}", *((_PROG_TRACEPOINT, 0) if place.tracepoint else uprobe))
+        for i, place in enumerate(spec.attach)
     ]
 
 
@@ -164,10 +172,11 @@ def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
 
 
 def _entry(spec: Spec, index: int, place: Attach) -> str:
-    context = "struct pt_regs *ctx"
+    structure = "struct pt_regs"
     if place.tracepoint:
         category, _, point = place.tracepoint.partition(":")
-        context = f"struct tracepoint__{category}__{point} *ctx"
+        structure = f"struct tracepoint__{category}__{point}"
     # A uprobe is placed in the processes that are meant only; a tracepoint is hit by all.
     guard = "probing_is_listed() && " if place.tracepoint and spec.who != "all" else ""
-    return _ENTRY.format(function=place.function, context=context, index=index, guard=guard)
+    context = f"{structure} *ctx"
+    return _ENTRY.format(structure=structure, function=place.function, context=context, index=index, guard=guard)

@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from user_probes_support import Bench, Process, build_target, wait_for
+from user_probes_support import CODE, Bench, Process, build_target, tell, wait_for
 
-TELL = """
-description = "Calls of tell."
-budget = {budget}
-[[attach]]
-kind = "{kind}"
-library = "target"
-symbol = "tell"
-function = "told"
-[[columns]]
-name = "number"
-type = "{type}"
-doc = "What it was told."
-[[columns]]
-name = "small"
-type = "i32"
-doc = "A negative number."
-[[columns]]
-name = "said"
-type = "text"
-bytes = 13
-doc = "A text."
-"""
-CODE = """
-static int told(struct pt_regs *ctx)
-{
-	struct NAME_event event = {};
-	event.number = PT_REGS_PARM1(ctx);
-	event.small = PT_REGS_PARM2(ctx);
-	bpf_probe_read_user_str(event.said, sizeof(event.said), (void *)PT_REGS_PARM3(ctx));
-	return probing_emit(&event);
-}
-"""
+AS_DAEMON = Path(__file__).with_name("user_probes_as_daemon.py")
+BOTH_ROADS = pytest.mark.parametrize("bench", [True, False], ids=["uprobe_multi", "perf"], indirect=True)
 UNCHECKED = """
 static int told(struct pt_regs *ctx)
 {
@@ -54,18 +29,14 @@ static int told(struct pt_regs *ctx)
 """
 
 
-def tell(kind: str = "uprobe", budget: int = 1_000_000, number: str = "i64") -> str:
-    return TELL.format(kind=kind, budget=budget, type=number)
-
-
 @pytest.fixture(scope="module")
 def target_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(tmp_path, multi=getattr(request, "param", True))
     bench.probes.start()
     yield bench
     bench.probes.stop()
@@ -86,6 +57,7 @@ def run(target_file: Path, bench: Bench) -> Iterator[Callable[..., Process]]:
         process.close()
 
 
+@BOTH_ROADS
 def test_rows_are_what_was_done_in_the_trainers_and_nowhere_else(bench: Bench, run: Callable[..., Process]) -> None:
     ranks = [run(0), run(1)]
     loader, stranger = run(2, "data_loader"), run(None)
@@ -101,6 +73,26 @@ def test_rows_are_what_was_done_in_the_trainers_and_nowhere_else(bench: Bench, r
     who = {(row["pid"], row["start_ns"], row["tid"], row["job"], row["run"], row["node"]) for row in rows}
     assert who == {(p.pid, p.start_ns, p.pid, "job-1", "run-1", "node-1") for p in ranks}
     assert bench.rows.losses == []
+
+
+def test_with_the_rights_of_the_collector(open_tmp_path: Path) -> None:
+    """And a tracepoint, which is hit by all, is one of trainers only."""
+    rights = "-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search"
+    folder = open_tmp_path / "own"
+    folder.mkdir()
+    shutil.chown(folder, "probing", "probing")
+    words = [
+        "setpriv", "--reuid=probing", "--regid=probing", "--clear-groups", f"--inh-caps={rights}",
+        f"--ambient-caps={rights}", f"--bounding-set={rights}", sys.executable, str(AS_DAEMON), str(folder),
+    ]  # fmt: skip
+    # The kernel's tracing directory is not mounted everywhere.
+    mount = "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing"
+    script = f"{mount}; exec {shlex.join(words)}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "calls": {"0": 103}, "parents": {"0": 53}, "capabilities": "000000c000080004", "losses": 0
+    }  # fmt: skip
 
 
 def test_the_examples_count_loads_and_allocations(bench: Bench, run: Callable[..., Process]) -> None:
@@ -224,6 +216,7 @@ def test_a_pause_takes_probes_off_and_is_a_gap(bench: Bench, run: Callable[..., 
     assert [(loss.reason, loss.count) for loss in bench.rows.losses] == [("all probes were paused", None)]
 
 
+@BOTH_ROADS
 def test_a_probe_in_all_processes(bench: Bench, run: Callable[..., Process], target_file: Path) -> None:
     trainer, stranger = run(0), run(None)
     toml = 'processes = "all"\n' + tell().replace('library = "target"', f'library = "{target_file}"')

@@ -67,6 +67,44 @@ int main(void)
 """
 
 
+TELL = """
+description = "Calls of tell."
+budget = {budget}
+[[attach]]
+kind = "{kind}"
+library = "target"
+symbol = "tell"
+function = "told"
+[[columns]]
+name = "number"
+type = "{type}"
+doc = "What it was told."
+[[columns]]
+name = "small"
+type = "i32"
+doc = "A negative number."
+[[columns]]
+name = "said"
+type = "text"
+bytes = 13
+doc = "A text."
+"""
+CODE = """
+static int told(struct pt_regs *ctx)
+{
+	struct NAME_event event = {};
+	event.number = PT_REGS_PARM1(ctx);
+	event.small = PT_REGS_PARM2(ctx);
+	bpf_probe_read_user_str(event.said, sizeof(event.said), (void *)PT_REGS_PARM3(ctx));
+	return probing_emit(&event);
+}
+"""
+
+
+def tell(kind: str = "uprobe", budget: int = 1_000_000, number: str = "i64") -> str:
+    return TELL.format(kind=kind, budget=budget, type=number)
+
+
 def build_target(folder: Path) -> Path:
     source = folder / "target.c"
     source.write_text(TARGET)
@@ -163,14 +201,15 @@ class Rows:
 class Bench:
     """A directory of probes that is watched, with everything around it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, multi: bool = True) -> None:
         self.folder = folder / "probes.d"
         self.folder.mkdir(mode=0o755)
         self.rows, self.known = Rows(), Known()
         self.tables = UserTables(folder / "user_tables.json")
         self.probes = UserProbes(
-            self.folder, self.tables, self.rows, self.known, Readers(), find_symbols, "node-1", SystemClock()
-        )
+            self.folder, self.tables, self.rows, self.known, Readers(), find_symbols, "node-1", SystemClock(),
+            multi=multi,
+        )  # fmt: skip
 
     def write(self, name: str, toml: str, code: str) -> None:
         (self.folder / f"{name}.c").write_text(code)

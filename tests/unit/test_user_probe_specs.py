@@ -141,7 +141,8 @@ def test_events_have_no_bytes_that_nobody_sets(folder: Path) -> None:
     assert '#line 1 "/etc/\\"x\\"/p.c"\n' in text
     assert "+ 1234ULL" in text
     assert "+ 5678ULL" in text
-    assert entries(spec) == [("probing_entry_0", "uprobe")]
+    assert entries(spec, multi=True) == [("probing_entry_0", 2, 48)]
+    assert entries(spec, multi=False) == [("probing_entry_0", 2, 0)]
 
 
 def test_events_fit_on_the_stack_of_a_program(folder: Path) -> None:
