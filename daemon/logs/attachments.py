@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
+from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.bpf.elf import AARCH64, X86_64, Symbol
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.ipc import Message
@@ -150,6 +150,8 @@ class Attachments:
             for link in links:
                 self._session.detach(link)
             raise
+        if not links:
+            raise UnsupportedTarget("it maps no libc with write", hint="a static program's output is not seen")
         return links
 
     def _points_of(self, fd: int) -> list[_Point]:
