@@ -34,6 +34,7 @@ _UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONL
 _MAX_WAITING = 64
 _MAX_FILES = 4096
 _TRIES = 3
+_STOP_S = 5.0
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
@@ -106,7 +107,7 @@ class LayoutFinder:
                         os.close(fd)
             self._waiting.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_S)
 
     def attach(self, fd: int) -> None:
         """Have the libnccl at ``fd``, which stays the caller's, looked at in the background if its build is unknown."""
