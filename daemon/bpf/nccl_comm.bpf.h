@@ -17,6 +17,8 @@
 /* seqNumber counts broadcast, reduce, all_gather, reduce_scatter and all_reduce. */
 #define COUNTED 5
 #define NCCL_IN_PROGRESS 7
+/* Calls after which a layout that did not fit is looked for again. A power of two. */
+#define LOOK_AGAIN 64
 
 /* Offsets in struct ncclComm, in bytes, ABSENT where that build has no such field. `end_magic` 0 ends the list. */
 struct nccl_layout {
@@ -62,7 +64,8 @@ struct nccl_comm {
 	__u8 maker;
 	__u8 magic;	   /* whether it begins with the magic word */
 	__u8 async_result; /* the last one told */
-	__u8 reserved[4];
+	__u8 met;	   /* how often it was met since its layout was looked for in vain */
+	__u8 reserved[3];
 };
 
 struct {
@@ -301,8 +304,11 @@ static __always_inline int comm_holds(struct nccl_comm *comm, __u64 address)
 		       block.device == comm->device;
 	if (comm->layout != NO_LAYOUT || has_magic(address) != comm->magic)
 		return 0;
+	if (!comm->magic)
+		return 1;
+	/* A layout came since, or its end was not in memory when it was looked at. */
 	next = bpf_map_lookup_elem(&nccl_layouts, &comm->scanned);
-	return !comm->magic || !next || !next->end_magic;
+	return !(next && next->end_magic) && ++comm->met % LOOK_AGAIN;
 }
 
 /* The communicator at `address`, or none where nothing is known of it. */

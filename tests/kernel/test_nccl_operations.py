@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -12,39 +13,53 @@ import pytest
 from collectives_support import Watcher
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.layouts import NCCL_LAYOUTS, NcclLayout
+from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, NcclLayout
 from probing.daemon.nccl_uprobes.source import OBJECTS
 from probing.daemon.source import Identity
 
-# Signatures: nccl.h of NCCL 2.28. Each function calls out, so that it has a prologue as the real ones have.
+# Signatures: nccl.h of NCCL 2.28, struct ncclInfo: src/include/info.h. The call out gives each function a prologue as
+# the real ones have.
 LIBRARY = r"""
 #include <stddef.h>
 typedef void *comm_t;
 typedef void *stream_t;
+struct info {
+	int coll;
+	const char *name;
+	const void *send;
+	void *receive;
+	size_t count;
+	int dtype, op, root;
+	comm_t comm;
+	stream_t stream;
+	char rest[64];
+};
 extern int enqueue(void);
+extern int check(struct info *) __asm__("_Z16ncclEnqueueCheckP8ncclInfo") __attribute__((visibility("hidden")));
+__attribute__((noipa)) int check(struct info *info) { return enqueue() + (info->comm ? 1 : 4); }
+#define ENQUEUE(...) ({ struct info info = {__VA_ARGS__}; check(&info) + 1; })
 #define ALIAS(name) extern __typeof__(name) p##name __attribute__((alias(#name)));
-int ncclAllReduce(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclReduceScatter(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclAllGather(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclAlltoAll(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclBroadcast(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclAllReduce(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return ENQUEUE(4, "AllReduce", s, r, n, t, op, 0, c, q); }
+int ncclReduceScatter(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q) { return ENQUEUE(3, "ReduceScatter", s, r, n, t, op, 0, c, q); }
+int ncclAllGather(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return ENQUEUE(2, "AllGather", s, r, n, t, 0, 0, c, q); }
+int ncclAlltoAll(const void *s, void *r, size_t n, int t, comm_t c, stream_t q) { return ENQUEUE(8, "AlltoAll", s, r, n, t, 0, 0, c, q); }
+int ncclBroadcast(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return ENQUEUE(0, "Broadcast", s, r, n, t, 0, root, c, q); }
 int ncclBcast(void *b, size_t n, int t, int root, comm_t c, stream_t q)
 {
 	return ncclBroadcast(b, b, n, t, root, c, q);
 }
-int ncclReduce(const void *s, void *r, size_t n, int t, int op, int root, comm_t c, stream_t q)
-{
-	return enqueue() + 1;
-}
-int ncclGather(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclScatter(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclSend(const void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return enqueue() + 1; }
-int ncclRecv(void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return enqueue() + 1; }
+int ncclReduce(const void *s, void *r, size_t n, int t, int op, int root, comm_t c, stream_t q) { return ENQUEUE(1, "Reduce", s, r, n, t, op, root, c, q); }
+int ncclGather(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return ENQUEUE(10, "Gather", s, r, n, t, 0, root, c, q); }
+int ncclScatter(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return ENQUEUE(9, "Scatter", s, r, n, t, 0, root, c, q); }
+int ncclSend(const void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return ENQUEUE(6, "Send", b, 0, n, t, 0, peer, c, q); }
+int ncclRecv(void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return ENQUEUE(7, "Recv", 0, b, n, t, 0, peer, c, q); }
 int ncclGroupStart(void) { return enqueue() + 1; }
 int ncclGroupEnd(void) { return enqueue() + 1; }
+int later(int coll, comm_t c, stream_t q) { return ENQUEUE(coll, "Later", 0, 0, 12, 7, 3, 2, c, q); }
 ALIAS(ncclAllReduce)
 ALIAS(ncclGroupEnd)
-"""
+"""  # noqa: E501
+ENQUEUE_CHECK = "_Z16ncclEnqueueCheckP8ncclInfo"
 CALLER = r"""
 #include <stdint.h>
 #include <stdio.h>
@@ -55,12 +70,14 @@ int enqueue(void) { return 0; }
 static char *make_comm(uint64_t hash, int rank, int size, int device)
 {
 	uint64_t magic = 0x0280028002800280;
-	char *comm = calloc(1, END_MAGIC + 8);
+	char *comm = memset(malloc(END_MAGIC + 8), 0, END_MAGIC + 8);
 	int numbers[3] = {rank, size, device};
 	memcpy(comm, &magic, 8);
 	memcpy(comm + END_MAGIC, &magic, 8);
 	memcpy(comm + COMM_HASH, &hash, 8);
 	memcpy(comm + COMM_HASH + 8, numbers, sizeof(numbers));
+	if (SEQ_NUMBER != -1u)
+		((uint64_t *)(comm + SEQ_NUMBER))[1] = 100;
 	return comm;
 }
 int main(void)
@@ -107,29 +124,33 @@ class Anybody:
         return Identity(pid, start_ns, "job0", "run", "trainer", 5, 1, 8, 0)
 
 
-def build(folder: Path, layout: NcclLayout) -> tuple[Path, Path]:
-    """(the library, a program that uses it)."""
+def build(folder: Path, layout: NcclLayout, internal: bool = False, program: str = CALLER) -> tuple[Path, Path]:
+    """(the library, a program that uses it); ``internal``: with the symbol of ncclEnqueueCheck."""
     declarations = "\n".join(
-        line.split("{")[0].strip() + ";" for line in LIBRARY.splitlines() if line.startswith("int ")
+        line.split("{")[0].strip() + ";" for line in LIBRARY.splitlines() if re.match(r"int (nccl|later)", line)
     ).replace(";;", ";")
     header = f"#include <stddef.h>\ntypedef void *comm_t;\ntypedef void *stream_t;\n{declarations}\n"
     header += "extern __typeof__(ncclAllReduce) pncclAllReduce;\n"
-    header += f"#define END_MAGIC {layout.end_magic}\n#define COMM_HASH {layout.comm_hash}\n"
+    offsets = dict(zip(layout.offset_names(), layout.offsets, strict=True))
+    header += "".join(f"#define {name.upper()} {offset}u\n" for name, offset in offsets.items())
     (folder / "nccl_double.h").write_text(header)
     (folder / "library.c").write_text(LIBRARY)
-    (folder / "caller.c").write_text(CALLER)
+    (folder / "caller.c").write_text(program)
     library, caller = folder / "libnccl.so.2", folder / "caller"
     subprocess.run(["cc", "-O1", "-w", "-shared", "-fPIC", "-o", library, folder / "library.c"], check=True)
+    if not internal:
+        subprocess.run(["strip", f"--strip-symbol={ENQUEUE_CHECK}", library], check=True)
     link = ["-rdynamic", str(folder / "caller.c"), str(library), f"-Wl,-rpath,{folder}"]
     subprocess.run(["cc", "-O1", "-w", "-o", caller, *link], check=True)
     return library, caller
 
 
-@pytest.mark.parametrize("layout", NCCL_LAYOUTS, ids=lambda layout: layout.version)
+@pytest.mark.parametrize("internal", [True, False], ids=["enqueue_check", "public"])
+@pytest.mark.parametrize("layout", NCCL_LAYOUTS[:: len(NCCL_LAYOUTS) // 3], ids=lambda layout: layout.version)
 def test_calls_are_counted_with_their_arguments(
-    layout: NcclLayout, tmp_path: Path, open_session: Callable[..., Session]
+    layout: NcclLayout, internal: bool, tmp_path: Path, open_session: Callable[..., Session]
 ) -> None:
-    library, caller = build(tmp_path, layout)
+    library, caller = build(tmp_path, layout, internal)
     watcher = Watcher(open_session(*OBJECTS), Anybody())
     watcher.attach(library)
     subprocess.run([caller], input="\n\n", text=True, check=True, stdout=subprocess.DEVNULL)
@@ -137,6 +158,15 @@ def test_calls_are_counted_with_their_arguments(
     check_arguments(rows)
     check_what_cannot_be_seen(rows)
     check_groups(rows)
+    check_sequence(rows, layout)
+
+
+def check_sequence(rows: list[dict[str, Any]], layout: NcclLayout) -> None:
+    """From the library's own count where it has one, and only of what it counts."""
+    counted = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
+    found = [row["seq"] for row in rows if row["comm"] and row["op"] in counted]
+    assert found == (list(range(100, 100 + len(found))) if layout.seq_number != ABSENT else [None] * len(found))
+    assert {row["seq"] for row in rows if row["comm"] is None or row["op"] not in counted} == {None}
 
 
 def check_arguments(rows: list[dict[str, Any]]) -> None:
@@ -166,7 +196,7 @@ def check_arguments(rows: list[dict[str, Any]]) -> None:
 
 def check_what_cannot_be_seen(rows: list[dict[str, Any]]) -> None:
     assert {row["timing_source"] for row in rows} == {"enqueue_only"}
-    unseen = ("state", "start_ns_after", "done_lo_ns", "done_hi_ns", "seq", "async_op", "error")
+    unseen = ("state", "start_ns_after", "done_lo_ns", "done_hi_ns", "async_op", "error")
     assert {row[field] for row in rows for field in unseen} == {None}
     strange = [row for row in rows if row["comm"] is None]
     assert [(row["comm_size"], row["comm_rank"], row["bytes"]) for row in strange] == [
@@ -185,6 +215,105 @@ def check_groups(rows: list[dict[str, Any]]) -> None:
         ["all_gather"],
         ["recv"] * 5 + ["reduce_scatter"] + ["send"] * 5,
     ]
+
+
+LATER = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "nccl_double.h"
+int enqueue(void) { return 0; }
+int main(void)
+{
+	for (int coll = 0; coll < 18; coll++)
+		later(coll, 0, 0);
+	later(-1, 0, 0);
+	return 0;
+}
+"""
+
+
+def test_operations_of_later_versions_have_names_or_none(
+    tmp_path: Path, open_session: Callable[..., Session]
+) -> None:
+    library, caller = build(tmp_path, NCCL_LAYOUTS[0], internal=True, program=LATER)
+    watcher = Watcher(open_session(*OBJECTS), Anybody())
+    watcher.attach(library)
+    subprocess.run([caller], check=True)
+    rows = watcher.rows()
+    names = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", None, "send", "recv", "all_to_all")
+    assert [row["op"] for row in rows] == [
+        *names, "scatter", "gather", "all_gather_v", "put_signal", "signal", "wait_signal", *[None] * 4
+    ]  # fmt: skip
+    assert [row["op"] for row in rows if row["peer"] == 2] == ["send", "recv", "put_signal", "signal"]
+    assert [row["op"] for row in rows if row["root"] == 2] == ["broadcast", "reduce", "scatter", "gather"]
+    assert [row["op"] for row in rows if row["redop"] == "min"] == ["reduce", "reduce_scatter", "all_reduce"]
+
+
+REUSED = r"""
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "nccl_double.h"
+int enqueue(void) { return 0; }
+static void fill(char *comm, uint64_t hash, int rank, int size)
+{
+	uint64_t magic = 0x0280028002800280;
+	int numbers[3] = {rank, size, 0};
+	memset(comm, 0, END_MAGIC + 8);
+	memcpy(comm, &magic, 8);
+	memcpy(comm + END_MAGIC, &magic, 8);
+	memcpy(comm + COMM_HASH, &hash, 8);
+	memcpy(comm + COMM_HASH + 8, numbers, sizeof(numbers));
+}
+static void call(char *comm, int count)
+{
+	ncclAllReduce(comm, comm, count, 7, 0, comm, (void *)0x5150);
+}
+int main(void)
+{
+	size_t room = END_MAGIC + 8 + 4095 & ~4095ull;
+	char *comm = mmap(0, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fill(comm, 0x11, 0, 2);
+	call(comm, 1);
+	call(comm, 2);
+	fill(comm, 0x22, 1, 4);
+	call(comm, 3);
+	memset(comm, 0, 8);
+	memset(comm + END_MAGIC, 0, 8);
+	call(comm, 4);
+	fill(comm, 0x22, 7, 4); /* a rank that cannot be */
+	call(comm, 5);
+	fill(comm, 0x33, 2, 3);
+	mprotect(comm + (END_MAGIC & ~4095ull), 4096, PROT_NONE);
+	call(comm, 6);
+	mprotect(comm + (END_MAGIC & ~4095ull), 4096, PROT_READ | PROT_WRITE);
+	for (int i = 0; i < 64; i++)
+		call(comm, 7);
+	munmap(comm, room);
+	call(comm, 8);
+	call((char *)-8ull, 9);
+	call((char *)0x1000, 10);
+	return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("layout", [NCCL_LAYOUTS[0], NCCL_LAYOUTS[-1]], ids=lambda layout: layout.version)
+def test_an_address_that_is_used_again_is_another_communicator(
+    layout: NcclLayout, tmp_path: Path, open_session: Callable[..., Session]
+) -> None:
+    library, caller = build(tmp_path, layout, internal=True, program=REUSED)
+    watcher = Watcher(open_session(*OBJECTS), Anybody())
+    watcher.attach(library)
+    subprocess.run([caller], check=True)
+    one, two, three = ("0000000000000011", 0, 2), ("0000000000000022", 1, 4), ("0000000000000033", 2, 3)
+    none = (None, None, None)
+    found = [(row["comm"], row["comm_rank"], row["comm_size"]) for row in watcher.rows()]
+    # One whose end is not in memory is looked at again, now and then.
+    assert found == [one, one, two, none, none, none, *[none] * 63, three, none, none, none]
 
 
 def test_one_file_behind_two_inodes_counts_once(tmp_path: Path, open_session: Callable[..., Session]) -> None:
