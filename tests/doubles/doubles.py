@@ -90,18 +90,21 @@ def version_code(version: str) -> int:
     return major * 10000 + minor * 100 + patch
 
 
-def comm_offsets(version: str) -> dict[str, int]:
-    """Field of struct ncclComm -> offset in bytes, and ``sizeof``."""
-    offsets = dict(_COMM[version])
+def comm_offsets(version: str, shift: int = 0) -> dict[str, int]:
+    """Field of struct ncclComm -> offset in bytes, and ``sizeof``; with a ``shift``, of a build that was not released.
+
+    Such a build has ``shift`` bytes, a multiple of 8, more before all fields but the first.
+    """
+    offsets = {name: offset + shift * (name != "startMagic") for name, offset in _COMM[version].items()}
     for name, (step, followers) in _FOLLOWERS.items():
         offsets |= {follower: offsets[name] + step + 4 * number for number, follower in enumerate(followers)}
     return offsets
 
 
-def write_headers(folder: Path, version: str) -> None:
+def write_headers(folder: Path, version: str, shift: int = 0) -> None:
     """``nccl_layout.h`` and ``nccl_structs.h`` of a version, which nccl.c includes."""
     (folder / "nccl_layout.h").write_text(f"#pragma once\n#define DOUBLE_VERSION {version_code(version)}\n")
-    offsets = comm_offsets(version)
+    offsets = comm_offsets(version, shift)
     lines = ["#pragma once", "struct ncclComm {"]
     checks, at = [], 0
     for number, (name, offset) in enumerate(sorted(offsets.items(), key=lambda item: item[1])):
@@ -147,9 +150,9 @@ class Doubles:
     job: Path
 
 
-def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf") -> Doubles:
-    """Both libraries and the job program, in ``folder``, which must exist."""
-    write_headers(folder, version)
+def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf", shift: int = 0) -> Doubles:
+    """Both libraries and the job program, in ``folder``, which must exist; ``shift`` is that of ``comm_offsets``."""
+    write_headers(folder, version, shift)
     nccl, cudart, job = folder / "libnccl.so.2", folder / "libcudart.so.12", folder / "nccl_job"
     include = ("-I", str(folder), "-I", str(HERE))
     _run("cc", *FLAGS, *LIBRARY_FLAGS, "-Wl,-soname,libcudart.so.12", "-o", cudart, HERE / "cudart.c", "-lpthread")

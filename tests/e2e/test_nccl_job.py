@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -130,13 +131,13 @@ def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> N
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
 
     def waiting() -> list[Row]:
-        found = daemon.json("nccl", job.name)
+        found = daemon.json("nccl", "--job", job.name)
         return [row for comm in found for row in comm["inflight"] if row["op"] == "all_gather"]
 
     rows = wait_for("operations in flight", lambda: len(rows := waiting()) == 2 and rows)
     assert [(row["rank"], row["seq"], row["state"]) for row in rows] == [(0, 2, "launched"), (1, 2, "launched")]
     assert all(row["age_ns"] > 0 for row in rows)
-    text = daemon.ctl("nccl", job.name).stdout
+    text = daemon.ctl("nccl", "--job", job.name).stdout
     assert "all_gather" in text
     # The third rank comes, and nobody waits any longer.
     job.ranks.do("do 1 all_gather 7 7", [2])
@@ -178,4 +179,5 @@ def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: 
 
 def is_replaced(daemon: Daemon, pid: int) -> bool:
     now = daemon.children().get("probing.daemon.collector", [pid])
-    return now != [pid] and daemon.ctl("status", check=None).returncode == 0
+    done = daemon.ctl("-f", "json", "status", check=None)
+    return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"

@@ -13,6 +13,8 @@ from doubles.doubles import Call, DoubleJob, Doubles, build, version_code
 from doubles.watching import OBJECTS, Watching, expected, until
 
 from probing.daemon.bpf.session import Session
+from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout
+from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
 
 # Version, variant: struct ncclComm without magic words; the public calls and the table; ncclEnqueueCheck and the table;
 # the same with DWARF; a library of which only the dynamic symbols are left.
@@ -195,6 +197,45 @@ def test_every_operation_as_it_was(
     check_groups(found)
     # Before 2.26 NCCL has no count that we could begin with.
     check_sequence(found, early or version_code(version) >= 22600)
+
+
+class Parsers:
+    """The parser's half, without its process."""
+
+    def nccl_layout(self, fd: int, known: Sequence[str]) -> dict[str, Any]:
+        return {**nccl_layout(fd), "known": False, "why": ""}
+
+
+def test_build_that_nobody_knows_is_read_by_its_dwarf(
+    tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
+) -> None:
+    """Late, and with offsets that no released version has: nothing is known of communicators until DWARF is read."""
+    (tmp_path / "doubles").mkdir()
+    doubles = build(tmp_path / "doubles", "2.27.5", shift=0x140)
+    job = start_job(doubles)
+    watching = watch([job])
+    job.do("init world config")
+    job.do("do 7 all_reduce 5 7")
+    job.finish()
+    since = watching.attach(doubles.nccl, doubles.cudart)
+    job.do("do 2 all_reduce 11 7")
+    job.finish()
+    blind = pairs_of(watching, job.calls(since))
+    check_arguments(blind, unknown_comm=True)
+    check_ends(watching, blind)
+    finder = LayoutFinder(Parsers(), watching.session.maps["nccl_layouts"])
+    finder.start()
+    with doubles.nccl.open("rb") as library:
+        finder.attach(library.fileno())
+        until(lambda: finder.added or finder.reasons)
+    finder.stop()
+    assert finder.reasons == {}
+    make_work(job, doubles.version)
+    job.finish()
+    found = [pair for pair in pairs_of(watching, job.calls(since)) if pair[1].count != 11]
+    check_arguments(found)
+    check_ends(watching, found)
+    check_sequence(found, known=True)
 
 
 @pytest.mark.parametrize(("version", "variant"), SETUPS, ids=lambda word: str(word))
