@@ -80,6 +80,10 @@ class Communicators:
             made[_TABLE] = batch_of(_TABLE, rows)
         return made
 
+    def processes_of(self, comm: str) -> list[tuple[int, int]]:
+        """(pid, start_ns) of those that have a communicator of this name. From any thread."""
+        return [(pid, start_ns) for pid, start_ns, name in list(self._named) if name == comm]
+
     def forget(self, pid: int, start_ns: int) -> None:
         """The process has ended."""
         self._uses.forget(pid, start_ns)

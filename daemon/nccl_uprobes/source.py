@@ -185,6 +185,10 @@ class CollectivesSource:
         """The backends of which operations of this process were seen: "gloo", "nccl"."""
         return self._rows.backends.get((pid, start_ns), frozenset())
 
+    def processes_of(self, comm: str) -> list[tuple[int, int]]:
+        """(pid, start_ns) of the processes that have a communicator of this name."""
+        return self._communicators.processes_of(comm)
+
     def process_exited(self, pid: int, start_ns: int) -> int:
         """Close the open operations of a process that has ended; returns how many there were."""
         with self._reading:
