@@ -28,7 +28,7 @@ _FRAME = struct.Struct("!II")
 MAX_SOURCE = 1 << 20
 MAX_LOG = 256 << 10
 MEMORY_BYTES = 4 << 30
-CPU_SECONDS = 60
+CPU_SECONDS = 20
 # include/uapi/linux/capability.h: DAC_READ_SEARCH for the formats of tracepoints, SYS_RESOURCE for locked memory
 # before 5.11, PERFMON and BPF to load.
 _KEPT = 1 << 2 | 1 << 24 | 1 << 38 | 1 << 39

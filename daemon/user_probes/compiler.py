@@ -20,7 +20,7 @@ __all__ = ("PYTHON", "Loaded", "complaint_of", "load")
 
 PYTHON = "/usr/bin/python3"
 """The Python that distributions install bcc for."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 20.0
 _log = logging.getLogger(__name__)
 _CHILD = Path(__file__).with_name("child.py")
 _NO_BCC = "install python3-bpfcc (Debian, Ubuntu) or python3-bcc, and the kernel's headers"
@@ -69,7 +69,7 @@ def load(
         except ChannelTimeout as e:
             raise ConfigError(f"{spec.name}.c was not compiled within {timeout:.0f} s", hint="make it smaller") from e
         except ChannelClosed as e:
-            hint = "the daemon's log has what it wrote; the compiler may use 4 GB and a minute"
+            hint = "the daemon's log has what it wrote; it may use 4 GB of memory"
             raise InternalError(f"the compiler of {spec.name}.c ended without an answer", hint=hint) from e
         finally:
             process.kill()

@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 from user_probes_support import CODE, Bench, Process, build_target, tell, wait_for
 
+from probing.api.errors import InternalError, PrivilegeError
+from probing.daemon.user_probes.compiler import load
+from probing.daemon.user_probes.spec import read_spec
+
 AS_DAEMON = Path(__file__).with_name("user_probes_as_daemon.py")
 BOTH_ROADS = pytest.mark.parametrize("bench", [True, False], ids=["uprobe_multi", "perf"], indirect=True)
 UNCHECKED = """
@@ -156,6 +160,19 @@ def test_code_that_the_verifier_refuses_says_why(bench: Bench) -> None:
     bench.write("calls", tell(), "BPF_HASH(seen);\n" + UNCHECKED)
     state = bench.degraded("calls", "the kernel refuses calls.c: ")
     assert "invalid mem access" in state.reason
+
+
+def test_where_there_is_no_bcc(bench: Bench) -> None:
+    bench.probes.stop()
+    bench.write("calls", tell(), CODE.replace("NAME", "calls"))
+    spec = read_spec(bench.folder, "calls")
+    with pytest.raises(PrivilegeError, match="bcc is not installed") as missing:
+        load(spec, bench.folder, python=sys.executable)
+    assert "python3-bpfcc" in missing.value.hint
+    with pytest.raises(PrivilegeError, match="/no/python cannot be run"):
+        load(spec, bench.folder, python="/no/python")
+    with pytest.raises(InternalError, match="ended without an answer"):
+        load(spec, bench.folder, python=str(shutil.which("false")))
 
 
 def test_a_function_that_is_missing_is_named(bench: Bench, run: Callable[..., Process]) -> None:
