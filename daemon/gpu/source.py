@@ -7,7 +7,6 @@ kernel, and those rows come from the source of collectives.
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import threading
 import time
@@ -77,7 +76,6 @@ class CudaSource:
     ) -> None:
         self._session, self._processes, self._node = session, processes, node
         self._symbols, self._sink, self._clock, self._config = symbols, sink, clock, config
-        self._files: dict[tuple[int, int], int] = {}
         self._links: dict[tuple[tuple[int, int], str], list[Link]] = {}
         self._attaching = threading.Lock()
         self._memory: MemoryRows | None = None
@@ -94,9 +92,9 @@ class CudaSource:
     def start(self) -> None:
         """End probes of the daemon before us that are switched off now, and begin to tell."""
         self._tell_programs()
-        wanted = {function.entry for group in self._wanted() for function in group.functions}
+        unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._wanted())
         for link in list(self._session.links.values()):
-            if link.program in _switched() and link.program not in wanted:
+            if link.program in unwanted:
                 self._session.detach(link)
         pair = self._clock.pair()
         self._launches.begin()
@@ -111,8 +109,6 @@ class CudaSource:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        while self._files:
-            os.close(self._files.popitem()[1])
 
     @property
     def slots(self) -> dict[int, str]:
@@ -133,27 +129,24 @@ class CudaSource:
             return 0
         identity = self._session.identity(fd)
         with self._attaching:
-            if identity in self._files:
-                return 0
-            links = [link for group in self._wanted() for link in self._place(group, fd, identity)]
-            self._files[identity] = os.dup(fd)
+            missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
+            links = [link for group in missing for link in self._place(group, fd, identity)]
         return sum(not link.adopted for link in links)
 
-    def configure(self, config: CudaConfig) -> None:
-        """Go on with other options: probes come and go with them. Raises AttachError, PrivilegeError."""
+    def configure(self, config: CudaConfig) -> bool:
+        """Go on with other options. Probes that are not wanted any more end at once.
+
+        True where others are wanted: then each library has to be given to ``attach`` again, as none is kept open here.
+        """
         with self._attaching:
             self._config = config
             self._tell_programs()
-            wanted = self._wanted()
-            for (identity, name), links in list(self._links.items()):
-                if name not in [group.name for group in wanted]:
-                    del self._links[identity, name]
-                    for link in links:
-                        self._session.detach(link)
-            for identity, fd in self._files.items():
-                for group in wanted:
-                    if (identity, group.name) not in self._links:
-                        self._place(group, fd, identity)
+            wanted = {group.name for group in self._wanted()}
+            for identity, name in [key for key in self._links if key[1] not in wanted]:
+                for link in self._links.pop((identity, name)):
+                    self._session.detach(link)
+            files = {identity for identity, _ in self._links}
+            return any((identity, name) not in self._links for identity in files for name in wanted)
 
     def assemble_syncs(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         """Records of the ring ``cuda_syncs`` -> a physical batch of ``cuda.syncs``."""
@@ -271,8 +264,9 @@ class CudaSource:
                 self._session.detach(link)
             if group is not COMPLETION and isinstance(e, UnsupportedTarget):
                 _log.warning("no rows of %s: %s", group.name, e.message)
-                return []
-            raise
+                links = []
+            else:
+                raise
         self._links[identity, group.name] = links
         return links
 
@@ -282,11 +276,10 @@ class CudaSource:
         )
 
 
-def _switched() -> Iterable[str]:
-    """Programs whose probes come and go with options."""
+def _programs(groups: Iterable[Group]) -> set[str]:
     return {
         program
-        for group in (MEMORY, LAUNCHES)
+        for group in groups
         for function in group.functions
         for program in (function.entry, function.returned)
         if program

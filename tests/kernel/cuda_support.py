@@ -195,7 +195,8 @@ class Cuda:
 
     def __init__(self, folder: Path, open_session: Callable[..., Session], config: CudaConfig | None = None) -> None:
         self.folder = folder
-        self.session = open_session(*OBJECTS, _built(folder), optional=OPTIONAL)
+        probe = folder / "operations.bpf.o"
+        self.session = open_session(*OBJECTS, probe if probe.exists() else _built(folder), optional=OPTIONAL)
         self.sink, self.clock = Collected(), SystemClock()
         self.source = CudaSource(
             self.session, Anybody(), "node", find_symbols, self.sink, OwnReaders(), self.clock, config or CudaConfig()
@@ -203,9 +204,9 @@ class Cuda:
         self.ops: list[dict[str, Any]] = []
         self._scripts: list[Script] = []
         self.source.start()
-        self._attach()
+        self.placed = self._attach()
 
-    def _attach(self) -> None:
+    def _attach(self) -> int:
         fd = os.open(self.folder / "libops.so", os.O_RDONLY)
         try:
             for program, name in (("test_operation", "operation"), ("test_launched", "launched")):
@@ -214,10 +215,10 @@ class Cuda:
                 self.session.attach_uprobe(program, fd, [offset], [1])
         finally:
             os.close(fd)
-        self.attach_cudart()
+        return self.attach_cudart()
 
-    def attach_cudart(self) -> int:
-        library = self.folder / "libcudart.so.12"
+    def attach_cudart(self, library: Path | None = None) -> int:
+        library = library or self.folder / "libcudart.so.12"
         fd = os.open(library, os.O_RDONLY)
         try:
             return self.source.attach(fd, os.fsencode(library))

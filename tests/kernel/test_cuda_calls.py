@@ -203,7 +203,9 @@ def test_launches_are_counted_while_they_are_asked_for(started: Callable[[CudaCo
     script = cuda.script(LAUNCH)
     script.step()
     cuda.source.round(cuda.clock.pair())
-    cuda.source.configure(CudaConfig(launches=True))
+    assert cuda.source.configure(CudaConfig(launches=True))
+    assert cuda.attach_cudart() == 1
+    assert not cuda.source.configure(CudaConfig(launches=True))
     script.step()
     cuda.source.round(cuda.clock.pair())
     script.step()
@@ -214,6 +216,59 @@ def test_launches_are_counted_while_they_are_asked_for(started: Callable[[CudaCo
     cuda.source.round(cuda.clock.pair())
     assert [(row["kernels"], row["graphs"]) for row in cuda.sink.rows("cuda.launches")] == [(1000, 20), (5, 0)]
     assert "cuda_launch" not in {link.program for link in cuda.session.links.values()}
+
+
+def test_the_next_daemon_goes_on_with_what_lies_open(started: Callable[[CudaConfig], Cuda]) -> None:
+    first = started(CudaConfig(launches=True))
+    script = first.script("""
+s, e, p = stream(), event(), P()
+witness()
+for number in range(3): op(s, number)
+record(e, s)
+ok(cuda.cudaMalloc(ctypes.byref(p), ctypes.c_size_t(100)))
+say(); wait()
+ops.open_gate(3)
+ok(cuda.cudaEventSynchronize(e))
+ok(cuda.cudaFree(p))
+say()
+""")
+    script.step()
+    assert first.placed > 0
+    first.source.stop()
+    first.session.close(keep=True)
+    second = started(CudaConfig())
+    assert second.placed == 0
+    assert "cuda_launch" not in {link.program for link in second.session.links.values()}
+    script.step()
+    assert {row["id"]: (row["state"], row["timing"]) for row in second.closed()} == dict.fromkeys(
+        range(3), ("done", "sync")
+    )
+    second.source.round(second.clock.pair())
+    (row,) = second.sink.rows("cuda.memory")
+    assert [row[f] for f in ("allocations", "frees", "live", "live_bytes")] == [0, 1, 0, 0]
+
+
+def test_a_library_behind_two_overlays_counts_once(started: Callable[[CudaConfig], Cuda], tmp_path: Path) -> None:
+    cuda = started(CudaConfig())
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "libcudart.so.12").write_bytes((tmp_path / "libcudart.so.12").read_bytes())
+    mounts = []
+    try:
+        for number in range(2):
+            folder = tmp_path / f"overlay{number}"
+            for name in ("upper", "work", "merged"):
+                (folder / name).mkdir(parents=True)
+            options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+            subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folder / "merged"], check=True)
+            mounts.append(folder / "merged")
+        assert [cuda.attach_cudart(mount / "libcudart.so.12") > 0 for mount in mounts] == [True, False]
+    finally:
+        # A probe holds the file, and so the mount.
+        for link in list(cuda.session.links.values()):
+            cuda.session.detach(link)
+        for mount in mounts:
+            subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def test_a_library_is_attached_once(started: Callable[[CudaConfig], Cuda]) -> None:
