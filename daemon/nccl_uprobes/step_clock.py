@@ -23,6 +23,8 @@ _SHARE, _SHARE_AFTER_LOSS = 2, 8
 _REST_NS = 10_000_000_000
 # Of the last so many steps, how many fit.
 _RECENT = 32
+# Steps that have become so short are none.
+_TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
 # Steps with other operations in them, since the word was found, before a larger word is looked for.
 _ODD_STEPS = 3
@@ -58,7 +60,7 @@ class StepClock:
     """Fed with a process's operations, gives the steps that have ended. ``turn`` may begin a period elsewhere."""
 
     def __init__(self, turn: Callable[[Period], Period]) -> None:
-        self._turn = turn
+        self.turn = turn
         self._history = History()
         self._search_at = _FIRST_SEARCH
         self._searched = 0
@@ -98,14 +100,14 @@ class StepClock:
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
         # After a word was lost, what comes next may be as long as a validation takes, and say nothing of the steps.
-        for share in (1, 4, 16) if self._last is not None else (1,):
-            begin = len(waiting) - len(waiting) // share
+        for part in (1, 4, 16) if self._last is not None else (1,):
+            begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
                 self._lock(period, begin)
                 return
 
     def _lock(self, period: Period, begin: int) -> None:
-        self.period = period = self._turn(period)
+        self.period = period = self.turn(period)
         waiting = self._history.waiting
         starts = places(signatures(waiting, period.varying), period.word)
         if len(starts):
@@ -123,12 +125,19 @@ class StepClock:
         if self._last is None:
             return 0
         end, each, period = self._last
-        fitting = int(np.isin(signatures(gap, period.varying), period.word).sum()) // len(period.word)
-        return max(min(round((until - end) / max(each, 1.0)), fitting), 0)
+        signed = signatures(gap, period.varying)
+        fitting = int(np.isin(signed, period.word).sum()) // len(period.word)
+        return max(min(round((until - end) / max(each, 1.0)), fitting), len(_walk(signed, period.word)[0]))
 
     def _follow(self, period: Period) -> list[Step]:
         waiting = self._history.waiting
         starts, without = _walk(signatures(waiting, period.varying), period.word)
+        if len(starts) > 1:
+            each = (waiting["t"][starts[-1][0]] - waiting["t"][starts[0][0]]) / (len(starts) - 1)
+            if each < _TOO_FAST_NS:
+                self._history.at += starts[-1][0]
+                self._lose()
+                return []
         found = [self._step(period, waiting, start, following) for start, following in pairwise(starts)]
         if starts:
             self._history.at += starts[-1][0]
@@ -154,8 +163,11 @@ class StepClock:
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
         more = find_period(recent) if len(recent) >= _FIRST_SEARCH else None
-        if more is not None and len(more.word) > len(period.word):
-            self.period = self._turn(more)
+        if more is None or len(more.word) <= len(period.word):
+            return
+        inside = len(places(np.concatenate((more.word, more.word[: len(period.word) - 1])), period.word))
+        if inside * len(period.word) < len(more.word):
+            self.period = self.turn(more)
 
     def _step(self, period: Period, waiting: Array, start: tuple[int, bool], following: tuple[int, bool]) -> Step:
         begin, exact = start

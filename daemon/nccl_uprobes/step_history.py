@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -29,33 +31,35 @@ OPERATION = np.dtype(
 )
 WINDOW = 1 << 15
 """Operations of a process that are remembered, 2 MiB."""
-_MAX_TEXTS = 1 << 16
+_MAX_NAMES = 1 << 12
+_COMM_BYTES = 5
 _OP_BITS = 8
 _KIND_FACTOR, _COUNT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Texts:
-    """Numbers for the names of communicators, the same in all batches. 0: not known, or more than can be told apart."""
+    """Numbers for the names of communicators, the same everywhere and always; and back to what they are called."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._names: dict[int, str] = {}
+        self._names: OrderedDict[int, str] = OrderedDict()
 
     def number(self, comm: str, name: str | None) -> int:
-        if comm not in self._numbers and len(self._numbers) < _MAX_TEXTS:
-            self._numbers[comm] = len(self._numbers) + 1
-        number = self._numbers.get(comm, 0)
-        if number and name:
+        number = int.from_bytes(blake2b(comm.encode("utf-8", "replace"), digest_size=_COMM_BYTES).digest(), "little")
+        if name:
             self._names[number] = name
+            self._names.move_to_end(number)
+            if len(self._names) > _MAX_NAMES:
+                self._names.popitem(last=False)
         return number
 
     def words(self, kind: int) -> tuple[str, str, str]:
         """(op, dtype, what the communicator is called) of a kind; empty where not known."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
-        return (OPS[op] if op < len(OPS) else "", DTYPES[dtype] if dtype < len(DTYPES) else "", self._name(number))
-
-    def _name(self, number: int) -> str:
-        return self._names.get(number, "")
+        return (
+            OPS[op] if op < len(OPS) else "",
+            DTYPES[dtype] if dtype < len(DTYPES) else "",
+            self._names.get(number, ""),
+        )
 
 
 def operations_by_process(batch: pa.RecordBatch, texts: Texts) -> dict[tuple[int, int], Array]:

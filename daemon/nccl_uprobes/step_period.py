@@ -20,19 +20,21 @@ Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
 """What repeats so often inside a word that adds hardly a byte is a micro-step of it; what repeats more often is a step,
 and the rest of the word something that is done every so many steps, as logging is."""
-# So many repeats are seen before a word is taken for a step: micro-steps come to an end before.
+# So many repeats in a row are seen before a word is taken for a step: micro-steps come to an end before.
 _REPEATS = MAX_MICRO_STEPS + 1
-# The same of a word that has repeats within itself.
-_ENCLOSING_REPEATS = 4
-# Layers repeat one or two signatures for as long as a micro-step takes: such a word must go on for longer.
-_FEW_SIGNATURES, _FEW_SIGNATURES_NS = 2, 10_000_000_000
+# Layers repeat as well, for as long as a micro-step takes: a word must go on for longer, most of all one of few
+# signatures. ns.
+_SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
+# Of long steps that have repeats within themselves, as large models make them, fewer are enough.
+_LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
 _MATCHING = 0.8
 # Words of shorter steps are no training.
 _MIN_STEP_NS = 1_000_000
 _SMALL_SHARE = 0.01
-# A word explains the sequence better than a shorter one when it explains this share of what that left.
+# A longer word is better than a shorter one when it covers this share of what that left.
 _BETTER = 0.3
-_CHECKS = 64
+_CHECKS = 16
+_FEWEST = 3
 _MANY_COUNTS = 8
 _NEAR = 0.8
 _MAX_TIES = 16
@@ -135,14 +137,15 @@ def least_rotation(items: list[Any]) -> int:
 
 def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np.intp], length: int) -> bool:
     """Whether a word that begins at ``starts`` covers the sequence, and has come often and slowly enough."""
-    if len(starts) < _ENCLOSING_REPEATS or len(starts) * length < _MATCHING * (len(signed) - starts[0]):
+    if len(starts) < _LONG_REPEATS or len(starts) * length < _MATCHING * (len(signed) - starts[0]):
         return False
     distinct = len(np.unique(signed[starts[0] : starts[0] + length]))
-    together = np.flatnonzero(np.diff(starts, append=len(signed) + length) != length)
-    longest = int(np.diff(together, prepend=-1).max())
-    if distinct * 2 > length and longest < _REPEATS:
-        return False
-    if distinct <= _FEW_SIGNATURES and t[-1] - t[starts[0]] < _FEW_SIGNATURES_NS:
+    breaks = np.flatnonzero(np.diff(starts, append=len(signed) + length) != length)
+    span = t[-1] - t[starts[0]]
+    if int(np.diff(breaks, prepend=-1).max()) < _REPEATS:
+        if distinct * 2 > length or span < _LONG_SPAN_NS:
+            return False
+    elif span < (_FEW_SPAN_NS if distinct <= _FEW_SIGNATURES else _SPAN_NS):
         return False
     return bool(np.median(np.diff(t[starts])) >= _MIN_STEP_NS)
 
@@ -158,20 +161,28 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
     """(length of the word of a step, repeats of a smaller word in it, repeats of it in a larger one); 0: no word."""
-    codes = np.unique(signed, return_inverse=True)[1]
-    rough = _rough_matches(codes)
-    chosen, share = _next_length(codes, rough, 0, 0.0)
-    inner, enclosing = 1, 0
-    while chosen:
-        longer, longer_share = _next_length(codes, rough, chosen, share)
-        if not longer:
-            break
-        inside, adds_little = _compare(signed, sizes, chosen, longer)
+    rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
+    tried, covered = _next_length(signed, rough, 0, 0.0)
+    chosen, inner = _primitive(signed, tried), 1
+    while tried:
+        tried, better = _next_length(signed, rough, tried, covered)
+        inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
+        if inside * chosen == tried:
+            # Nothing, or several words in a row.
+            continue
         if adds_little and inside > MAX_MICRO_STEPS:
-            enclosing = inside
-            break
-        chosen, share, inner = longer, longer_share, max(inside, 1)
-    return chosen, inner, enclosing
+            return chosen, inner, inside
+        chosen, covered, inner = tried, better, max(inside, 1)
+    return chosen, inner, 0
+
+
+def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
+    """The length of the smallest word of which the commonest one of ``length`` is a row of copies."""
+    if not length:
+        return 0
+    at = _commonest(signed, length)[0]
+    word = signed[at : at + length]
+    return next(n for n in range(1, length + 1) if length % n == 0 and bool((word[n:] == word[:-n]).all()))
 
 
 def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
@@ -188,21 +199,33 @@ def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
     return found
 
 
-def _next_length(codes: Array, rough: npt.NDArray[np.float64], after: int, share: float) -> tuple[int, float]:
-    """(the smallest length above ``after`` that explains clearly more than ``share``, what it explains); (0, 0)."""
-    wanted = max(_MATCHING, share + (1 - share) * _BETTER) if after else _MATCHING
-    if share > 1 - 1e-9:
+def _next_length(
+    signed: npt.NDArray[np.uint64], rough: npt.NDArray[np.float64], after: int, covered: float
+) -> tuple[int, float]:
+    """(the smallest length above ``after`` whose words cover clearly more than ``covered``, what they cover)."""
+    if covered > 1 - 1e-9:
         return 0, 0.0
     lengths = np.arange(len(rough))
-    noise = 4 * np.sqrt((1 - wanted + 0.01) / (4 * (len(codes) - lengths)))
-    likely = np.flatnonzero((rough >= wanted - noise) & (lengths > after))
-    # The likeliest of many, and of the likely ones the shortest that is true.
-    best = likely[np.argsort(-rough[likely], kind="stable")[:_CHECKS]] if len(likely) > _CHECKS else likely
-    for length in np.unique(np.concatenate((likely[: _CHECKS // 2], best))):
-        matching = float((codes[length:] == codes[:-length]).mean()) if length else 0.0
-        if matching >= wanted:
-            return int(length), matching
+    noise = 4 * np.sqrt((1 - _MATCHING) / (4 * (len(signed) - lengths)))
+    likely = np.flatnonzero((rough >= _MATCHING - noise) & (lengths > after))
+    checks = _CHECKS if len(signed) > _FEW else 4 * _CHECKS
+    best = likely[np.argsort(-rough[likely], kind="stable")[:checks]]
+    wanted = max(_MATCHING, covered + (1 - covered) * _BETTER)
+    for length in np.unique(np.concatenate((likely[: _CHECKS // 4], best))).tolist():
+        share = _covered(signed, length)
+        if share >= wanted:
+            return length, share
     return 0, 0.0
+
+
+def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
+    """The share of operations that lie in copies of the commonest word of this length, from the first of them on."""
+    starts = _apart(_commonest(signed, length), length)
+    if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
+        return 0.0
+    # At the end a copy may have begun.
+    rest = len(signed) - int(starts[-1]) - length
+    return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
 
 
 def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer: int) -> tuple[int, bool]:
@@ -232,7 +255,7 @@ def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.in
     """Where the commonest word of this length begins."""
     hashes = _hashes(signed, length)
     values, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    most = np.flatnonzero(counts >= counts.max() - 1)
+    most = np.flatnonzero(counts == counts.max())
     return np.flatnonzero(hashes == values[most[np.argmin(first[most])]])
 
 

@@ -43,6 +43,8 @@ _Key = tuple[int, int]
 class _Process:
     clock: StepClock
     job: JobSteps
+    # Whether the job is the one that the process belongs to, or stands in for it until that is known.
+    identified: bool
     number: int | None = None
     calibration: Calibration = field(default_factory=Calibration)
     sighted: tuple[int, int] | None = None
@@ -103,9 +105,13 @@ class Steps:
         process = self._processes.get(key)
         if process is None:
             job = self._job(key if who is None else (who.job, who.run))
-            process = self._processes[key] = _Process(StepClock(job.turn), job)
+            process = self._processes[key] = _Process(StepClock(job.turn), job, who is not None)
             if len(self._processes) > _MAX_PROCESSES:
                 self._processes.popitem(last=False)
+        elif who is not None and not process.identified:
+            process.job, process.identified = self._job((who.job, who.run)), True
+            process.clock.turn = process.job.turn
+            process.number = None
         self._processes.move_to_end(key)
         return process
 
