@@ -36,6 +36,11 @@ def rows_of(daemon: BenchDaemon, pids: list[int]) -> int:
     return asked(daemon, f"SELECT count(*) AS n FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))})")
 
 
+def rows_of_others(daemon: BenchDaemon, pids: list[int]) -> int:
+    """They share the ring: what it loses may be theirs."""
+    return asked(daemon, f"SELECT count(*) AS n FROM comm.ops WHERE pid NOT IN ({', '.join(map(str, pids))})")
+
+
 def lost_of(daemon: BenchDaemon) -> int:
     where = "table_name = 'comm.ops' AND stage = 'ring'"
     return asked(daemon, f"SELECT coalesce(sum(count), 0)::BIGINT AS n FROM probing.losses WHERE {where}")
@@ -103,7 +108,7 @@ def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str,
     pids = [job.ranks[0].pid for job in jobs]
     wait_until_probed(daemon, jobs, pids)
     # What was called before all probes were there is no loss of a ring.
-    known = rows_of(daemon, pids)
+    known, known_lost = rows_of(daemon, pids), lost_of(daemon)
     assert daemon.process is not None
     family = tree(daemon.process.pid)
     cpu, begin = cpu_ns(family), time.monotonic_ns()
@@ -114,16 +119,18 @@ def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str,
     slowest = max(job.hear()[0] for job in jobs)
     cores = (cpu_ns(family) - cpu) / (time.monotonic_ns() - begin)
     calls = case.each * case.processes
-    rows, lost = settled(daemon, pids, known + calls)
+    all_rows, all_lost = settled(daemon, pids, known + known_lost + calls)
+    rows, lost = all_rows - known, all_lost - known_lost
     return {
         "ring": f"{case.ring_bytes >> 10} KiB",
         "stall of the collector": f"{case.stall_s:g} s",
         "processes": case.processes,
         "calls": f"{calls:,}",
         "calls/s": f"{calls / slowest * 1e9:,.0f}",
-        "rows": f"{rows - known:,}",
+        "rows": f"{rows:,}",
         "counted as lost": f"{lost:,}",
-        "rows + lost == calls": rows - known + lost == calls,
+        "rows + lost == calls": rows + lost == calls,
+        "rows of other jobs": f"{rows_of_others(daemon, pids):,}",
         "daemon, cores": f"{cores:.2f}",
     }
 
