@@ -50,6 +50,10 @@ class Features:
         """The road of kernels before 6.6."""
         return replace(self, uprobe_multi=False)
 
+    def without_preempt(self) -> Features:
+        """Programs that may be preempted, as on kernels before 6.13."""
+        return replace(self, preempt=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Capability:

@@ -78,10 +78,24 @@ class Session:
         if not found.btf:
             raise PrivilegeError("the kernel has no BTF", hint="use a kernel built with CONFIG_DEBUG_INFO_BTF")
         own = ["identity"] if found.real_inode and found.test_run else []
-        extra = dict(read_object(name, found) for name in optional)
-        sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
         folder = pins.prepare(instance, pin_root)
-        session = cls(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra))
+
+        def opened(found: Features) -> Session:
+            extra = dict(read_object(name, found) for name in optional)
+            sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
+            return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra))
+
+        try:
+            return opened(found)
+        except AttachError:
+            if not found.preempt:
+                raise
+            # The first kernels with preempt_disable let no function be called behind it that is verified by itself.
+            return opened(found.without_preempt())
+
+    @classmethod
+    def _opened(cls, folder: Path, loader: Loader) -> Session:
+        session = cls(folder, loader)
         try:
             session._start()
         except PermissionError as e:
