@@ -42,9 +42,10 @@ class Loaded:
 
 
 def load(
-    spec: Spec, folder: Path, *, multi: bool = True, python: str = PYTHON, timeout: float = TIMEOUT_S
+    spec: Spec, folder: Path, scratch: Path, *, multi: bool = True, python: str = PYTHON, timeout: float = TIMEOUT_S
 ) -> Loaded:
     """Compile ``spec`` and have the kernel verify it; half a second or so. ``multi``: for uprobe_multi links.
+    Headers that have to be put together are, for that time, in a directory in ``scratch``.
 
     Raises ConfigError for code that does not compile, AttachError for what the kernel refuses, PrivilegeError where
     bcc or headers are missing; what compiler and verifier wrote goes to the daemon's log.
@@ -57,7 +58,7 @@ def load(
             # -I: nothing of the environment or of the directory decides what is imported.
             process = subprocess.Popen(
                 [python, "-I", str(_CHILD)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd="/",
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(scratch)},
             )  # fmt: skip
         except OSError as e:
             raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ __all__ = ("header_trees", "task_offsets")
 
 _KIND_STRUCT = 4
 _MAX_MEMBERS = 2048
-_MODULES = Path("/lib/modules")
+_MODULES, _SOURCES = Path("/lib/modules"), Path("/usr/src")
 _KCONFIG = "include/linux/kconfig.h"
 
 
@@ -64,25 +65,36 @@ def _libbpf() -> Any:
     return lib
 
 
-def header_trees(modules: Path = _MODULES) -> list[str] | None:
+def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
     """Trees of kernel headers, to be laid over each other; None where bcc finds those of this kernel by itself.
 
     Those of another kernel do for probes that read no kernel structure. Raises PrivilegeError where there are none.
     """
-    own = modules / os.uname().release
-    if any((own / tree / _KCONFIG).is_file() for tree in ("source", "build")):
+    release = os.uname().release
+    if any((modules / release / tree / _KCONFIG).is_file() for tree in ("source", "build")):
         return None
     if Path("/sys/kernel/kheaders.tar.xz").exists():
         return None
     machine = {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), "")
-    try:
-        others = sorted(modules.iterdir(), reverse=True)
-    except OSError:
-        others = []
-    for other in others:
-        trees = [tree.resolve() for name in ("build", "source") if (tree := other / name).is_dir()]
+    for trees in _candidates(modules, sources, release):
         complete = any((tree / _KCONFIG).is_file() for tree in trees)
         if complete and any((tree / f"arch/{machine}/include/generated").is_dir() for tree in trees):
-            return [str(tree) for tree in trees]
+            return [str(tree.resolve()) for tree in trees if tree.is_dir()]
     hint = "install linux-headers-amd64 (Debian), linux-headers-generic (Ubuntu) or kernel-devel"
     raise PrivilegeError("there are no kernel headers for bcc", hint=hint)
+
+
+def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Path]]:
+    """Those of this kernel first, then the newest. Under systemd a service may be kept out of ``modules``."""
+
+    def listed(folder: Path) -> list[Path]:
+        try:
+            return sorted(folder.iterdir(), key=lambda path: (release in path.name, path.name), reverse=True)
+        except OSError:
+            return []
+
+    for module in listed(modules):
+        yield [module / "build", module / "source"]
+    for tree in [*listed(sources), *listed(sources / "kernels")]:
+        # Debian keeps what belongs to a flavour apart from what is common.
+        yield [tree, tree.with_name(f"{tree.name.rpartition('-')[0]}-common")]

@@ -229,7 +229,7 @@ class UserProbes:
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
-            loaded = load(spec, self._folder, multi=self._multi)
+            loaded = load(spec, self._folder, self._tables.folder, multi=self._multi)
             try:
                 probe.running = Running(spec, self._tables.define(spec), loaded, multi=self._multi)
             except BaseException:

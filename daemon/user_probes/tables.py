@@ -46,6 +46,11 @@ class UserTables(Mapping[str, Table]):
     def __len__(self) -> int:
         return len(TABLES) + len(self._user)
 
+    @property
+    def folder(self) -> Path:
+        """Where the file is: a directory of the daemon's own."""
+        return self._file.parent
+
     def described(self) -> list[dict[str, Any]]:
         """The tables of users, as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]

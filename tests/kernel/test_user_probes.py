@@ -167,12 +167,12 @@ def test_where_there_is_no_bcc(bench: Bench) -> None:
     bench.write("calls", tell(), CODE.replace("NAME", "calls"))
     spec = read_spec(bench.folder, "calls")
     with pytest.raises(PrivilegeError, match="bcc is not installed") as missing:
-        load(spec, bench.folder, python=sys.executable)
+        load(spec, bench.folder, bench.tables.folder, python=sys.executable)
     assert "python3-bpfcc" in missing.value.hint
     with pytest.raises(PrivilegeError, match="/no/python cannot be run"):
-        load(spec, bench.folder, python="/no/python")
+        load(spec, bench.folder, bench.tables.folder, python="/no/python")
     with pytest.raises(InternalError, match="ended without an answer"):
-        load(spec, bench.folder, python=str(shutil.which("false")))
+        load(spec, bench.folder, bench.tables.folder, python=str(shutil.which("false")))
 
 
 def test_a_function_that_is_missing_is_named(bench: Bench, run: Callable[..., Process]) -> None:

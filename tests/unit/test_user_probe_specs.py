@@ -195,15 +195,23 @@ def test_the_line_that_says_what_is_wrong(log: str, complaint: str) -> None:
 
 def test_headers_of_another_kernel_do(tmp_path: Path) -> None:
     with pytest.raises(ProbingError, match="no kernel headers") as refused:
-        header_trees(tmp_path)
+        header_trees(tmp_path / "modules", tmp_path / "src")
     assert "linux-headers" in refused.value.hint
     machine = {"x86_64": "x86", "aarch64": "arm64"}[os.uname().machine]
-    (tmp_path / "5.0/build").mkdir(parents=True)
-    (tmp_path / "4.0/build" / f"arch/{machine}/include/generated").mkdir(parents=True)
-    (tmp_path / "4.0/source/include/linux").mkdir(parents=True)
-    (tmp_path / "4.0/source/include/linux/kconfig.h").touch()
-    assert header_trees(tmp_path) == [str(tmp_path / "4.0/build"), str(tmp_path / "4.0/source")]
-    own = tmp_path / os.uname().release / "build/include/linux"
+    modules, sources = tmp_path / "modules", tmp_path / "src"
+
+    def headers(common: Path, flavour: Path) -> list[str]:
+        (common / "include/linux").mkdir(parents=True)
+        (common / "include/linux/kconfig.h").touch()
+        (flavour / f"arch/{machine}/include/generated").mkdir(parents=True)
+        return [str(flavour), str(common)]
+
+    debian = headers(sources / "linux-headers-4.0-1-common", sources / "linux-headers-4.0-1-amd64")
+    assert header_trees(modules, sources) == debian
+    (modules / "5.0/build").mkdir(parents=True)
+    linked = headers(modules / "4.0/source", modules / "4.0/build")
+    assert header_trees(modules, sources) == linked
+    own = modules / os.uname().release / "build/include/linux"
     own.mkdir(parents=True)
     (own / "kconfig.h").touch()
-    assert header_trees(tmp_path) is None
+    assert header_trees(modules, sources) is None
