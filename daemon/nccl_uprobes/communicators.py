@@ -23,6 +23,9 @@ RING = "communicators"
 _TABLE = "comm.communicators"
 # A row is about a kilobyte here.
 _MAX_KNOWN = 16384
+_FIRST_WAIT = 0.5
+# What of an operation is the same whenever its record is read.
+_SAME = ("pid", "start_ns", "tid", "comm", "seq", "op", "count", "start_ns_after", "done_hi_ns")
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
 # enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
@@ -56,6 +59,9 @@ class Communicators:
         # By (pid, start_ns, address of the communicator, or its name where the address is not known).
         self._known: OrderedDict[_Place, _Row] = OrderedDict()
         self._named: dict[Key, _Place] = {}
+        self._waited: set[tuple[int, int]] = set()
+        self._first: list[dict[str, Any]] = []
+        self._concluded: list[_Row] = []
 
     def rows(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """``records`` of the ring ``communicators`` -> a batch of ``comm.communicators``, a row each."""
@@ -65,18 +71,24 @@ class Communicators:
         return {_TABLE: batch_of(_TABLE, rows)}
 
     def follow(self, batches: Mapping[str, pa.RecordBatch], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """What ``Rows.finished`` made, with rows for the communicators that have found another role by it."""
+        """What ``Rows.finished`` made, with rows for the communicators that have found another role by it.
+
+        A communicator is looked at every two seconds at most.
+        """
         made = dict(batches)
-        rows: list[_Row] = []
-        if (seen := made.pop(_TABLE, None)) is not None:
-            rows += _plain(seen)
-            for row in rows:
-                self._keep((row["pid"], row["start_ns"], row["comm"]), row)
-        if (operations := made.get("comm.ops")) is not None:
+        seen = _plain(made.pop(_TABLE)) if _TABLE in made else []
+        for row in seen:
+            self._keep((row["pid"], row["start_ns"], row["comm"]), row)
+        operations = made.get("comm.ops")
+        if operations is not None:
+            # The same come again when the log could not take them: then what was concluded from them is new again.
+            first = operations.slice(0, 1).select(_SAME).to_pylist()
+            if first != self._first:
+                self._first, self._concluded = first, []
             self._uses.observe(operations)
-        concluded = (self._with_role(key, use, role, pair) for key, use, role in self._uses.changed(pair.mono_ns))
-        rows += [row for row in concluded if row is not None]
-        if rows:
+        changed = (self._with_role(key, use, role, pair) for key, use, role in self._uses.changed(pair.mono_ns))
+        self._concluded += [row for row in changed if row is not None]
+        if rows := seen + (self._concluded if operations is not None else []):
             made[_TABLE] = batch_of(_TABLE, rows)
         return made
 
@@ -87,6 +99,7 @@ class Communicators:
     def forget(self, pid: int, start_ns: int) -> None:
         """The process has ended."""
         self._uses.forget(pid, start_ns)
+        self._waited.discard((pid, start_ns))
         for place in [place for place in self._known if place[:2] == (pid, start_ns)]:
             del self._known[place]
         for key in [key for key in self._named if key[:2] == (pid, start_ns)]:
@@ -120,7 +133,12 @@ class Communicators:
         return row
 
     def _identity(self, place: _Place) -> _Row:
-        who = self._processes.identity(place[0], place[1])
+        # Rows are written once, so it is worth a wait, but only one for each process.
+        first = place[:2] not in self._waited
+        if len(self._waited) >= _MAX_KNOWN:
+            self._waited.clear()
+        self._waited.add(place[:2])
+        who = self._processes.identity(place[0], place[1], _FIRST_WAIT if first else 0.0)
         return {
             "node": self._node,
             "job": who and who.job,

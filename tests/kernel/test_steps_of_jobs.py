@@ -91,8 +91,8 @@ class Observer:
         for batch in self.watcher.ops[self._told :]:
             self.steps.observe(batch, pair)
             made = self.communicators.follow({"comm.ops": batch}, pair)
-            for row in plain(made["comm.communicators"]) if "comm.communicators" in made else []:
-                self.groups[row["job_rank"], row["comm"]] = row
+            rows = plain(made["comm.communicators"]) if "comm.communicators" in made else []
+            self.groups |= {(row["job_rank"], row["comm"]): row for row in rows}
         self._told = len(self.watcher.ops)
         self.offset = pair.mono_to_utc_ns
         return self.sink.rows

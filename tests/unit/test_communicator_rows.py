@@ -210,9 +210,13 @@ def test_roles_are_found_from_operations() -> None:
     }
     (row,) = [row for row in found if row["comm"] == "row0" and row["pid"] == 0 and row["ts"] != 4]
     assert (row["created"], row["job_rank"], row["parallel_role_why"][:20]) == (4, 0, "its ranks are neighb")
-    # The same again says nothing new, however long after.
+    # The log could not take it.
+    assert plain(communicators.follow(batches, later)[TABLE]) == found
+    # More of the same says nothing new, however long after.
     much_later = ClockPair(2 * later.mono_ns, 0, PAIR.real_ns)
-    assert communicators.follow({"comm.ops": grid()}, much_later).keys() == {"comm.ops"}
+    assert communicators.follow({"comm.ops": batch_of("comm.ops", ops(3, "row1", 9, 4))}, much_later).keys() == {
+        "comm.ops"
+    }
 
 
 def test_a_role_does_not_forget_what_was_known(dtype: np.dtype[Any]) -> None:
