@@ -170,7 +170,8 @@ class UserProbes:
                 reasons.append(f"hit more than {running.spec.budget} times a second: it rests")
             elif self._paused_ns:
                 state = "paused"
-            detail = f"{', '.join(place.where for place in running.spec.attach)}: {running.attached}"
+            places = dict.fromkeys(place.where for place in running.spec.attach)
+            detail = f"{', '.join(places)}: {running.attached}"
             if troubles := list(running.reasons.values()):
                 state = "degraded"
                 reasons += sorted(set(troubles))
