@@ -28,6 +28,8 @@ SETUPS = (
 )
 SIZE = 3
 MS = 1_000_000
+# Elements of the calls that fail -> the result that they have.
+FAILURES = {7: "ncclInvalidArgument", 11: "ncclSystemError", 17: "ncclInternalError"}
 Row = dict[str, Any]
 
 
@@ -304,10 +306,50 @@ def test_errors_are_told_of_the_operation_that_had_them(
     job.do("fail 2")
     assert job.do("do 1 all_reduce 11 7") == [2] * SIZE
     job.do("do 3 all_reduce 13 7")
-    job.finish()
-    errors = {7: ("failed", "ncclInvalidArgument"), 11: ("failed", "ncclSystemError")}
+    job.do("fail 3 1")
+    assert job.do("group 4 all_reduce 17 7") == [3] * SIZE
+    job.do("do 3 all_reduce 19 7")
+    job.do("drain")
+    errors = {count: ("failed", name) for count, name in FAILURES.items()}
     for row, call in pairs_of(watching, job.calls()):
         assert (row["state"], row["error"]) == errors.get(call.count, ("done", None)), (row, call)
+
+
+def test_asynchronous_errors_are_told_once(
+    tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
+) -> None:
+    doubles = built(tmp_path)
+    job = start_job(doubles)
+    watching = watch([job])
+    watching.attach(doubles.nccl, doubles.cudart)
+    job.do("init world config")
+    for _ in range(3):
+        job.do("poll")
+    job.do("async 6", [1])
+    for _ in range(3):
+        job.do("poll")
+    watching.drain()
+    errors = [(row["rank"], row["async_error"]) for row in watching.communicators if row["async_error"]]
+    assert errors == [(1, "ncclRemoteError")]
+
+
+def test_an_error_of_the_device_fails_what_was_open(
+    tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
+) -> None:
+    doubles = built(tmp_path)
+    job = start_job(doubles)
+    watching = watch([job])
+    watching.attach(doubles.nccl, doubles.cudart)
+    job.do("init world config")
+    job.do("do 2 all_reduce 5 7")
+    job.do("drain")
+    job.do("do 3 all_reduce 7 7", [0, 1])
+    until(lambda: len(watching.inflight()) == 6)
+    job.do("cuda 700", [0])
+    job.do("drain", [0])
+    until(lambda: len(watching.inflight()) == 3)
+    failed = {(row["pid"], row["state"], row["error"]) for row in watching.rows if row["count"] == 7}
+    assert failed == {(job.ranks[0].pid, "failed", "cudaError 700")}
 
 
 def test_a_rank_that_does_not_come_holds_the_others(
