@@ -15,6 +15,7 @@
 #define CLOSED_A_HIT 64
 #define PROCESS_STREAMS 32
 #define MAX_PROCESS_STREAMS 1024
+#define GIVEN_UP_NS (600 * SECOND_NS)
 #define PLACE_TRIES 8
 #define SKIPPED_A_HIT 8
 
@@ -56,7 +57,9 @@ struct stream_state {
 	__u64 run_group;
 	__u32 run_tid;
 	__s32 device;
-	__u64 rest; /* 1: there is more in `cuda_rests` */
+	__u64 rest;	 /* 1: there is more in `cuda_rests` */
+	__u64 asked;	 /* 1: an event was recorded on it, or somebody asked for it */
+	__u64 given_up;	 /* when nobody had for long, as where a library has a CUDA runtime of its own */
 };
 
 struct {
@@ -383,7 +386,8 @@ static __noinline __u64 stream_place(struct collective_record *r)
 	if (!key.object || (r->stream < LEAST_HANDLE && current_device() != r->cuda_device))
 		return 0;
 	s = stream_of(&key, process, r->cuda_device);
-	if (!s)
+	/* Not for ever: events are not looked at while nothing lies open. */
+	if (!s || (s->given_up && !s->asked && r->t_call < s->given_up + GIVEN_UP_NS))
 		return 0;
 	stream_run(s, r);
 	operation = placed_at(&key, s->next);

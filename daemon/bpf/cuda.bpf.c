@@ -183,6 +183,7 @@ static __noinline __u64 stream_sure(struct stream_key *key, struct stream_state 
 	__u32 tid = current_tid();
 	int i;
 
+	s->asked = 1;
 	if (s->run_tid == tid && !s->run_group && sure + 1 >= s->run_first) {
 		s->launched = last;
 		return last;
@@ -318,6 +319,8 @@ UPROBE(cuda_event_record)
 	key.start_ns = process->start_ns;
 	key.tgid = event.tgid;
 	s = key.object ? bpf_map_lookup_elem(&cuda_streams, &key) : 0;
+	if (s)
+		s->asked = 1;
 	if (!s || s->oldest >= s->next || cuda_captures(process))
 		bpf_map_delete_elem(&cuda_events, &event);
 	else
@@ -410,6 +413,8 @@ static __always_inline void ask_stream(struct cuda_process *process, struct cuda
 	struct stream_key key = {.object = object, .start_ns = process->start_ns, .tgid = current_tgid()};
 	struct stream_state *s = object ? bpf_map_lookup_elem(&cuda_streams, &key) : 0;
 
+	if (s)
+		s->asked = 1;
 	if (!s || s->oldest >= s->next)
 		return;
 	call->asked.object = object;
@@ -711,6 +716,25 @@ int cuda_close_rest(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	e = *rest;
 	return close_covered(&key, &e);
+}
+
+/*
+ * Run by the collector for a stream of which nobody wants to know anything: object, start_ns, tgid. What is on it would
+ * lie open for ever. Closes as many as a hit does.
+ */
+SEC("raw_tp")
+int cuda_give_up(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct stream_key key = {.object = ctx->args[0], .start_ns = ctx->args[1], .tgid = ctx->args[2]};
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, &key);
+	struct evidence none = {.kind = EVIDENCE_NONE};
+
+	if (!s || s->asked)
+		return 0;
+	none.since = bpf_ktime_get_ns();
+	none.position = s->next - 1;
+	s->given_up = none.since;
+	return close_covered(&key, &none);
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -46,6 +46,8 @@ OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
 ROUND_S = 1.0
+# A stream that has operations and for which nobody asks may be one of a library with a CUDA runtime linked into it.
+GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
 # Rounds of one stream whose rest is closed: 64 operations each, of the 1024 that lie open at most.
@@ -83,6 +85,7 @@ class CudaSource:
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
         self._void_before = 0
+        self._unasked: dict[bytes, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
         self._next_round = self._next_memory = 0.0
         self._wake = threading.Event()
@@ -177,21 +180,36 @@ class CudaSource:
 
     def close_rest(self) -> int:
         """Close operations that are known to be done and were too many for one hit; returns how many."""
-        closed = 0
         keys, _ = self._session.maps[_RESTS].items()
-        for key in keys:
-            context = _KEY.pack(int(key["object"]), int(key["start_ns"]), int(key["tgid"]))
-            for _ in range(_REST_RUNS):
-                count = self._session.run_program("cuda_close_rest", context)
-                closed += count
-                if not count:
-                    break
+        return sum(self._close("cuda_close_rest", key) for key in keys)
+
+    def give_up(self, mono_ns: int, after_ns: int = GIVE_UP_NS) -> int:
+        """Close operations on streams for which nobody has asked in ``after_ns``; returns how many."""
+        keys, states = self._session.maps[_STREAMS].items()
+        waiting = keys[(states["asked"] == 0) & (states["oldest"] < states["next"])]
+        before, self._unasked = self._unasked, {}
+        closed = 0
+        for key in waiting:
+            since = self._unasked[key.tobytes()] = before.get(key.tobytes(), mono_ns)
+            if mono_ns - since >= after_ns:
+                closed += self._close("cuda_give_up", key)
+        return closed
+
+    def _close(self, program: str, key: npt.NDArray[Any]) -> int:
+        context = _KEY.pack(int(key["object"]), int(key["start_ns"]), int(key["tgid"]))
+        closed = 0
+        for _ in range(_REST_RUNS):
+            count = self._session.run_program(program, context)
+            closed += count
+            if not count:
+                break
         return closed
 
     def round(self, pair: ClockPair, *, memory: bool = True) -> None:
         """Tell what has changed. Of the thread of this source; for tests, where that does not run."""
         self._distrust_events(pair.mono_ns)
         self.close_rest()
+        self.give_up(pair.mono_ns)
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
         if self._config.launches:
             self._put("cuda.launches", self._launches.changed(pair))

@@ -387,3 +387,28 @@ say()
     script.step()
     assert sorted(cuda.open()) == [5]
     assert [(row["id"], row["state"]) for row in cuda.closed()] == [(1, "unseen")]
+
+
+def test_a_stream_for_which_nobody_asks_is_given_up(cuda: Cuda) -> None:
+    script = cuda.script("""
+quiet, other = stream(), stream()
+witness()
+for number in range(100): op(quiet, number)
+op(other, 200); record(event(), other)
+say(); wait()
+op(quiet, 100)
+say(); wait()
+assert cuda.cudaStreamQuery(quiet) == 600
+op(quiet, 101)
+say()
+""")
+    script.step()
+    assert cuda.source.give_up(1, 10) == 0
+    assert len(cuda.open()) == 101
+    assert cuda.source.give_up(11, 10) == 100
+    script.step()
+    rows = by_id(cuda.closed())
+    assert sorted(rows) == list(range(101))
+    assert {(row["state"], row["timing"]) for row in rows.values()} == {("unseen", "enqueue_only")}
+    script.step()
+    assert sorted(cuda.open()) == [101, 200]
