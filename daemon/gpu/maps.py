@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-__all__ = ("Link", "Map", "Maps", "Session", "drop_process", "processes_in")
+__all__ = ("Features", "Link", "Map", "Maps", "Session", "drop_process", "processes_in")
 
 
 class Map(Protocol):
@@ -31,8 +31,16 @@ class Link(Protocol):
     def program(self) -> str: ...
 
 
+class Features(Protocol):
+    @property
+    def uprobe_multi(self) -> bool: ...
+
+
 class Session(Protocol):
     """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    @property
+    def features(self) -> Features: ...
 
     @property
     def maps(self) -> Maps: ...

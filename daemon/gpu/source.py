@@ -7,6 +7,7 @@ kernel, and those rows come from the source of collectives.
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import threading
 import time
@@ -84,6 +85,7 @@ class CudaSource:
         if self._has(MEMORY):
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
+        self._files: dict[tuple[int, int], int] = {}
         self._void_before = 0
         self._unasked: dict[bytes, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
@@ -112,6 +114,8 @@ class CudaSource:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        while self._files:
+            os.close(self._files.popitem()[1])
 
     @property
     def slots(self) -> dict[int, str]:
@@ -134,12 +138,16 @@ class CudaSource:
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
+            # A link of this kind holds the file, and so its mount, itself; another must not begin to.
+            if identity not in self._files and self._session.features.uprobe_multi:
+                self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
 
     def configure(self, config: CudaConfig) -> bool:
-        """Go on with other options. Probes that are not wanted any more end at once.
+        """Go on with other options: probes come and go with them. Raises AttachError, PrivilegeError.
 
-        True where others are wanted: then each library has to be given to ``attach`` again, as none is kept open here.
+        True where a library that needs more of them is not open here (before Linux 6.6): it has to be given to
+        ``attach`` again.
         """
         with self._attaching:
             self._config = config
@@ -148,8 +156,12 @@ class CudaSource:
             for identity, name in [key for key in self._links if key[1] not in wanted]:
                 for link in self._links.pop((identity, name)):
                     self._session.detach(link)
-            files = {identity for identity, _ in self._links}
-            return any((identity, name) not in self._links for identity in files for name in wanted)
+            for identity, fd in self._files.items():
+                for group in self._wanted():
+                    if (identity, group.name) not in self._links:
+                        self._place(group, fd, identity)
+            known = {identity for identity, _ in self._links}
+            return any((identity, name) not in self._links for identity in known for name in wanted)
 
     def assemble_syncs(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         """Records of the ring ``cuda_syncs`` -> a physical batch of ``cuda.syncs``."""
