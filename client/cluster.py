@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,14 @@ from probing.federation.fanout import Answered, Gathered, fan_out
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from probing.federation.split import Plan
+
 __all__ = ("Cluster", "Stacks", "Variables")
 
 T = TypeVar("T")
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
+_USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
+_USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
 PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
@@ -148,9 +153,8 @@ class Cluster:
             self.outcomes.append(gathered)
             return Answer(reply.table, gathered)
         from probing.federation.merge import run
-        from probing.federation.split import plan
 
-        split = plan(sql, time.time_ns())
+        split = self.plan(sql)
         outcome: list[Gathered[Any]] = []
         try:
             return run(
@@ -159,6 +163,31 @@ class Cluster:
             )  # fmt: skip
         finally:
             self.outcomes.extend(outcome)
+
+    def plan(self, sql: str) -> Plan:
+        """How a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
+        from probing.federation.split import plan
+
+        if not _USER_TABLE.search(sql):
+            return plan(sql, time.time_ns())
+        # Tables of users' probes are known to the nodes alone.
+        from probing.federation.catalog import Catalog, api_schemas
+
+        catalog = Catalog({**api_schemas(), **self._user_schemas()})
+        try:
+            return plan(sql, time.time_ns(), catalog)
+        finally:
+            catalog.close()
+
+    def _user_schemas(self) -> dict[str, pa.Schema]:
+        """The union of the columns that the nodes have in each table of a user's probe."""
+        from pyarrow import schema, type_for_alias
+
+        columns: dict[str, dict[str, pa.DataType]] = {}
+        for table in self.query_each(_USER_COLUMNS):
+            for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
+                columns.setdefault(f"user.{name}", {}).setdefault(column, type_for_alias(kind))
+        return {name: schema(list(own.items())) for name, own in columns.items()}
 
     def _node(self, address: str, sql: str, seconds: float) -> Reply:
         return self.connection(address).query(sql, seconds, self.max_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from probing.api.errors import UsageError
 from probing.client.cluster import Cluster
@@ -35,9 +34,7 @@ def _explain(settings: Settings, cluster: Cluster, sql: str) -> None:
     if not cluster.many:
         rows.append({"step": "node", "where": cluster.target, "sql": " ".join(sql.split())})
     else:
-        from probing.federation.split import plan
-
-        split = plan(sql, time.time_ns())
+        split = cluster.plan(sql)
         where = f"each of {len(cluster.addresses())} nodes"
         rows.extend({"step": split.kind, "where": where, "sql": part.sql} for part in split.parts)
         rows.append({"step": "merge", "where": "here", "sql": split.final})

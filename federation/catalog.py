@@ -18,6 +18,7 @@ __all__ = (
     "Catalog",
     "Columns",
     "api_catalog",
+    "api_schemas",
     "create_table",
     "open_database",
     "quoted",
@@ -117,4 +118,9 @@ class Catalog:
 @lru_cache(maxsize=1)
 def api_catalog() -> Catalog:
     """The tables of probing.api, one catalog for the process: opening a database costs more than planning."""
-    return Catalog({name: table.logical for name, table in TABLES.items()})
+    return Catalog(api_schemas())
+
+
+def api_schemas() -> dict[str, pa.Schema]:
+    """The tables of probing.api as they are shown, by name."""
+    return {name: table.logical for name, table in TABLES.items()}

@@ -115,7 +115,6 @@ class Collector:
         self._undo.callback(self._communication.close)
         self._collectives = self._communication.collectives
         self._optional = OptionalSources(*common, self._changes, self._discovery, self._tables)
-        self._undo.callback(self._optional.close)
         self._python.follow(self._discovery)
         self._discovery.listeners += [self._communication, self._optional, self._python]
         self._libraries = LibraryWatch(readers, self._communication.libraries, self._outbox, self._clock)
@@ -188,6 +187,8 @@ class Collector:
         self._drain_thread.start()
         self._undo.callback(self._drain_thread.join)
         self._undo.callback(self._loop.stop)
+        # Before the last drain: what these have seen is in no ring that the next daemon finds.
+        self._undo.callback(self._optional.close)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._communication.sweep(_is_alive)

@@ -56,8 +56,9 @@ class OptionalSources:
             )  # fmt: skip
             changes.listeners.append(self._logs.settings_changed)
         self._probes = UserProbes(
-            Path(config.probes.user_dir), tables, outbox, processes, readers, symbols, node, clock
-        )
+            Path(config.probes.user_dir), tables, outbox, processes, readers, symbols, node, clock,
+            multi=session.features.uprobe_multi,
+        )  # fmt: skip
 
     @property
     def slots(self) -> dict[int, ProbeSlot]:

@@ -220,7 +220,7 @@ def test_tables_of_a_query_are_found(sql: str, tables: tuple[str, ...]) -> None:
     ("sql", "message", "hint"),
     [
         ("SELECT * FROM ops", "there is no table ops", "did you mean comm.ops?"),
-        ("SELECT * FROM comm.opps", "there is no table comm.opps", "did you mean comm.ops?"),
+        ("SELECT * FROM comm.opps", "there is no table comm.opps", "did you mean comm.ops"),
         ("SELECT * FROM zzz.qqq", "there is no table zzz.qqq", "`probingctl tables` lists the tables"),
         ("SELECT quantil_cont(bytes, 0.5) FROM comm.ops", "the function quantil_cont is not allowed", "near it: "),
         ("SHOW TABLES", "SHOW is not allowed, only SELECT", "list the tables with SELECT * FROM probing.table_docs"),
