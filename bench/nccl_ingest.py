@@ -161,12 +161,14 @@ def main() -> None:
     # Not below a folder that only its owner may enter: the daemon's processes open the library.
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-nccl-"))
     folder.chmod(0o755)
-    (folder / "doubles").mkdir()
-    doubles = build(folder / "doubles")
     settings = (options.rate, options.seconds, options.processes)
     cases = [Case(*settings, ring, stall_s) for ring, stall_s in ((16 << 20, 0.0), (16 << 20, 1.0), (64 << 10, 0.0))]
-    runs = [run(doubles, folder / str(number), case) for number, case in enumerate(cases)]
-    shutil.rmtree(folder)
+    try:
+        (folder / "doubles").mkdir()
+        doubles = build(folder / "doubles")
+        runs = [run(doubles, folder / str(number), case) for number, case in enumerate(cases)]
+    finally:
+        shutil.rmtree(folder)
     print(table(runs))
 
 
