@@ -83,7 +83,12 @@ static __always_inline struct collective_record *begin(void *ctx, struct probe *
 /* The place among the counted collectives of the communicator. NCCL drops empty ones before it counts them. */
 static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm)
 {
-	if (r->op > NCCL_ALL_REDUCE || !r->count || stream_captures())
+	struct cuda_process *process;
+
+	if (r->op > NCCL_ALL_REDUCE || !r->count)
+		return;
+	process = cuda_process_of(r->tgid, r->start_ns);
+	if (process && cuda_captures(process))
 		return;
 	if (comm->base == UNKNOWN_WORD && comm->layout != NO_LAYOUT && !thread->depth)
 		comm_count_from(comm, r->comm);

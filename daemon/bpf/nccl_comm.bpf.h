@@ -297,9 +297,9 @@ static __always_inline int comm_holds(struct nccl_comm *comm, __u64 address)
 	struct comm_block block = {};
 	struct nccl_layout *next;
 
+	/* The hash says more than the magic words: one that is freed has no rank any more (init.cc, commPoison). */
 	if (comm->identity == IDENTITY_STRUCT)
-		return has_magic(address + comm->end_magic) &&
-		       !bpf_probe_read_user(&block, sizeof(block), (const void *)(address + comm->comm_hash)) &&
+		return !bpf_probe_read_user(&block, sizeof(block), (const void *)(address + comm->comm_hash)) &&
 		       block.hash == comm->hash && block.rank == comm->rank && block.size == comm->size &&
 		       block.device == comm->device;
 	if (comm->layout != NO_LAYOUT || has_magic(address) != comm->magic)

@@ -281,8 +281,9 @@ int main(void)
 	call(comm, 2);
 	fill(comm, 0x22, 1, 4);
 	call(comm, 3);
-	memset(comm, 0, 8);
+	memset(comm, 0, 8); /* as commPoison does when one is freed */
 	memset(comm + END_MAGIC, 0, 8);
+	memset(comm + COMM_HASH + 8, 0xff, 12);
 	call(comm, 4);
 	fill(comm, 0x22, 7, 4); /* a rank that cannot be */
 	call(comm, 5);
