@@ -118,6 +118,7 @@ class Collector:
         self._python.follow(self._discovery)
         self._discovery.listeners += [self._communication, self._optional, self._python]
         self._libraries = LibraryWatch(readers, self._communication.libraries, self._outbox, self._clock)
+        self._communication.look_again = self._libraries.look_again
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._libraries.interesting)
         self._undo.callback(self._mappings.close)

@@ -60,7 +60,8 @@ class _Collectives:
 
 
 class CommunicationSources:
-    """Also a ``processes.announce.Listener``. ``collectives`` is the source of operations itself."""
+    """Also a ``processes.announce.Listener``. ``collectives`` is the source of operations itself; ``look_again`` has
+    the libraries of a source looked for once more."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class CommunicationSources:
             processes, readers, parsers, outbox, clock, node,
             remembered=state / "flight_dumps.json", enabled=lambda: config.nccl.flight_recorder,
         )  # fmt: skip
+        self.look_again: Callable[[str], None] = lambda _: None
         changes.listeners.append(self._settings_changed)
         # A watched variable numbers the steps.
         outbox.observers["python.training_metrics"] = lambda batch: self._steps.observe_metric(batch, clock.pair())
@@ -162,7 +164,8 @@ class CommunicationSources:
 
     def _settings_changed(self) -> None:
         try:
-            self._cuda.configure(self._cuda_options)
+            if self._cuda.configure(self._cuda_options):
+                self.look_again(self._cuda.name)
             self._cuda_trouble = ""
         except ProbingError as e:
             self._cuda_trouble = e.message

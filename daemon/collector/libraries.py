@@ -98,6 +98,17 @@ class LibraryWatch:
         self._work.put(done.set)
         done.wait()
 
+    def look_again(self, source: str) -> None:
+        """A source has let go of its libraries, and wants them once more."""
+
+        def forget() -> None:
+            self._known = {known: reason for known, reason in self._known.items() if known[0] != source}
+            for path in Path("/proc").iterdir():
+                if path.name.isdigit():
+                    self._look_at(int(path.name), fresh=True)
+
+        self._work.put(forget)
+
     def _run(self) -> None:
         while True:
             try:
