@@ -34,6 +34,7 @@ from probing.daemon.collector.settings import limits_of, ring_size, user_number
 from probing.daemon.collector.status import SourceState, Status
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
+from probing.daemon.nccl_uprobes import communicators
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.source import Loss
@@ -127,7 +128,8 @@ class Collector:
         lifecycle = Lifecycle(self._discovery, self._mappings, self._libraries)
         self._loop = DrainLoop(
             self._store,
-            self._session.rings,
+            # What happens to a communicator closes operations on it: those come out in the same drain.
+            {name: self._session.rings[name] for name in sorted(self._session.rings, key=communicators.RING.__ne__)},
             {
                 "lifecycle": lifecycle.assemble,
                 **self._communication.assemble,
