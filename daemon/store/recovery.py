@@ -22,7 +22,11 @@ from probing.daemon.store.wal import TORN, WAL_DIR, Part, ScannedPart, part_numb
 __all__ = ("CORRUPT_DIR", "Recovered", "SetAside", "recover")
 
 CORRUPT_DIR = "corrupt"
-_OWN_NAMES = {"lock", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR}
+# What other parts of the daemon keep beside the tables, and while it is written.
+_OTHERS = ("changes", "flight_dumps", "nccl_layouts", "user_tables")
+_OWN_NAMES = {"lock", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
+    f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
+}
 _MAX_CORRUPT = 32
 _MAX_FOREIGN = 100
 

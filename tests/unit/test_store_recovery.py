@@ -138,6 +138,8 @@ def test_foreign_files_are_left_alone(root: Path) -> None:
     (root / DAY / "notes.txt").write_text("hello")
     (root / "t.small/date=2026-09-21/000000000001-000000000009.parquet").write_bytes(b"PAR1 not ours")
     (root / "lost+found").mkdir()
+    # The collector's own.
+    (root / "changes.json").write_text("[]")
     (root / DAY / "000000000007-000000000007.parquet.tmp").write_bytes(b"half")
     with open_store(root) as store:
         assert ids(store) == list(range(1, 51))
