@@ -28,8 +28,13 @@ SELECT node, job, run, rank, world_size, pid, state FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {where}
 """
 _RATES = """
-SELECT node, job, run, pid, count(*) AS calls, max(step) AS step FROM comm.ops
+SELECT node, job, run, pid, count(*) AS calls FROM comm.ops
 WHERE ts > now() - INTERVAL {window} SECOND AND {where} GROUP BY node, job, run, pid
+"""
+# Steps are told when they have ended: of long ones the last may lie before the window.
+_STEPS = """
+SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s FROM train.steps
+WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
 _INFLIGHT = """
 SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight WHERE {where}
@@ -90,12 +95,13 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     """One frame: every trainer with its rate and lag over the last ``window`` seconds, and what it does now."""
     where = f"job = {sql_text(job)}" if job is not None else "true"
     seconds = max(1, round(window))
-    processes, rates, late, inflight = (
+    processes, rates, late, inflight, stepped = (
         rows_of(cluster.query(sql.format(where=where, window=seconds, since=seconds)))
-        for sql in (_PROCESSES, _RATES, RANKS, _INFLIGHT)
+        for sql in (_PROCESSES, _RATES, RANKS, _INFLIGHT, _STEPS)
     )
     python, missing = _python(cluster, job)
     calls = {_process(row): row for row in rates}
+    steps = {_process(row): row for row in stepped}
     now: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(inflight, key=lambda r: r["age_ns"] or 0):
         now[_process(row)] = row
@@ -106,7 +112,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         {
             **row,
             "collectives_per_s": calls[key]["calls"] / seconds if key in calls else 0.0,
-            "step": calls[key]["step"] if key in calls else None,
+            **{name: steps[key][name] if key in steps else None for name in ("step", "steps_per_s")},
             "lag_ns": lags.get(key),
             **{name: now[key][name] if key in now else None for name in ("comm", "op", "seq", "age_ns")},
             "python": python.get(key),

@@ -45,7 +45,8 @@ def _job(job: tuple[Any, ...], rows: list[dict[str, Any]], width: int | None, ro
     rate = sum(row["collectives_per_s"] for row in rows) / len(rows)
     head = f"job {job[0]}  run {job[1]}  {len(rows)} of {world or '?'} ranks  {rate:.1f} collectives/s a rank"
     if steps:
-        head += f"  step {max(steps)}"
+        last = [row["steps_per_s"] for row in rows if row["steps_per_s"]]
+        head += f"  step {max(steps)}, {sum(last) / max(len(last), 1):.2f} a second"
     text = [head, *_waits(rows)]
     shown, note = rows, ""
     if room is not None and len(rows) > room:

@@ -119,6 +119,8 @@ struct closing {
 	__u64 thread;
 	struct stream_key stream;
 	struct evidence evidence;
+	struct evidence rest; /* of positions up to its own; what a hit before this one has left */
+	__u64 destroyed;      /* as of the stream */
 	__u64 lo; /* a time at which the operation before, and so the next one, was not done */
 	struct collective_record record;
 };
@@ -253,6 +255,8 @@ static __always_inline struct closing *closing_begin(struct stream_key *stream)
 		return 0;
 	closing_now->thread = bpf_get_current_pid_tgid();
 	closing_now->stream = *stream;
+	closing_now->rest.position = 0;
+	closing_now->destroyed = 0;
 	closing_now->lo = 0;
 	return closing_now;
 }
@@ -275,7 +279,12 @@ __noinline int operation_finish(__u64 position)
 		return FINISH_REFUSED;
 	copy = &work->record;
 	key = placed_at(&work->stream, position);
-	e = work->evidence;
+	e = position <= work->rest.position ? work->rest : work->evidence;
+	if (position > e.position)
+		return FINISH_REFUSED;
+	/* What came later on a stream of the same handle says nothing of this one. */
+	if (position <= work->destroyed && e.position > work->destroyed)
+		e.kind = EVIDENCE_NONE;
 	open = bpf_map_lookup_elem(&operations, &key);
 	if (!open)
 		return FINISH_ABSENT;
@@ -303,47 +312,60 @@ static __always_inline void stream_advance(struct stream_state *s, __u64 positio
 		s->oldest = position + 1;
 }
 
-/* Too many lie open: the oldest leaves. */
-static __always_inline void stream_overflow(struct stream_key *key, struct stream_state *s,
-					    struct cuda_process *process, __u64 now)
+/* Too many lie open on a stream of the calling process: the oldest leaves. */
+__noinline int stream_overflow(__u64 object, __u64 start_ns, __u64 now)
 {
-	struct evidence none = {.since = now, .kind = EVIDENCE_NONE};
-	struct closing *work = closing_begin(key);
-	__u64 position = s->oldest;
+	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
+	struct evidence none = {.position = UNKNOWN_WORD, .since = now, .kind = EVIDENCE_NONE};
+	struct cuda_process *process = cuda_process_of(key.tgid, start_ns);
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, &key);
+	struct closing *work = closing_begin(&key);
+	__u64 position;
 	int i, found;
 
-	if (!work)
-		return;
+	if (!process || !s || !work)
+		return 0;
 	work->evidence = none;
+	position = s->oldest;
 	for (i = 0; i < SKIPPED_A_HIT; i++) {
 		found = operation_finish(position);
 		stream_advance(s, position);
 		position++;
 		if (found == FINISH_CLOSED) {
 			__sync_fetch_and_add(&process->open, -1);
-			return;
+			return 1;
 		}
 	}
+	return 0;
 }
 
-static __always_inline struct stream_state *stream_of(struct stream_key *key, struct cuda_process *process, __s32 device)
+/* The state of a stream of the calling process that was not met before. */
+__noinline int stream_make(__u64 object, __u64 start_ns, __s32 device)
 {
-	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, key);
+	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
 	struct stream_state first = {.next = 1, .oldest = 1, .device = device};
+	struct cuda_process *process = cuda_process_of(key.tgid, start_ns);
 	int i;
 
-	if (s)
-		return s;
-	if (process->made >= MAX_PROCESS_STREAMS)
+	if (!process || process->made >= MAX_PROCESS_STREAMS)
 		return 0;
 	__sync_fetch_and_add(&process->made, 1);
-	bpf_map_update_elem(&cuda_streams, key, &first, BPF_NOEXIST);
+	bpf_map_update_elem(&cuda_streams, &key, &first, BPF_NOEXIST);
 	for (i = 0; i < PROCESS_STREAMS; i++) {
-		if (!process->streams[i] || process->streams[i] == key->object) {
-			process->streams[i] = key->object;
+		if (!process->streams[i] || process->streams[i] == object) {
+			process->streams[i] = object;
 			break;
 		}
 	}
+	return 1;
+}
+
+static __always_inline struct stream_state *stream_of(struct stream_key *key, __s32 device)
+{
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, key);
+
+	if (s || !stream_make(key->object, key->start_ns, device))
+		return s;
 	return bpf_map_lookup_elem(&cuda_streams, key);
 }
 
@@ -366,10 +388,9 @@ static __always_inline void stream_run(struct stream_state *s, struct collective
 	s->run_first = next;
 }
 
-/* Returns the position that the operation got, or 0. */
-static __noinline __u64 stream_place(struct collective_record *r)
+/* Returns the position that the operation got, or 0. `process` is that of `r`, or none. */
+static __always_inline __u64 stream_place(struct collective_record *r, struct cuda_process *process)
 {
-	struct cuda_process *process = cuda_process_of(r->tgid, r->start_ns);
 	struct stream_key key = {.start_ns = r->start_ns, .tgid = r->tgid};
 	struct operation_key operation;
 	struct stream_state *s;
@@ -385,7 +406,7 @@ static __noinline __u64 stream_place(struct collective_record *r)
 	/* Of an implicit stream: the library puts it on that of the communicator's device. */
 	if (!key.object || (r->stream < LEAST_HANDLE && current_device() != r->cuda_device))
 		return 0;
-	s = stream_of(&key, process, r->cuda_device);
+	s = stream_of(&key, r->cuda_device);
 	/* Not for ever: events are not looked at while nothing lies open. */
 	if (!s || (s->given_up && !s->asked && r->t_call < s->given_up + GIVEN_UP_NS))
 		return 0;
@@ -399,7 +420,7 @@ static __noinline __u64 stream_place(struct collective_record *r)
 		if (!bpf_map_update_elem(&operations, &operation, r, BPF_NOEXIST)) {
 			__sync_fetch_and_add(&s->next, 1);
 			if (operation.position - s->oldest >= OPEN_A_STREAM)
-				stream_overflow(&key, s, process, r->t_call);
+				stream_overflow(key.object, key.start_ns, r->t_call);
 			return operation.position;
 		}
 		/* Another thread has it already, and is about to say so. */
@@ -410,16 +431,16 @@ static __noinline __u64 stream_place(struct collective_record *r)
 }
 
 /*
- * `r` was put on the stream `r->stream` by the calling thread. Takes a place on the stream and lies in `operations`
- * until its end is seen; where nothing of this process would show that, it goes to the ring at once.
- * Returns the key of the open operation, or one of position 0.
+ * `r` was put on the stream `r->stream` by the calling thread, of `process`, where that is followed. Takes a place on
+ * the stream and lies in `operations` until its end is seen; where nothing of this process would show that, it goes to
+ * the ring at once. Returns the key of the open operation, or one of position 0.
  */
-static __always_inline struct operation_key stream_enqueue(struct collective_record *r)
+static __always_inline struct operation_key stream_enqueue(struct collective_record *r, struct cuda_process *process)
 {
 	struct operation_key key = {.object = r->stream, .start_ns = r->start_ns, .tgid = r->tgid};
 
 	r->timing = TIMING_ENQUEUE_ONLY;
-	key.position = stream_place(r);
+	key.position = stream_place(r, process);
 	if (key.position) {
 		key.object = r->object;
 	} else {

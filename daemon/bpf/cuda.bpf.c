@@ -170,38 +170,54 @@ static __always_inline __u64 stream_argument(struct probe *probe, __u64 handle)
 	return stream_object(!handle && COOKIE_PER_THREAD(probe) ? STREAM_PER_THREAD : handle);
 }
 
+/* Whether the operation of the calling process is certainly on its stream: launched, or none of those that lie open. */
+__noinline int operation_sure(__u64 object, __u64 position, __u64 start_ns)
+{
+	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
+	struct operation_key operation = placed_at(&key, position);
+	struct collective_record *r = bpf_map_lookup_elem(&operations, &operation);
+
+	return !r || r->state == STATE_LAUNCHED || (r->tid == current_tid() && !r->group_id);
+}
+
+/* The last operation up to `last` that is certainly on the stream. */
+__noinline __u64 stream_walk(__u64 object, __u64 last, __u64 start_ns)
+{
+	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, &key);
+	__u64 sure;
+	int i;
+
+	if (!s)
+		return 0;
+	sure = s->launched;
+	if (sure + 1 < s->oldest)
+		sure = s->oldest - 1;
+	for (i = 0; i < WALKED_A_HIT; i++) {
+		if (sure >= last || !operation_sure(object, sure + 1, start_ns))
+			break;
+		sure++;
+	}
+	if (s->launched < sure)
+		s->launched = sure;
+	return sure;
+}
+
 /*
  * The last operation that is certainly on the stream now: all before it are, and the calling thread has come back from
  * those that it called.
  */
-static __noinline __u64 stream_sure(struct stream_key *key, struct stream_state *s)
+static __always_inline __u64 stream_sure(struct stream_key *key, struct stream_state *s)
 {
 	/* First: what is put on it from here on is not meant. */
-	__u64 last = *(volatile __u64 *)&s->next - 1, sure = s->launched;
-	struct operation_key operation;
-	struct collective_record *r;
-	__u32 tid = current_tid();
-	int i;
+	__u64 last = *(volatile __u64 *)&s->next - 1;
 
 	s->asked = 1;
-	if (s->run_tid == tid && !s->run_group && sure + 1 >= s->run_first) {
+	if (s->run_tid == current_tid() && !s->run_group && s->launched + 1 >= s->run_first) {
 		s->launched = last;
 		return last;
 	}
-	if (sure + 1 < s->oldest)
-		sure = s->oldest - 1;
-	operation = placed_at(key, sure + 1);
-	for (i = 0; i < WALKED_A_HIT; i++) {
-		if (operation.position > last)
-			break;
-		r = bpf_map_lookup_elem(&operations, &operation);
-		if (r && r->state != STATE_LAUNCHED && (r->tid != tid || r->group_id))
-			break;
-		operation.position++;
-	}
-	if (s->launched < operation.position - 1)
-		s->launched = operation.position - 1;
-	return operation.position - 1;
+	return stream_walk(key->object, last, key->start_ns);
 }
 
 /* The operation at `position` was not done at `t`. */
@@ -232,14 +248,12 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 	known = s->rest ? bpf_map_lookup_elem(&cuda_rests, key) : 0;
 	if (known)
 		rest = *known;
-	first = position = s->oldest;
+	work->evidence = *e;
+	work->rest = rest;
+	work->destroyed = s->destroyed;
+	first = *(volatile __u64 *)&s->oldest;
+	position = first;
 	for (i = 0; i < CLOSED_A_HIT; i++) {
-		work->evidence = position <= rest.position ? rest : *e;
-		if (position > work->evidence.position)
-			break;
-		/* What came later on a stream of the same handle says nothing of this one. */
-		if (position <= s->destroyed && work->evidence.position > s->destroyed)
-			work->evidence.kind = EVIDENCE_NONE;
 		found = operation_finish(position);
 		if (found == FINISH_REFUSED)
 			break;
@@ -248,10 +262,11 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		stream_advance(s, position);
 		position++;
 	}
-	if (i == CLOSED_A_HIT && position <= e->position && e->position > rest.position) {
+	/* By what is read, not by the loop's count, whose values the verifier would tell apart. */
+	if (position - first == CLOSED_A_HIT && position <= e->position && e->position > rest.position) {
 		s->rest = 1;
 		bpf_map_update_elem(&cuda_rests, key, e, BPF_ANY);
-	} else if (known && (i < CLOSED_A_HIT || position > rest.position)) {
+	} else if (known && (position - first < CLOSED_A_HIT || position > rest.position)) {
 		s->rest = 0;
 		bpf_map_delete_elem(&cuda_rests, key);
 	}

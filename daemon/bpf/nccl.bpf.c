@@ -81,14 +81,10 @@ static __always_inline struct collective_record *begin(void *ctx, struct probe *
 }
 
 /* The place among the counted collectives of the communicator. NCCL drops empty ones before it counts them. */
-static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm)
+static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm,
+				   struct cuda_process *process)
 {
-	struct cuda_process *process;
-
-	if (r->op > NCCL_ALL_REDUCE || !r->count)
-		return;
-	process = cuda_process_of(r->tgid, r->start_ns);
-	if (process && cuda_captures(process))
+	if (r->op > NCCL_ALL_REDUCE || !r->count || (process && cuda_captures(process)))
 		return;
 	if (comm->base == UNKNOWN_WORD && comm->layout != NO_LAYOUT && !thread->depth)
 		comm_count_from(comm, r->comm);
@@ -100,6 +96,7 @@ static __always_inline void number(struct collective_record *r, struct nccl_thre
 static __always_inline void enqueue(struct collective_record *r, struct nccl_thread *thread, __u64 count, __u32 dtype,
 				    __u64 address, __u64 stream)
 {
+	struct cuda_process *process = cuda_process_of(r->tgid, r->start_ns);
 	struct nccl_comm *comm;
 	struct operation_key key;
 
@@ -116,9 +113,9 @@ static __always_inline void enqueue(struct collective_record *r, struct nccl_thr
 		r->comm_rank = comm->rank;
 		r->comm_size = comm->size;
 		r->cuda_device = comm->device;
-		number(r, thread, comm);
+		number(r, thread, comm, process);
 	}
-	key = stream_enqueue(r);
+	key = stream_enqueue(r, process);
 	if (key.position)
 		range_add(thread, &key);
 	else if (!thread->depth)
