@@ -14,6 +14,7 @@ import pyarrow as pa
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.communicator_use import Key, Use, Uses
+from probing.daemon.nccl_uprobes.names import NCCL_RESULTS
 from probing.daemon.nccl_uprobes.roles import Facts, Role, conclude
 from probing.daemon.source import Processes
 
@@ -32,19 +33,8 @@ _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
 _STATES = {_FINALIZED: "finalized", _DESTROYED: "destroyed", _ABORTED: "aborted"}
 _MAKERS = (None, "init_rank", "init_rank_config", "init_rank_scalable", "init_all", "split", "shrink", "grow")
 _IDENTITIES = ("none", "struct", "unique_id", "derived")
-# ncclResult_t (nccl.h of NCCL 2.30).
+# ncclResult_t
 _SUCCESS, _IN_PROGRESS = 0, 7
-_RESULTS = (
-    "ncclSuccess",
-    "ncclUnhandledCudaError",
-    "ncclSystemError",
-    "ncclInternalError",
-    "ncclInvalidArgument",
-    "ncclInvalidUsage",
-    "ncclRemoteError",
-    "ncclInProgress",
-    "ncclTimeout",
-)
 _Place = tuple[int, int, int | str]
 _Row = dict[str, Any]
 
@@ -197,7 +187,7 @@ def _outcome(record: np.void, event: int) -> _Row:
     """What an event makes of the communicator. A result that says "in progress" is no error."""
     result = int(record["result"])
     failed = result not in (_SUCCESS, _IN_PROGRESS, _UNKNOWN_BYTE)
-    name = _RESULTS[result] if result < len(_RESULTS) else f"ncclResult_t {result}"
+    name = NCCL_RESULTS[result] if result < len(NCCL_RESULTS) else f"ncclResult_t {result}"
     if event == _MADE:
         return {"state": "failed", "async_error": name} if failed else {"state": "active"}
     if event in (_SEEN, _ERROR):

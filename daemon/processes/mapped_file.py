@@ -8,13 +8,12 @@ a descriptor of O_PATH is looked at first.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
-import struct
 from typing import Any
 
 from probing.api.errors import ProcessGone, UnsupportedTarget, UsageError
+from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.memory import ProcessMemory
@@ -24,12 +23,6 @@ __all__ = ("open_mapped",)
 MAX_MAPS = 16 << 20
 # Bytes at the start of a file that are compared where device and inode cannot be: the ELF header and the build id.
 _HEAD = 4096
-# include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
-_OPENAT2 = 437
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_IN_ROOT = 0x10
-_O_PATH = 0o10000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -66,7 +59,7 @@ def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any]
 def _from_map_files(target: Target, mapping: Mapping) -> int | None:
     name = f"map_files/{mapping.start:x}-{mapping.end:x}"
     try:
-        handle = os.open(name, _O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
+        handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     except (PermissionError, FileNotFoundError):
         return None
     return _reopen(handle, target, mapping)
@@ -78,9 +71,9 @@ def _from_path(target: Target, mapping: Mapping) -> int:
             f"{_name(mapping)} was deleted or replaced while process {target.pid} uses it",
             hint="give the readers CAP_CHECKPOINT_RESTORE to read deleted files, or restart the job",
         )
-    root = os.open("root", _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    root = os.open("root", O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
     try:
-        handle = _openat2(root, mapping.path)
+        handle = handle_below(root, mapping.path)
     except FileNotFoundError as e:
         raise UnsupportedTarget(f"process {target.pid} maps {_name(mapping)}, which is not there any more") from e
     except OSError as e:
@@ -88,15 +81,6 @@ def _from_path(target: Target, mapping: Mapping) -> int:
     finally:
         os.close(root)
     return _reopen(handle, target, mapping)
-
-
-def _openat2(root: int, path: bytes) -> int:
-    how = struct.pack("QQQ", _O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return fd
 
 
 def _reopen(handle: int, target: Target, mapping: Mapping) -> int:

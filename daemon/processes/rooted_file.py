@@ -6,14 +6,13 @@ and a device is not touched.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import stat
-import struct
 from typing import Any
 
 from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
+from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import clean_text, parse_environ, parse_status
 from probing.daemon.processes.target import MAX_ENVIRON, Target
 
@@ -25,13 +24,7 @@ MAX_SIZE = 256 << 20
 # What a path may begin with, as $NAME/: it is put in here, so that the value need not leave the reader by itself.
 _VARIABLES = frozenset(("HOME", "XDG_CACHE_HOME"))
 _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
-# include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
-_OPENAT2 = 437
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_IN_ROOT = 0x10
-_O_PATH = 0o10000000
 _STATUS_BYTES = 64 << 10
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
@@ -98,18 +91,17 @@ def _handle(target: Target, path: str) -> int | None:
         return None
     start = "root" if encoded.startswith(b"/") else "cwd"
     try:
-        root = os.open(start, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+        root = os.open(start, O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
     except (FileNotFoundError, ProcessLookupError) as e:
         raise ProcessGone(f"process {target.pid} exited") from e
     except PermissionError as e:
         raise PrivilegeError(f"the files of process {target.pid} may not be read") from e
     try:
-        how = struct.pack("QQQ", _O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-        size = ctypes.c_size_t(len(how))
-        fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(encoded), ctypes.c_char_p(how), size)
+        return handle_below(root, encoded)
+    except OSError:
+        return None
     finally:
         os.close(root)
-    return None if fd < 0 else fd
 
 
 def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | None:
