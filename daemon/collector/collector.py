@@ -31,6 +31,7 @@ from probing.daemon.collector.outbox import Outbox
 from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
+from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState, Status
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
@@ -98,9 +99,10 @@ class Collector:
         self._begin()
 
     def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
-        self._python = PythonSources(
+        shared = Shared(
             self._config, self._node, self._session, readers, parsers, self._outbox, self._clock, self._changes
         )
+        self._python = PythonSources(shared)
         self._undo.callback(self._python.close)
         self._discovery = Discovery(
             readers,
@@ -111,11 +113,10 @@ class Collector:
             backends=lambda pid, start_ns: self._collectives.backends_of(pid, start_ns),
         )
         self._undo.callback(self._discovery.stop)
-        common = (self._config, self._node, self._session, readers, parsers, self._outbox, self._clock)
-        self._communication = CommunicationSources(*common, self._changes, self._discovery)
+        self._communication = CommunicationSources(shared, self._discovery)
         self._undo.callback(self._communication.close)
         self._collectives = self._communication.collectives
-        self._optional = OptionalSources(*common, self._changes, self._discovery, self._tables)
+        self._optional = OptionalSources(shared, self._discovery, self._tables)
         self._python.follow(self._discovery)
         self._discovery.listeners += [self._communication, self._optional, self._python]
         self._libraries = LibraryWatch(readers, self._communication.libraries, self._outbox, self._clock)

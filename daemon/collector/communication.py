@@ -11,15 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
-from probing.daemon.bpf.session import Session
-from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.collector.changes import Changes
+from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries import ProbedLibrary
 from probing.daemon.collector.losses import ProbeSlot
-from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by
-from probing.daemon.config import Config
 from probing.daemon.gpu import source as cuda
 from probing.daemon.gpu.source import CudaSource
 from probing.daemon.nccl_uprobes import communicators, source
@@ -30,7 +27,6 @@ from probing.daemon.nccl_uprobes.source import CollectivesSource
 from probing.daemon.nccl_uprobes.steps import Steps
 from probing.daemon.nccl_uprobes.symbols import NCCL, library_of
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.source import Identity
 
 __all__ = ("OBJECTS", "OPTIONAL", "RING", "CommunicationSources")
@@ -63,18 +59,9 @@ class CommunicationSources:
     """Also a ``processes.announce.Listener``. ``collectives`` is the source of operations itself; ``look_again`` has
     the libraries of a source looked for once more."""
 
-    def __init__(
-        self,
-        config: Config,
-        node: str,
-        session: Session,
-        readers: ReaderPool,
-        parsers: ParserPool,
-        outbox: Outbox,
-        clock: Clock,
-        changes: Changes,
-        processes: Discovery,
-    ) -> None:
+    def __init__(self, shared: Shared, processes: Discovery) -> None:
+        node, session, readers, parsers = shared.node, shared.session, shared.readers, shared.parsers
+        config, outbox, clock, changes = shared.config, shared.outbox, shared.clock, shared.changes
         state = Path(config.state_dir)
         self._config, self._changes, self._processes = config, changes, processes
         self.collectives = CollectivesSource(session, processes, node, symbols_by(parsers))

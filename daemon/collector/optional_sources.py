@@ -9,17 +9,13 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.bpf.session import Session
-from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.collector.changes import Changes
+from probing.daemon.clock import ClockPair
 from probing.daemon.collector.losses import ProbeSlot
-from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by
-from probing.daemon.config import Config
 from probing.daemon.logs.source import OBJECTS, RING, LogSource
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.manager import UserProbes
 from probing.daemon.user_probes.tables import UserTables
@@ -33,20 +29,12 @@ _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]
 class OptionalSources:
     """Also a ``processes.announce.Listener``."""
 
-    def __init__(
-        self,
-        config: Config,
-        node: str,
-        session: Session,
-        readers: ReaderPool,
-        parsers: ParserPool,
-        outbox: Outbox,
-        clock: Clock,
-        changes: Changes,
-        processes: Discovery,
-        tables: UserTables,
-    ) -> None:
-        symbols = symbols_by(parsers)
+    def __init__(self, shared: Shared, processes: Discovery, tables: UserTables) -> None:
+        session, readers, outbox, clock, node = (
+            shared.session, shared.readers, shared.outbox, shared.clock, shared.node,
+        )  # fmt: skip
+        symbols = symbols_by(shared.parsers)
+        config, changes = shared.config, shared.changes
         self._refused = session.refused.get(OBJECTS[0])
         self._logs: LogSource | None = None
         if self._refused is None:

@@ -9,16 +9,12 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.bpf.session import Session
-from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.clock import ClockPair
 from probing.daemon.collector import sampling
-from probing.daemon.collector.changes import Changes
-from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState
-from probing.daemon.config import Config
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.pool import ParserPool, ReaderPool
 from probing.daemon.python_stack.native.source import NativeStacks
 from probing.daemon.python_stack.sampler import PythonSampler
 from probing.daemon.python_stack.source import PythonStacks
@@ -37,27 +33,14 @@ class PythonSources:
     """Also a ``processes.announce.Listener``. ``follow`` is called before ``start``; without a sampler, what the kernel
     refuses is a reason in ``states``, and the rest works."""
 
-    def __init__(
-        self,
-        config: Config,
-        node: str,
-        session: Session,
-        readers: ReaderPool,
-        parsers: ParserPool,
-        outbox: Outbox,
-        clock: Clock,
-        changes: Changes,
-    ) -> None:
-        self._node = node
-        self._readers = readers
-        self._outbox = outbox
-        self._clock = clock
-        self._changes = changes
-        self.stacks = PythonStacks(readers, parsers)
-        self._native = NativeStacks(readers, parsers, self.stacks.prepare)
-        self._values = Values(readers, self.stacks.prepare)
-        self._refused = sampling.refusal(session, config.sampling.risk_freeze)
-        self._programs = None if self._refused else sampling.SamplingPrograms(session)
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._changes = shared.changes
+        self.stacks = PythonStacks(shared.readers, shared.parsers)
+        self._native = NativeStacks(shared.readers, shared.parsers, self.stacks.prepare)
+        self._values = Values(shared.readers, self.stacks.prepare)
+        self._refused = sampling.refusal(shared.session, shared.config.sampling.risk_freeze)
+        self._programs = None if self._refused else sampling.SamplingPrograms(shared.session)
         self._sampler: PythonSampler | None = None
         self._watch: VariableWatch | None = None
         self._answers: StackAnswers | None = None
@@ -65,19 +48,20 @@ class PythonSources:
 
     def follow(self, processes: Discovery) -> None:
         """Make the sources that ask who a process is."""
+        shared = self._shared
         if self._programs is not None:
             self._sampler = PythonSampler(
-                self._programs, self._readers, self.stacks, processes, self._outbox, self._node, self._sampling_of
+                self._programs, shared.readers, self.stacks, processes, shared.outbox, shared.node, self._sampling_of
             )
             self._changes.listeners.append(self._sampler.settings_changed)
         self._watch = VariableWatch(
-            self._values, self._outbox, self._watching, processes, self._clock, self._node,
+            self._values, shared.outbox, self._watching, processes, shared.clock, shared.node,
             interval_s=lambda: float(self._changes.value("variables.interval_s")),
         )  # fmt: skip
         self._changes.listeners.append(self._watch.settings_changed)
 
     def answers(self, processes: Discovery) -> StackAnswers:
-        self._answers = StackAnswers(self._node, processes, self.stacks, self._native, self._values)
+        self._answers = StackAnswers(self._shared.node, processes, self.stacks, self._native, self._values)
         return self._answers
 
     def start(self) -> None:
