@@ -12,8 +12,8 @@
 #include "regs.bpf.h"
 
 #define NAME_BYTES 48
-#define DESC_BYTES 24
-#define ERROR_BYTES 40
+#define DESC_BYTES 40
+#define ERROR_BYTES 56
 #define UNKNOWN_BYTE 0xff
 #define UNKNOWN_WORD 0xffffffffffffffffULL
 #define UNKNOWN_INT (-1)
@@ -97,9 +97,9 @@ struct operation_key {
 };
 
 struct {
+	/* 15 MB that are there from the start: an element that is made for an operation costs its call 0.35 us more. */
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 32768);
 	__type(key, struct operation_key);
 	__type(value, struct collective_record);
 } operations SEC(".maps");

@@ -251,8 +251,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 	work->evidence = *e;
 	work->rest = rest;
 	work->destroyed = s->destroyed;
-	first = *(volatile __u64 *)&s->oldest;
-	position = first;
+	first = position = s->oldest;
 	for (i = 0; i < CLOSED_A_HIT; i++) {
 		found = operation_finish(position);
 		if (found == FINISH_REFUSED)
@@ -262,8 +261,9 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		stream_advance(s, position);
 		position++;
 	}
-	/* By what is read, not by the loop's count, whose values the verifier would tell apart. */
-	if (position - first == CLOSED_A_HIT && position <= e->position && e->position > rest.position) {
+	/* Read again: the verifier would follow each count of turns to the end. Others may have gone on from there. */
+	position = *(volatile __u64 *)&s->oldest;
+	if (position - first >= CLOSED_A_HIT && position <= e->position && e->position > rest.position) {
 		s->rest = 1;
 		bpf_map_update_elem(&cuda_rests, key, e, BPF_ANY);
 	} else if (known && (position - first < CLOSED_A_HIT || position > rest.position)) {

@@ -66,6 +66,9 @@ struct {
 	__type(value, struct gloo_layout);
 } gloo_layouts SEC(".maps");
 
+/* What the attacher says in the cookie, above the slot. */
+#define LAYOUT_INDEX(probe) ((__u32)((probe)->cookie >> 16))
+
 struct vector {
 	__u64 begin;
 	__u64 end;
@@ -184,16 +187,24 @@ static __always_inline int is_tensor(struct gloo_layout *layout, __u64 impl, __u
 	return product == numel;
 }
 
-/* Adds the elements of one tensor; tensors of several types together have no type. */
-static __always_inline int add_tensor(struct collective_record *r, struct gloo_layout *layout, __u64 tensor)
+/*
+ * Adds the elements of one tensor to the draft of the calling thread; tensors of several types together have no type.
+ * Returns 0 where it cannot be a tensor. Verified by itself: a loop that calls it costs the verifier the loop alone.
+ */
+__noinline int add_tensor(__u32 index, __u64 tensor)
 {
-	__u64 impl = read_word(tensor), numel = 0;
+	__u64 thread = bpf_get_current_pid_tgid(), impl = read_word(tensor), numel = 0;
+	struct gloo_layout *layout = bpf_map_lookup_elem(&gloo_layouts, &index);
+	struct call *call = bpf_map_lookup_elem(&calls, &thread);
+	struct collective_record *r;
 	__u16 dtype = UNKNOWN_BYTE;
 
-	if (!impl || bpf_probe_read_user(&numel, sizeof(numel), (const void *)(impl + layout->tensor_numel)) ||
+	if (!layout || !call || !impl ||
+	    bpf_probe_read_user(&numel, sizeof(numel), (const void *)(impl + layout->tensor_numel)) ||
 	    bpf_probe_read_user(&dtype, sizeof(dtype), (const void *)(impl + layout->tensor_dtype)) ||
 	    !is_tensor(layout, impl, numel))
 		return 0;
+	r = &call->record;
 	if (r->count == UNKNOWN_WORD) {
 		r->count = numel;
 		r->dtype = dtype < UNKNOWN_BYTE ? dtype : UNKNOWN_BYTE;
@@ -205,25 +216,26 @@ static __always_inline int add_tensor(struct collective_record *r, struct gloo_l
 	return 1;
 }
 
-static __always_inline void add_tensors(struct collective_record *r, struct gloo_layout *layout, __u64 vector)
+static __always_inline void add_tensors(struct collective_record *r, __u32 layout, __u64 vector)
 {
+	__u64 tensor;
 	struct vector v;
 	int i;
 
 	if (bpf_probe_read_user(&v, sizeof(v), (const void *)vector))
 		return;
+	tensor = v.begin;
 	for (i = 0; i < MAX_TENSORS; i++) {
-		if (v.begin + i * 8 >= v.end)
-			return;
-		if (!add_tensor(r, layout, v.begin + i * 8))
+		if (tensor >= v.end || !add_tensor(layout, tensor))
 			break;
+		tensor += 8;
 	}
-	if (v.begin + i * 8 < v.end)
+	if (tensor < v.end)
 		r->count = UNKNOWN_WORD;
 }
 
 /* std::vector<std::vector<Tensor>>: gloo takes one list only, and scatter none where the rank is not the root. */
-static __always_inline void add_nested(struct collective_record *r, struct gloo_layout *layout, __u64 vector)
+static __always_inline void add_nested(struct collective_record *r, __u32 layout, __u64 vector)
 {
 	struct vector v;
 
@@ -275,15 +287,16 @@ static __always_inline __u64 operation_of(struct call *call, __u64 op)
 
 static __always_inline struct gloo_layout *layout_of(struct probe *probe)
 {
-	__u32 index = probe->cookie >> 16;
+	__u32 index = LAYOUT_INDEX(probe);
 	struct gloo_layout *layout = bpf_map_lookup_elem(&gloo_layouts, &index);
 
 	return layout && layout->present ? layout : 0;
 }
 
-/* GLOO_CALL(name) { ... }: a public function; its body sees the draft `r`, `layout` and `ctx`. */
+/* GLOO_CALL(name) { ... }: a public function; its body sees the draft `r`, `layout`, `probe` and `ctx`. */
 #define GLOO_CALL(name)                                                                                                \
-	static __always_inline void name##_fill(void *ctx, struct collective_record *r, struct gloo_layout *layout);   \
+	static __always_inline void name##_fill(void *ctx, struct probe *probe, struct collective_record *r,           \
+						struct gloo_layout *layout);                                           \
 	UPROBE(name)                                                                                                   \
 	{                                                                                                              \
 		struct gloo_layout *layout = layout_of(probe);                                                         \
@@ -292,15 +305,16 @@ static __always_inline struct gloo_layout *layout_of(struct probe *probe)
 		if (!call)                                                                                             \
 			return;                                                                                        \
 		if (read_group(&call->record, layout, member_argument(ctx, 0)))                                        \
-			name##_fill(ctx, &call->record, layout);                                                       \
+			name##_fill(ctx, probe, &call->record, layout);                                                \
 	}                                                                                                              \
-	static __always_inline void name##_fill(void *ctx, struct collective_record *r, struct gloo_layout *layout)
+	static __always_inline void name##_fill(void *ctx, struct probe *probe, struct collective_record *r,           \
+						struct gloo_layout *layout)
 
 GLOO_CALL(gloo_broadcast)
 {
 	__u64 options = member_argument(ctx, 2);
 
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	read_root(r, options, layout->broadcast_root);
 	read_async(r, options, layout->broadcast_async);
 }
@@ -310,7 +324,7 @@ GLOO_CALL(gloo_allreduce)
 {
 	__u64 options = member_argument(ctx, 2);
 
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	read_redop(r, options, layout->allreduce_redop);
 	read_async(r, options, layout->allreduce_async);
 }
@@ -319,7 +333,7 @@ GLOO_CALL(gloo_reduce)
 {
 	__u64 options = member_argument(ctx, 2);
 
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	read_redop(r, options, layout->reduce_redop);
 	read_root(r, options, layout->reduce_root);
 	read_async(r, options, layout->reduce_async);
@@ -328,7 +342,7 @@ GLOO_CALL(gloo_reduce)
 /* allgather, allgather_coalesced and allgather_into_tensor_coalesced: outputs, inputs, options */
 GLOO_CALL(gloo_allgather)
 {
-	add_tensors(r, layout, member_argument(ctx, 2));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_async(r, member_argument(ctx, 3), layout->allgather_async);
 }
 
@@ -336,7 +350,7 @@ GLOO_CALL(gloo_gather)
 {
 	__u64 options = member_argument(ctx, 3);
 
-	add_tensors(r, layout, member_argument(ctx, 2));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_root(r, options, layout->gather_root);
 	read_async(r, options, layout->gather_async);
 }
@@ -346,9 +360,9 @@ GLOO_CALL(gloo_scatter)
 	__u64 options = member_argument(ctx, 3);
 
 	/* The type is that of the outputs; only the root contributes. */
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	r->count = r->count == UNKNOWN_WORD ? UNKNOWN_WORD : 0;
-	add_nested(r, layout, member_argument(ctx, 2));
+	add_nested(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_root(r, options, layout->scatter_root);
 	read_async(r, options, layout->scatter_async);
 }
@@ -358,7 +372,7 @@ GLOO_CALL(gloo_reduce_scatter)
 	__u64 options = member_argument(ctx, 3);
 
 	note_outer(ctx);
-	add_nested(r, layout, member_argument(ctx, 2));
+	add_nested(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_redop(r, options, layout->reduce_scatter_redop);
 	read_async(r, options, layout->reduce_scatter_async);
 }
@@ -369,21 +383,21 @@ GLOO_CALL(gloo_reduce_scatter_tensors)
 	__u64 options = member_argument(ctx, 3);
 
 	note_outer(ctx);
-	add_tensors(r, layout, member_argument(ctx, 2));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_redop(r, options, layout->reduce_scatter_redop);
 	read_async(r, options, layout->reduce_scatter_async);
 }
 
 GLOO_CALL(gloo_alltoall)
 {
-	add_tensors(r, layout, member_argument(ctx, 2));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_async(r, member_argument(ctx, 3), layout->alltoall_async);
 }
 
 /* alltoall_base: output tensor, input tensor, output counts, input counts, options */
 GLOO_CALL(gloo_alltoall_base)
 {
-	add_tensor(r, layout, member_argument(ctx, 2));
+	add_tensor(LAYOUT_INDEX(probe), member_argument(ctx, 2));
 	read_async(r, member_argument(ctx, 5), layout->alltoall_async);
 }
 
@@ -396,13 +410,13 @@ GLOO_CALL(gloo_barrier)
 /* send and recv: tensors, the other rank, tag */
 GLOO_CALL(gloo_point_to_point)
 {
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	r->peer = (__s32)member_argument(ctx, 2);
 }
 
 GLOO_CALL(gloo_recv_any)
 {
-	add_tensors(r, layout, member_argument(ctx, 1));
+	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 }
 
 /*
@@ -529,9 +543,17 @@ UPROBE(gloo_waited)
 	}
 }
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct collective_record);
+} collectives_leaving SEC(".maps");
+
 /*
- * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. Moving it here, in one run,
- * means that it is in the map or in the ring, whenever the collector dies. Returns 1 when there was such an operation.
+ * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. Moving it here, in
+ * one run, means that it is in the map or in the ring, whenever the collector dies; whoever takes it out of the map
+ * tells it. Returns 1 when there was such an operation.
  */
 SEC("raw_tp")
 int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
@@ -542,14 +564,20 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 		.start_ns = ctx->args[2],
 		.tgid = ctx->args[3],
 	};
-	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+	struct collective_record *open = bpf_map_lookup_elem(&operations, &key), *draft;
+	__u32 zero = 0;
 
-	if (!record)
+	draft = bpf_map_lookup_elem(&collectives_leaving, &zero);
+	if (!open || !draft)
 		return 0;
-	record->state = STATE_ABANDONED;
-	/* No room in the ring: it stays, and the collector comes again. */
-	if (!RING_PUSH(collectives, record))
-		bpf_map_delete_elem(&operations, &key);
+	bpf_probe_read_kernel(draft, sizeof(*draft), open);
+	/* It was told by what closed it meanwhile. */
+	if (bpf_map_delete_elem(&operations, &key))
+		return 0;
+	draft->state = STATE_ABANDONED;
+	/* No room in the ring: back it goes, and the collector comes again. */
+	if (RING_PUSH(collectives, draft))
+		bpf_map_update_elem(&operations, &key, draft, BPF_NOEXIST);
 	return 1;
 }
 

@@ -33,43 +33,63 @@ struct log_record {
 
 RING(log_writes, struct log_record, 1 << 20);
 
-static __always_inline void begin(struct log_record *r, struct probe *probe, __u32 fd)
+/* Of a piece: the descriptor, from bit 8 `enum piece_end`, from bit 16 the size, from bit 32 the offset. */
+static __always_inline __u64 piece_of(__u32 fd, __u8 end, __u32 size, __u32 offset)
 {
-	__builtin_memset(r, 0, sizeof(*r));
-	r->t = probe->now;
-	r->start_ns = current_start_ns();
-	r->tgid = current_tgid();
-	r->tid = current_tid();
-	r->fd = fd;
+	return (__u64)offset << 32 | size << 16 | end << 8 | fd;
 }
 
 /*
- * Pushes up to MAX_PIECES pieces of `text`. A piece that cannot be read or pushed ends it: what follows would look like
- * its continuation.
+ * Pushes one piece; returns 0 when it cannot be read or pushed. A function that is verified by itself: a loop that calls
+ * it costs the verifier the loop alone.
  */
-static __noinline int push_text(struct log_record *r, __u64 text, __u64 length, __u8 end)
+__noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 {
+	struct log_record r = {
+		.t = now,
+		.start_ns = current_start_ns(),
+		.tgid = current_tgid(),
+		.tid = current_tid(),
+		.offset = piece >> 32,
+		.size = piece >> 16,
+		.fd = piece,
+		.end = piece >> 8,
+	};
+	__u32 size = r.size;
+
+	/* One bound: of two the compiler makes one of another value, and the verifier does not see it on this one. */
+	if (size > PIECE_BYTES)
+		return 0;
+	if (bpf_probe_read_user(r.text, size, (const void *)text)) {
+		RING_LOST(log_writes);
+		return 0;
+	}
+	return !RING_PUSH(log_writes, &r);
+}
+
+/*
+ * Pushes up to MAX_PIECES pieces of `text`, what lies at `offset` of what the call writes. A piece that cannot be read
+ * or pushed ends it: what follows would look like its continuation. Returns 0 when it ended.
+ */
+static __always_inline int push_text(struct probe *probe, __u32 fd, __u64 text, __u64 length, __u8 end, __u64 offset)
+{
+	__u64 left = length;
+	__u32 size;
+	__u8 ends;
 	int i;
 
 	for (i = 0; i < MAX_PIECES; i++) {
-		__u64 left = length - (__u64)i * PIECE_BYTES;
-		__u32 size = left < PIECE_BYTES ? left : PIECE_BYTES;
-
-		if ((__u64)i * PIECE_BYTES >= length)
+		if (!left)
 			return 1;
-		if (size == 0 || size > PIECE_BYTES)
+		size = left < PIECE_BYTES ? left : PIECE_BYTES;
+		ends = left <= PIECE_BYTES ? end : i == MAX_PIECES - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
+		if (!push_piece(probe->now, piece_of(fd, ends, size, offset), text))
 			return 0;
-		if (bpf_probe_read_user(r->text, size, (const void *)(text + i * PIECE_BYTES))) {
-			RING_LOST(log_writes);
-			return 0;
-		}
-		r->size = size;
-		r->end = left <= PIECE_BYTES ? end : i == MAX_PIECES - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
-		if (RING_PUSH(log_writes, r))
-			return 0;
-		r->offset += size;
+		text += size;
+		offset += size;
+		left -= size;
 	}
-	return length <= PIECE_BYTES * MAX_PIECES;
+	return !left;
 }
 
 static __always_inline int is_output(__u32 fd)
@@ -80,28 +100,25 @@ static __always_inline int is_output(__u32 fd)
 /* write(fd, buffer, count) */
 UPROBE(log_write)
 {
-	struct log_record r;
+	__u32 fd = argument(ctx, 0);
 
-	if (!is_output(argument(ctx, 0)))
-		return;
-	begin(&r, probe, argument(ctx, 0));
-	push_text(&r, argument(ctx, 1), argument(ctx, 2), PIECE_IS_LAST);
+	if (is_output(fd))
+		push_text(probe, fd, argument(ctx, 1), argument(ctx, 2), PIECE_IS_LAST, 0);
 }
 
 /* writev(fd, vectors, count), which libstdc++ uses */
 UPROBE(log_writev)
 {
-	__u64 vectors = argument(ctx, 1), count = argument(ctx, 2);
-	struct log_record r;
+	__u64 vectors = argument(ctx, 1), count = argument(ctx, 2), offset = 0;
+	__u32 fd = argument(ctx, 0);
 	struct {
 		__u64 text;
 		__u64 length;
 	} vector;
 	int i;
 
-	if (!is_output(argument(ctx, 0)))
+	if (!is_output(fd))
 		return;
-	begin(&r, probe, argument(ctx, 0));
 	for (i = 0; i < MAX_VECTORS; i++) {
 		if (i >= count)
 			return;
@@ -109,11 +126,13 @@ UPROBE(log_writev)
 			RING_LOST(log_writes);
 			return;
 		}
-		if (!push_text(&r, vector.text, vector.length,
-			       i + 1 == count		? PIECE_IS_LAST
-			       : i == MAX_VECTORS - 1	? PIECE_IS_CUT
-							: PIECE_GOES_ON))
+		if (!push_text(probe, fd, vector.text, vector.length,
+			       i + 1 == count	       ? PIECE_IS_LAST
+			       : i == MAX_VECTORS - 1 ? PIECE_IS_CUT
+						       : PIECE_GOES_ON,
+			       offset))
 			return;
+		offset += vector.length;
 	}
 }
 

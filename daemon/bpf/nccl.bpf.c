@@ -6,6 +6,9 @@
 #include "nccl_comm.bpf.h"
 #include "nccl_making.bpf.h"
 
+/* What the attacher says in the cookie of a public call, above the slot and what tells the file. */
+#define COOKIE_OPERATION(probe) ((probe)->cookie >> 48)
+
 /* ncclFunc_t (nccl_common.h) */
 enum nccl_function {
 	NCCL_BROADCAST = 0,
@@ -76,7 +79,7 @@ static __always_inline struct collective_record *begin(void *ctx, struct probe *
 	r->redop = UNKNOWN_BYTE;
 	r->async_op = UNKNOWN_BYTE;
 	r->state = STATE_CALLED;
-	r->group_id = thread->depth ? thread->group_id : 0;
+	r->group_id = in_group(thread, probe->now) ? thread->group_id : 0;
 	return r;
 }
 
@@ -146,101 +149,83 @@ static __always_inline void set_root(struct collective_record *r, __s32 root)
 	}
 }
 
+/* The call that this thread makes, as `info` says what it needs of it. */
+static __always_inline void operation(void *ctx, struct probe *probe, struct nccl_thread *thread, struct nccl_info *info)
+{
+	struct collective_record *r = begin(ctx, probe, thread, info->coll < UNKNOWN_BYTE ? info->coll : UNKNOWN_BYTE);
+
+	if (!r)
+		return;
+	set_redop(r, info->redop);
+	set_root(r, info->root);
+	enqueue(r, thread, info->count, info->dtype, info->comm, info->stream);
+}
+
 /* ncclEnqueueCheck(struct ncclInfo *) */
 UPROBE(nccl_enqueue)
 {
 	struct nccl_thread *thread = this_thread();
-	struct collective_record *r;
 	struct nccl_info info;
 
 	if (!thread || bpf_probe_read_user(&info, sizeof(info), (const void *)argument(ctx, 0))) {
 		RING_LOST(collectives);
 		return;
 	}
-	r = begin(ctx, probe, thread, info.coll < UNKNOWN_BYTE ? info.coll : UNKNOWN_BYTE);
-	if (!r)
-		return;
-	set_redop(r, info.redop);
-	set_root(r, info.root);
-	enqueue(r, thread, info.count, info.dtype, info.comm, info.stream);
+	operation(ctx, probe, thread, &info);
 }
 
-/* A public call: what its arguments are, by their places; -1 where it has none. */
-static __always_inline void public_call(void *ctx, struct probe *probe, __u8 op, const int count, const int redop,
-					const int root, const int comm)
+/* The type always follows the count, and the stream the communicator. */
+static __always_inline void read_call(void *ctx, struct nccl_info *info, const int count, const int comm)
 {
+	info->count = argument(ctx, count);
+	info->dtype = argument(ctx, count + 1);
+	info->comm = argument(ctx, comm);
+	info->stream = argument(ctx, comm + 1);
+}
+
+/* A public call; the cookie says which. One program for all: each is verified with all that it does. */
+UPROBE(nccl_call)
+{
+	struct nccl_info info = {.coll = COOKIE_OPERATION(probe)};
 	struct nccl_thread *thread = this_thread();
-	struct collective_record *r;
 
 	if (!thread) {
 		RING_LOST(collectives);
 		return;
 	}
-	r = begin(ctx, probe, thread, op);
-	if (!r)
-		return;
-	if (redop >= 0)
-		set_redop(r, argument(ctx, redop));
-	if (root >= 0)
-		set_root(r, argument(ctx, root));
-	/* The type always follows the count, and the stream the communicator. */
-	enqueue(r, thread, argument(ctx, count), argument(ctx, count + 1), argument(ctx, comm),
-		argument(ctx, comm + 1));
-}
-
-/* (send, recv, count, dtype, op, comm, stream) */
-UPROBE(nccl_all_reduce)
-{
-	public_call(ctx, probe, NCCL_ALL_REDUCE, 2, 4, -1, 5);
-}
-
-UPROBE(nccl_reduce_scatter)
-{
-	public_call(ctx, probe, NCCL_REDUCE_SCATTER, 2, 4, -1, 5);
-}
-
-/* (send, recv, count, dtype, comm, stream) */
-UPROBE(nccl_all_gather)
-{
-	public_call(ctx, probe, NCCL_ALL_GATHER, 2, -1, -1, 4);
-}
-
-UPROBE(nccl_all_to_all)
-{
-	public_call(ctx, probe, NCCL_ALL_TO_ALL, 2, -1, -1, 4);
-}
-
-/* (send, recv, count, dtype, root, comm, stream). ncclBcast ends in a call of ncclBroadcast, and so needs no probe. */
-UPROBE(nccl_broadcast)
-{
-	public_call(ctx, probe, NCCL_BROADCAST, 2, -1, 4, 5);
-}
-
-UPROBE(nccl_gather)
-{
-	public_call(ctx, probe, NCCL_GATHER, 2, -1, 4, 5);
-}
-
-UPROBE(nccl_scatter)
-{
-	public_call(ctx, probe, NCCL_SCATTER, 2, -1, 4, 5);
-}
-
-/* (send, recv, count, dtype, op, root, comm, stream) */
-UPROBE(nccl_reduce)
-{
-	public_call(ctx, probe, NCCL_REDUCE, 2, 4, 5, 6);
-}
-
-/* (buffer, count, dtype, peer, comm, stream) */
-UPROBE(nccl_send)
-{
-	public_call(ctx, probe, NCCL_SEND, 1, -1, 3, 4);
-}
-
-UPROBE(nccl_recv)
-{
-	public_call(ctx, probe, NCCL_RECV, 1, -1, 3, 4);
+	switch (info.coll) {
+	/* (send, recv, count, dtype, op, comm, stream) */
+	case NCCL_ALL_REDUCE:
+	case NCCL_REDUCE_SCATTER:
+		info.redop = argument(ctx, 4);
+		read_call(ctx, &info, 2, 5);
+		break;
+	/* (send, recv, count, dtype, comm, stream) */
+	case NCCL_ALL_GATHER:
+	case NCCL_ALL_TO_ALL:
+		read_call(ctx, &info, 2, 4);
+		break;
+	/* (send, recv, count, dtype, root, comm, stream). ncclBcast ends in a call of ncclBroadcast. */
+	case NCCL_BROADCAST:
+	case NCCL_GATHER:
+	case NCCL_SCATTER:
+		info.root = argument(ctx, 4);
+		read_call(ctx, &info, 2, 5);
+		break;
+	/* (send, recv, count, dtype, op, root, comm, stream) */
+	case NCCL_REDUCE:
+		info.redop = argument(ctx, 4);
+		info.root = argument(ctx, 5);
+		read_call(ctx, &info, 2, 6);
+		break;
+	/* (buffer, count, dtype, peer, comm, stream) */
+	case NCCL_SEND:
+	case NCCL_RECV:
+		info.root = argument(ctx, 3);
+		read_call(ctx, &info, 1, 4);
+		break;
+	}
+	operation(ctx, probe, thread, &info);
 }
 
 UPROBE(nccl_group_start)
@@ -250,7 +235,7 @@ UPROBE(nccl_group_start)
 	if (!thread)
 		return;
 	thread->last = LAST_OTHER;
-	if (!thread->depth) {
+	if (!in_group(thread, probe->now)) {
 		thread->group_id = probe->now;
 		thread->ranges = 0;
 	}

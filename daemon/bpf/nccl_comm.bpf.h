@@ -103,29 +103,42 @@ static __always_inline int read_block(struct comm_block *block, __u64 address)
 	       block->rank < block->size && block->size <= MAX_RANKS;
 }
 
+enum layout_fit {
+	LAYOUT_NONE = 0, /* the list has ended */
+	LAYOUT_FITS = 1,
+	LAYOUT_OTHER = 2,
+};
+
+/* Whether the layout fits what begins with the magic word at `address`. Verified by itself, for the loop. */
+__noinline int layout_fits(__u32 index, __u64 address)
+{
+	struct nccl_layout *layout = bpf_map_lookup_elem(&nccl_layouts, &index);
+
+	if (!layout || !layout->end_magic)
+		return LAYOUT_NONE;
+	return layout->end_magic != ABSENT && has_magic(address + layout->end_magic) ? LAYOUT_FITS : LAYOUT_OTHER;
+}
+
 /*
  * `thread->found` is the index of the layout that fits what begins with the magic word at `address`, `thread->scanned`
  * how many were tried in vain. In the map, where the verifier knows no values: else it walks what follows for each.
  */
-static __noinline int find_layout(struct nccl_thread *thread, __u64 address)
+static __always_inline void find_layout(struct nccl_thread *thread, __u64 address)
 {
+	int fits = LAYOUT_OTHER;
 	__u32 i;
 
 	thread->found = NO_LAYOUT;
+	thread->scanned = NCCL_LAYOUTS;
 	for (i = 0; i < NCCL_LAYOUTS; i++) {
-		__u32 index = i;
-		struct nccl_layout *layout = bpf_map_lookup_elem(&nccl_layouts, &index);
-
-		thread->scanned = index;
-		if (!layout || !layout->end_magic)
-			return 0;
-		if (layout->end_magic != ABSENT && has_magic(address + layout->end_magic)) {
-			thread->found = index;
-			return 0;
+		fits = layout_fits(i, address);
+		if (fits != LAYOUT_OTHER) {
+			thread->scanned = i;
+			break;
 		}
 	}
-	thread->scanned = NCCL_LAYOUTS;
-	return 0;
+	if (fits == LAYOUT_FITS)
+		thread->found = thread->scanned;
 }
 
 static __always_inline void comm_say(struct communicator_record *r, __u64 now, __u8 event)
@@ -250,15 +263,20 @@ static __always_inline void comm_tell(struct nccl_thread *thread, struct nccl_co
 
 /*
  * What is at `address` is new, or no longer what it was, or may be known better now. Afterwards the map has it as it
- * is, or does not have it.
+ * is, or does not have it. Verified by itself, for the programs' common way goes past it.
  */
-static __noinline int comm_meet(struct nccl_thread *thread, __u64 address, __u64 now)
+__noinline int comm_meet(__u64 address, __u64 now)
 {
-	struct comm_key key = comm_key(thread, address);
-	struct nccl_comm *known = bpf_map_lookup_elem(&nccl_comms, &key);
 	struct nccl_comm comm = {.base = UNKNOWN_WORD, .rank = UNKNOWN_INT, .size = UNKNOWN_INT, .device = UNKNOWN_INT};
+	struct nccl_thread *thread = same_thread();
+	struct nccl_comm *known;
+	struct comm_key key;
 	int adopted;
 
+	if (!thread)
+		return 0;
+	key = comm_key(thread, address);
+	known = bpf_map_lookup_elem(&nccl_comms, &key);
 	/* One that was read from its struct, and is not as it was, is another one. */
 	if (known && known->identity != IDENTITY_STRUCT && known->magic == has_magic(address))
 		comm = *known;
@@ -319,7 +337,7 @@ static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u
 
 	if (comm && comm_holds(comm, address))
 		return comm;
-	comm_meet(thread, address, now);
+	comm_meet(address, now);
 	return bpf_map_lookup_elem(&nccl_comms, &key);
 }
 

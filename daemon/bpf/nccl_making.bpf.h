@@ -134,10 +134,11 @@ static __always_inline void making_child(struct nccl_thread *thread, struct nccl
 	r->identity = IDENTITY_DERIVED;
 }
 
-/* The communicator is at `address`; `like` says of which layout, `whole`: the call has done all its work. */
-static __noinline int comm_made(struct nccl_thread *thread, __u64 address, struct nccl_comm *like, int whole)
+/* The communicator is at `address`, as the call's arguments and its return say. */
+static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 {
-	struct communicator_record *made = &thread->making.record;
+	struct nccl_making *making = &thread->making;
+	struct communicator_record *made = &making->record;
 	struct comm_key key = comm_key(thread, address);
 	struct nccl_comm comm = {
 		.hash = made->hash,
@@ -150,34 +151,69 @@ static __noinline int comm_made(struct nccl_thread *thread, __u64 address, struc
 	};
 
 	comm.magic = has_magic(address);
-	comm.scanned = like->scanned;
-	if (comm.magic && like->layout != NO_LAYOUT && has_magic(address + like->end_magic)) {
-		comm.layout = like->layout;
-		comm.end_magic = like->end_magic;
-		comm.comm_hash = like->comm_hash;
+	comm.scanned = making->scanned;
+	if (comm.magic && making->layout != NO_LAYOUT && has_magic(address + making->end_magic)) {
+		comm.layout = making->layout;
+		comm.end_magic = making->end_magic;
+		comm.comm_hash = making->comm_hash;
 	}
 	/* What is being made is read when it is used. A name of our own is not one where the real one can be read. */
 	if (comm.layout != NO_LAYOUT && comm.identity == IDENTITY_DERIVED) {
 		comm.identity = IDENTITY_NONE;
 		comm.hash = 0;
 	}
-	if (whole)
+	if (making->whole)
 		comm_adopt(&comm, address);
 	__builtin_memcpy(&thread->said, made, sizeof(thread->said));
 	comm_tell(thread, &comm, address);
 	bpf_map_update_elem(&nccl_comms, &key, &comm, BPF_ANY);
+}
+
+/* The `index`-th communicator that the call of this thread was to make. Verified by itself, for the loop. */
+__noinline int made_at(__u32 index)
+{
+	struct nccl_thread *thread = same_thread();
+	struct communicator_record *r;
+	__u64 address = 0;
+
+	if (!thread)
+		return 0;
+	r = &thread->making.record;
+	bpf_probe_read_user(&address, sizeof(address), (const void *)(thread->making.where + index * 8));
+	if (r->maker == MADE_INIT_ALL) {
+		r->rank = index;
+		r->cuda_device = index;
+		if (thread->making.devices &&
+		    bpf_probe_read_user(&r->cuda_device, 4, (const void *)(thread->making.devices + index * 4)))
+			r->cuda_device = UNKNOWN_INT;
+	}
+	/* Who passes no color gets no communicator. */
+	if (address)
+		comm_made(thread, address);
 	return 0;
+}
+
+/* They are of one library, and so of one layout. */
+static __always_inline void making_lay_out(struct nccl_thread *thread, struct nccl_making *making)
+{
+	struct nccl_comm like = {};
+	__u64 address = 0;
+
+	bpf_probe_read_user(&address, sizeof(address), (const void *)making->where);
+	comm_lay_out(thread, &like, address);
+	making->layout = like.layout;
+	making->scanned = like.scanned;
+	making->end_magic = like.end_magic;
+	making->comm_hash = like.comm_hash;
 }
 
 static __always_inline void making_return(void *ctx, struct probe *probe)
 {
 	struct nccl_thread *thread = this_thread();
-	struct nccl_making *making;
+	__u64 result = (__u32)return_value(ctx);
 	struct communicator_record *r;
-	__u64 address, result = (__u32)return_value(ctx);
+	struct nccl_making *making;
 	__u32 count, i;
-	struct nccl_comm like = {};
-	int whole;
 
 	if (!thread || !thread->making.count)
 		return;
@@ -188,9 +224,9 @@ static __always_inline void making_return(void *ctx, struct probe *probe)
 	/* A return of another call than the one whose entry was seen. */
 	if (user_stack_pointer(ctx) < making->stack_pointer || user_stack_pointer(ctx) > making->stack_pointer + 16)
 		return;
-	whole = !result && !thread->depth;
+	making->whole = !result && !thread->depth;
 	r->result = result < UNKNOWN_BYTE ? result : UNKNOWN_BYTE;
-	r->duration_ns = whole ? probe->now - r->t : 0;
+	r->duration_ns = making->whole ? probe->now - r->t : 0;
 	r->t = probe->now;
 	if (result && result != NCCL_IN_PROGRESS) {
 		RING_PUSH(communicators, r);
@@ -198,25 +234,11 @@ static __always_inline void making_return(void *ctx, struct probe *probe)
 	}
 	if (making->parent)
 		making_child(thread, making);
-	/* They are of one library, and so of one layout. */
-	address = 0;
-	bpf_probe_read_user(&address, sizeof(address), (const void *)making->where);
-	comm_lay_out(thread, &like, address);
+	making_lay_out(thread, making);
 	for (i = 0; i < MAX_MADE; i++) {
 		if (i >= count)
 			break;
-		address = 0;
-		bpf_probe_read_user(&address, sizeof(address), (const void *)(making->where + i * 8));
-		if (r->maker == MADE_INIT_ALL) {
-			r->rank = i;
-			r->cuda_device = i;
-			if (making->devices &&
-			    bpf_probe_read_user(&r->cuda_device, 4, (const void *)(making->devices + i * 4)))
-				r->cuda_device = UNKNOWN_INT;
-		}
-		/* Who passes no color gets no communicator. */
-		if (address)
-			comm_made(thread, address, &like, whole);
+		made_at(i);
 	}
 }
 

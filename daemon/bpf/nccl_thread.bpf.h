@@ -12,6 +12,8 @@
 #define GROUP_OPERATIONS 512
 /* Operations of one group that are marked with the group's error. */
 #define FAILED_OPERATIONS 64
+/* Older groups are ones whose end was not seen, as where its hit was one too many for its budget. */
+#define GROUP_NS (60 * SECOND_NS)
 
 enum last_call {
 	LAST_OTHER = 0,
@@ -35,10 +37,18 @@ struct nccl_making {
 	__u32 count; /* 0: the thread makes none */
 	__u32 child; /* number of this child of the parent, from 1; 0: not known */
 	struct communicator_record record;
+	__u32 whole; /* 1: the call has done all its work */
+	/* The layout that they are of. */
+	__u32 layout;
+	__u32 scanned;
+	__u32 end_magic;
+	__u32 comm_hash;
+	__u32 reserved;
 };
 
 struct nccl_thread {
 	__u64 start_ns;
+	__u64 started; /* the thread, since boot, ns: numbers of threads come again */
 	__u64 stack_pointer;
 	__u64 attachment; /* what of the cookie is the attacher's */
 	__u64 group_id;
@@ -68,10 +78,18 @@ struct {
 
 const volatile struct nccl_thread no_thread = {};
 
+/* For functions that are verified by themselves, and so get no pointers, of a thread that is known. */
+static __always_inline struct nccl_thread *same_thread(void)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+
+	return bpf_map_lookup_elem(&nccl_threads, &id);
+}
+
 /* The state of the calling thread; what it had begun before the programs were off is void. */
 static __always_inline struct nccl_thread *this_thread(void)
 {
-	__u64 id = bpf_get_current_pid_tgid(), start_ns = current_start_ns();
+	__u64 id = bpf_get_current_pid_tgid(), started = thread_started();
 	struct nccl_thread *thread = bpf_map_lookup_elem(&nccl_threads, &id);
 	__u32 zero = 0;
 	struct control *c = bpf_map_lookup_elem(&control, &zero);
@@ -83,8 +101,9 @@ static __always_inline struct nccl_thread *this_thread(void)
 	}
 	if (!thread || !c)
 		return 0;
-	if (thread->start_ns != start_ns || thread->generation != c->generation) {
-		thread->start_ns = start_ns;
+	if (thread->started != started || thread->generation != c->generation) {
+		thread->start_ns = current_start_ns();
+		thread->started = started;
 		thread->generation = c->generation;
 		thread->depth = 0;
 		thread->last = LAST_OTHER;
@@ -94,6 +113,13 @@ static __always_inline struct nccl_thread *this_thread(void)
 		thread->asked_where = 0;
 	}
 	return thread;
+}
+
+static __always_inline int in_group(struct nccl_thread *thread, __u64 now)
+{
+	if (thread->depth && now > thread->group_id + GROUP_NS)
+		thread->depth = 0;
+	return thread->depth != 0;
 }
 
 /* The operation lies open at `key`: what the end of the group, or an error, will be told to. */
@@ -158,46 +184,65 @@ static __always_inline int range_next(struct nccl_thread *thread, struct operati
 }
 
 /*
- * The open operations of the thread's group were launched at `now`. The cursor is in the map, and so not known to the
- * verifier, which would walk each place of it.
+ * The next operation of the group at the thread's cursor was launched at `now`; 0 where there is none. Like all functions
+ * here that are not static, verified by itself: a loop that calls it costs the verifier the loop alone.
  */
-static __noinline int group_launched(struct nccl_thread *thread, __u64 now)
+__noinline int launch_next(__u64 now)
 {
-	struct operation_key key = {.start_ns = thread->start_ns, .tgid = current_tgid()};
+	struct nccl_thread *thread = same_thread();
+	struct operation_key key = {.tgid = current_tgid()};
 	struct collective_record *open;
-	__u32 i;
+
+	if (!thread || !range_next(thread, &key))
+		return 0;
+	key.start_ns = thread->start_ns;
+	open = bpf_map_lookup_elem(&operations, &key);
+	if (!open || open->group_id != thread->group_id)
+		return 1;
+	open->t_launch = now;
+	if (open->state == STATE_CALLED)
+		open->state = STATE_LAUNCHED;
+	return 1;
+}
+
+static __always_inline void group_launched(struct nccl_thread *thread, __u64 now)
+{
+	int i;
 
 	thread->cursor = 0;
 	thread->cursor_position = 0;
 	for (i = 0; i < GROUP_OPERATIONS; i++) {
-		if (!range_next(thread, &key))
+		if (!launch_next(now))
 			break;
-		open = bpf_map_lookup_elem(&operations, &key);
-		if (!open || open->group_id != thread->group_id)
-			continue;
-		open->t_launch = now;
-		if (open->state == STATE_CALLED)
-			open->state = STATE_LAUNCHED;
 	}
-	return 0;
 }
 
-static __noinline int group_failed(struct nccl_thread *thread, __u8 result)
+/* The next operation of the group has failed; 0 where there is none. */
+__noinline int fail_next(__u8 result)
 {
-	struct operation_key key = {.start_ns = thread->start_ns, .tgid = current_tgid()};
+	struct nccl_thread *thread = same_thread();
+	struct operation_key key = {.tgid = current_tgid()};
 	struct collective_record *open;
-	__u32 i;
+
+	if (!thread || !range_next(thread, &key))
+		return 0;
+	key.start_ns = thread->start_ns;
+	open = bpf_map_lookup_elem(&operations, &key);
+	if (open && open->group_id == thread->group_id)
+		operation_failed(thread, &key, open, result);
+	return 1;
+}
+
+static __always_inline void group_failed(struct nccl_thread *thread, __u8 result)
+{
+	int i;
 
 	thread->cursor = 0;
 	thread->cursor_position = 0;
 	for (i = 0; i < FAILED_OPERATIONS; i++) {
-		if (!range_next(thread, &key))
+		if (!fail_next(result))
 			break;
-		open = bpf_map_lookup_elem(&operations, &key);
-		if (open && open->group_id == thread->group_id)
-			operation_failed(thread, &key, open, result);
 	}
-	return 0;
 }
 
 /* The last operation of the thread, alone. */

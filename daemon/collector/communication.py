@@ -19,9 +19,10 @@ from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.gpu import source as cuda
 from probing.daemon.gpu.source import CudaSource
-from probing.daemon.nccl_uprobes import communicators, source
+from probing.daemon.nccl_uprobes import communicators, optimizer, source
 from probing.daemon.nccl_uprobes.flight_recorder import FlightRecorderWatch
 from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
+from probing.daemon.nccl_uprobes.optimizer import OptimizerSource
 from probing.daemon.nccl_uprobes.ras import RasWitness
 from probing.daemon.nccl_uprobes.source import CollectivesSource
 from probing.daemon.nccl_uprobes.steps import Steps
@@ -32,7 +33,7 @@ from probing.daemon.source import Identity
 __all__ = ("OBJECTS", "OPTIONAL", "RING", "CommunicationSources")
 
 OBJECTS = (*source.OBJECTS, *cuda.OBJECTS)
-OPTIONAL = cuda.OPTIONAL
+OPTIONAL = (*cuda.OPTIONAL, *optimizer.OBJECTS)
 RING = source.RING
 _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 
@@ -70,6 +71,8 @@ class CommunicationSources:
         self._cuda = CudaSource(session, processes, node, symbols_by(parsers), outbox, readers, clock, options)
         self._cuda_trouble = ""
         self._steps = Steps(node, processes, outbox)
+        self._refused = session.refused.get(optimizer.OBJECTS[0])
+        self._optimizer = None if self._refused else OptimizerSource(session, symbols_by(parsers))
         self._ras = RasWitness(
             self._nccl_users, self._owners, readers, parsers, outbox, clock, node, port=config.nccl.ras_port,
             interval_s=lambda: config.nccl.ras_interval_s, enabled=lambda: config.nccl.ras,
@@ -86,12 +89,18 @@ class CommunicationSources:
     @property
     def libraries(self) -> list[tuple[ProbedLibrary, str]]:
         """With the table whose rows are missing where a library could not be probed in time."""
-        return [(_Collectives(self.collectives, self._layouts), "comm.ops"), (self._cuda, "cuda.syncs")]
+        found: list[tuple[ProbedLibrary, str]] = [
+            (_Collectives(self.collectives, self._layouts), "comm.ops"),
+            (self._cuda, "cuda.syncs"),
+        ]
+        return [*found, (self._optimizer, "train.steps")] if self._optimizer else found
 
     @property
     def slots(self) -> dict[int, ProbeSlot]:
         own = {slot: ProbeSlot(name, RING, "comm.ops") for slot, name in self.collectives.slots.items()}
-        return own | {slot: ProbeSlot(name, cuda.RING, "cuda.syncs") for slot, name in self._cuda.slots.items()}
+        own |= {slot: ProbeSlot(name, cuda.RING, "cuda.syncs") for slot, name in self._cuda.slots.items()}
+        named = self._optimizer.slots if self._optimizer else {}
+        return own | {slot: ProbeSlot(name, optimizer.RING, "train.steps") for slot, name in named.items()}
 
     @property
     def assemble(self) -> dict[str, _Assemble]:
@@ -100,6 +109,7 @@ class CommunicationSources:
             RING: self.operations,
             communicators.RING: self.collectives.assemble_communicators,
             cuda.RING: self._cuda.assemble_syncs,
+            **({optimizer.RING: self._optimizer_calls} if self._optimizer else {}),
         }
 
     def operations(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
@@ -108,6 +118,11 @@ class CommunicationSources:
         if (operations := batches.get("comm.ops")) is not None:
             self._steps.observe(operations, pair)
         return batches
+
+    def _optimizer_calls(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        # Of the steps, only those that have ended are rows.
+        self._steps.observe_optimizer(records, pair)
+        return {}
 
     def start(self) -> None:
         """Before the libraries are looked for."""
@@ -137,7 +152,7 @@ class CommunicationSources:
         return [
             SourceState("communicators", state, unknown, rows["comm.communicators"], lost[communicators.RING]),
             SourceState("cuda", state, self._cuda_trouble, rows["cuda.syncs"], lost[cuda.RING]),
-            SourceState("steps", state, "", rows["train.steps"]),
+            SourceState("steps", state, self._refused.message if self._refused else "", rows["train.steps"]),
             _witness(self._ras, state, self._config.nccl.ras, rows["comm.ras"], lost),
             _witness(
                 self._flight, state, self._config.nccl.flight_recorder, rows["python.torch_nccl_flight_record"], lost

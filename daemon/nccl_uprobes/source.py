@@ -28,7 +28,8 @@ __all__ = ("OBJECTS", "RING", "CollectivesSource", "Link", "Map", "Session", "re
 OBJECTS = ("gloo", "nccl")
 """The BPF objects that the session has to hold."""
 RING = "collectives"
-_SLOT_BITS = 16
+# Of the cookie: the slot, then what tells the file or its layout, then what the probe tells its program.
+_SLOT_BITS, _OPERATION_SHIFT = 16, 48
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
 # enum communicator_event of communicators.bpf.h
@@ -136,7 +137,7 @@ class CollectivesSource:
         try:
             for (program, on_return), placements in _by_program(library.placements(symbols)).items():
                 offsets = [placement.offset for placement in placements]
-                cookies = [tag << _SLOT_BITS | placement.slot for placement in placements]
+                cookies = [_cookie(placement, tag) for placement in placements]
                 attach = self._session.attach_uprobe
                 links.append(attach(program, fd, offsets, cookies, library.name, on_return=on_return))
         except ProbingError:
@@ -236,6 +237,10 @@ def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int
     if library is GLOO:
         return gloo_layout_index(marks)
     return zlib.crc32(repr(identity).encode())
+
+
+def _cookie(placement: Placement, tag: int) -> int:
+    return placement.operation << _OPERATION_SHIFT | tag << _SLOT_BITS | placement.slot
 
 
 def _by_program(placements: Iterable[Placement]) -> dict[tuple[str, bool], list[Placement]]:

@@ -38,7 +38,8 @@ _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 @dataclass(frozen=True, slots=True)
 class Step:
     """``elapsed``: steps since the one before, 1 but where some were missed. ``exact``: it has the word's operations
-    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are ns.
+    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are ns. ``periods``: of how
+    many periods it is made; a step that the optimizer tells has none. ``confirmed``: the optimizer runs as often.
 
     ``confidence``: the share of the last 32 steps that were exact, times what the word is worth: 0.95; 0.75 where it
     encloses a smaller one, lies in a larger one or has sizes that vary; 0.5 where it is one signature only.
@@ -53,7 +54,9 @@ class Step:
     confidence: float
     comm: int
     seq: int
-    period: Period
+    period: Period | None
+    periods: int = 1
+    confirmed: bool = False
 
 
 class StepClock:
@@ -72,6 +75,12 @@ class StepClock:
         self._last: tuple[int, float, Period] | None = None
         self._skipped = 0
         self.period: Period | None = None
+
+    @property
+    def newest(self) -> int:
+        """When the last operation that is known was called, ns; -1: none is known."""
+        known = self._history.operations
+        return int(known["t"][-1]) if len(known) else -1
 
     def observe(self, operations: Array) -> list[Step]:
         """Take ``operations``, in the order of their calls, into account.

@@ -1,8 +1,11 @@
 """Training steps, from the operations that every rank repeats.
 
 A step is the word of operations that a process makes again and again (``step_period``), told when the next one is
-complete. Numbers count from 0 since a job was first seen, for all its ranks on this node alike; where a watched
-variable names the step, its number takes over. What a job does without a period has no steps.
+complete; where the optimizer is seen to run once for several of those, all of them (``step_arbiter``). Of a process
+without such a word, it is what lies between the ends of two runs of the optimizer (``step_bursts``). The rows of a
+process come from one of these at a time. Numbers count from 0 since a job was first seen, for all its ranks on this
+node alike; where a watched variable names the step, its number takes over. What a job does without a period has no
+steps.
 
 The Python sampler is no source of steps: it looks at a thread some times a second, so an optimizer shorter than that is
 mostly missed, and one frame seen twice may be one call or two. A uprobe cannot sit on a Python function either.
@@ -13,15 +16,19 @@ The time that a rank waited for the others is not told: it needs the times of ra
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.step_arbiter import Arbiter
+from probing.daemon.nccl_uprobes.step_bursts import OptimizerClock, OptimizerStep
 from probing.daemon.nccl_uprobes.step_clock import Step, StepClock
 from probing.daemon.nccl_uprobes.step_history import Texts, operations_by_process
 from probing.daemon.nccl_uprobes.step_numbers import Calibration, JobSteps
@@ -36,6 +43,11 @@ _MAX_JOBS = 256
 # Readings of a variable tell when a step began and ended to a reading's distance.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
+# Steps of the optimizer wait until operations would have been told as well; and, where there are operations, until
+# these would have shown a period.
+_MAX_WAITING = 4096
+_LATE_NS = 3_000_000_000
+_CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
 _Key = tuple[int, int]
 
 
@@ -49,6 +61,13 @@ class _Process:
     calibration: Calibration = field(default_factory=Calibration)
     sighted: tuple[int, int] | None = None
     why: tuple[Period, str] | None = None
+    optimizer: OptimizerClock = field(default_factory=OptimizerClock)
+    arbiter: Arbiter = field(default_factory=Arbiter)
+    waiting: deque[OptimizerStep] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
+    # Whether the optimizer tells the steps by itself.
+    alone: bool = False
+    # The end of the last row.
+    told: int = 0
 
 
 class Steps:
@@ -77,8 +96,23 @@ class Steps:
                     operations[name] = np.where(times < 0, times, times - pair.mono_to_utc_ns)
                 who = self._identities.identity(*key)
                 process = self._process(key, who)
-                for step in process.clock.observe(operations):
-                    rows += self._counted(key, who, process, step, pair)
+                rows += self._periods(key, who, process, process.clock.observe(operations), pair)
+        self._put(rows)
+
+    def observe_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> None:
+        """Take records of the ring ``optimizer_steps`` into account; such that come again change nothing."""
+        rows: list[dict[str, Any]] = []
+        with self._lock:
+            owners = records[["tgid", "start_ns"]]
+            for owner in np.unique(owners):
+                key = int(owner["tgid"]), int(owner["start_ns"])
+                who = self._identities.identity(*key)
+                process = self._process(key, who)
+                steps = process.optimizer.observe(records[owners == owner])
+                process.arbiter.ran(step.t_end for step in steps if step.sure)
+                process.waiting.extend(steps)
+                rows += self._periods(key, who, process, (), pair)
+                rows += self._alone(key, who, process, pair)
         self._put(rows)
 
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
@@ -122,24 +156,69 @@ class Steps:
             self._jobs.popitem(last=False)
         return job
 
+    def _periods(
+        self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
+    ) -> list[dict[str, Any]]:
+        """Periods of the collectives that are over -> rows of the steps that they are or belong to."""
+        rows: list[dict[str, Any]] = []
+        for step in process.arbiter.judge(periods, process.optimizer.promising):
+            if process.alone and step.t_start < process.told + _CHANCE_NS:
+                continue
+            process.alone = False
+            process.waiting.clear()
+            rows += self._counted(key, who, process, step, pair)
+        return rows
+
+    def _alone(
+        self, key: _Key, who: Identity | None, process: _Process, pair: ClockPair
+    ) -> list[dict[str, Any]]:
+        """Rows of what only the optimizer tells."""
+        waiting = process.waiting
+        if not waiting:
+            return []
+        if not process.alone:
+            if process.clock.newest >= waiting[0].t_start:
+                if process.clock.period is not None:
+                    waiting.clear()
+                    return []
+                if len(waiting) < _CHANCE_STEPS or waiting[-1].t_end - waiting[0].t_start < _CHANCE_NS:
+                    return []
+            elif waiting[0].t_end > pair.mono_ns - _LATE_NS:
+                return []
+            process.alone = True
+        rows: list[dict[str, Any]] = []
+        while waiting:
+            seen = waiting.popleft()
+            if not seen.goes_on:
+                process.number = None
+            step = Step(
+                seen.t_start, seen.t_end, 0, None, 1, seen.exact, seen.confidence, comm=-1, seq=-1, period=None
+            )  # fmt: skip
+            rows += self._counted(key, who, process, step, pair, seen.why)
+        return rows
+
     def _counted(
-        self, key: _Key, who: Identity | None, process: _Process, step: Step, pair: ClockPair
+        self, key: _Key, who: Identity | None, process: _Process, step: Step, pair: ClockPair, why: str = ""
     ) -> list[dict[str, Any]]:
         process.number = number = process.job.number(step, process.number)
         process.calibration.ended(step.t_start, step.t_end, number)
         offset = process.calibration.offset
-        if number < 0 and offset is None:
+        if (number < 0 and offset is None) or step.t_start < process.told:
             return []
+        process.told = step.t_end
         named = offset is not None
+        source = "variable" if named else "collective_period"
+        if not named and (step.period is None or step.periods > 1):
+            source = "optimizer_frame"
         return [
             {
                 **self._row(key, who, step.t_start, step.t_end, pair),
                 "step": number + (offset or 0),
                 "comm_ns": step.comm_ns,
-                "ops": step.ops,
-                "source": "variable" if named else "collective_period",
+                "ops": step.ops if step.period is not None or process.clock.newest < 0 else None,
+                "source": source,
                 "confidence": max(step.confidence, _VARIABLE_CONFIDENCE) if named and step.exact else step.confidence,
-                "why": ("counted by the variable step; " if named else "") + self._why(process, step.period),
+                "why": ("counted by the variable step; " if named else "") + (why or self._why(process, step)),
             }
         ]
 
@@ -149,8 +228,9 @@ class Steps:
         process.calibration.sight(t, value)
         before, process.sighted = process.sighted, (t, value)
         # Where several steps lie between two readings, none of their times are known.
-        if before is None or value != before[1] + 1 or process.clock.period is not None:
+        if before is None or value != before[1] + 1 or process.clock.period is not None or process.alone:
             return []
+        process.told = t
         return [
             {
                 **self._row(key, who, before[0], t, pair),
@@ -173,10 +253,14 @@ class Steps:
             "duration_ns": t_end - t_start,
         }
 
-    def _why(self, process: _Process, period: Period) -> str:
-        if process.why is None or process.why[0] is not period:
-            process.why = period, _described(period, self._texts)
-        return process.why[1]
+    def _why(self, process: _Process, step: Step) -> str:
+        if step.period is None:
+            return ""
+        if process.why is None or process.why[0] is not step.period:
+            process.why = step.period, _described(step.period, self._texts)
+        if step.periods == 1:
+            return process.why[1] + ("; the optimizer runs as often" if step.confirmed else "")
+        return f"the optimizer runs once in {step.periods} repeats; in each of them {process.why[1]}"
 
 
 def _described(period: Period, texts: Texts) -> str:

@@ -45,7 +45,8 @@ SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 class Probe:
     """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one.
 
-    ``unless``: a pattern; where a function matches it, that one sees all that this probe would.
+    ``unless``: a pattern; where a function matches it, that one sees all that this probe would. ``variant`` is another
+    pattern, of functions that do the same and take the same arguments first. ``operation`` is told to the program.
     """
 
     program: str
@@ -53,6 +54,12 @@ class Probe:
     needed: bool = False
     unless: str = ""
     on_return: bool = False
+    variant: str = ""
+    operation: int = 0
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.pattern, self.variant) if self.variant else (self.pattern,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Placement:
     symbol: str
     cost: str
     on_return: bool = False
+    operation: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Library:
 
     @property
     def patterns(self) -> list[str]:
-        return [probe.pattern for probe in self.probes]
+        return [pattern for probe in self.probes for pattern in probe.patterns]
 
     def placements(self, symbols: Iterable[Symbol]) -> list[Placement]:
         """Where to attach, at the cheapest instruction of each function; aliases of one address count once.
@@ -90,7 +98,7 @@ class Library:
         found: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
         for symbol in symbols:
             for probe in self.probes:
-                if _matches(symbol.name, probe.pattern):
+                if any(_matches(symbol.name, pattern) for pattern in probe.patterns):
                     found[probe.pattern].append(symbol)
         missing = [probe.pattern for probe in self.probes if probe.needed and not found[probe.pattern]]
         if missing:
@@ -111,7 +119,8 @@ class Library:
 
 def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Placement:
     point = probe_point(symbol.head, _MACHINE, symbol.size)
-    return Placement(probe.program, slot, file_offset + point.offset, symbol.name, point.cost, probe.on_return)
+    offset = file_offset + point.offset
+    return Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
 
 
 GLOO = Library(
@@ -154,17 +163,19 @@ GLOO = Library(
 
 # ncclEnqueueCheck(ncclInfo *): internal, and so only in .symtab. All operations go through it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
+# The public calls, which nccl_call tells apart by enum nccl_function of nccl.bpf.c. From NCCL 2.31.2 on most have a
+# variant with a ncclCollConfig_t behind the arguments (nccl.h); neither calls the other (src/collectives.cc).
 _OPERATIONS = {
-    "ncclAllReduce": "nccl_all_reduce",
-    "ncclReduceScatter": "nccl_reduce_scatter",
-    "ncclAllGather": "nccl_all_gather",
-    "ncclBroadcast": "nccl_broadcast",
-    "ncclReduce": "nccl_reduce",
-    "ncclSend": "nccl_send",
-    "ncclRecv": "nccl_recv",
-    "ncclAlltoAll": "nccl_all_to_all",
-    "ncclGather": "nccl_gather",
-    "ncclScatter": "nccl_scatter",
+    "ncclAllReduce": 4,
+    "ncclReduceScatter": 3,
+    "ncclAllGather": 2,
+    "ncclBroadcast": 0,
+    "ncclReduce": 1,
+    "ncclSend": 6,
+    "ncclRecv": 7,
+    "ncclAlltoAll": 8,
+    "ncclGather": 10,
+    "ncclScatter": 9,
 }
 _MAKERS = {
     "ncclCommInitRank": "nccl_init_rank",
@@ -193,8 +204,15 @@ NCCL = Library(
         *(Probe(program, function) for function, program in _MAKERS.items()),
         Probe("nccl_enqueue", _ENQUEUE),
         *(
-            Probe(program, function, function in ("ncclAllReduce", "ncclBroadcast"), _ENQUEUE)
-            for function, program in _OPERATIONS.items()
+            Probe(
+                "nccl_call",
+                function,
+                function in ("ncclAllReduce", "ncclBroadcast"),
+                _ENQUEUE,
+                variant=f"{function}Config",
+                operation=operation,
+            )
+            for function, operation in _OPERATIONS.items()
         ),
         Probe("nccl_group_end", "ncclGroupEnd", needed=True),
         Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),

@@ -13,7 +13,7 @@ from e2e_support import JOBS, Daemon, free_port, wait_for
 
 STEPS = 20
 # DESC_BYTES of collectives.bpf.h
-DESCRIPTION_BYTES = 24
+DESCRIPTION_BYTES = 40
 # Ranks -> what the job calls the group, what it is for, and how often each of its ranks calls it in STEPS steps.
 GROUPS = {
     (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8 * STEPS),

@@ -336,7 +336,7 @@ def test_one_file_behind_two_inodes_counts_once(tmp_path: Path, open_session: Ca
             watcher.attach(mounts[-1] / library.name)
         subprocess.run([caller], input="\n\n", text=True, check=True, stdout=subprocess.DEVNULL)
         assert Counter(row["op"] for row in watcher.rows())["broadcast"] == 8
-        slot = next(slot for slot, name in watcher.source.slots.items() if name.startswith("nccl_broadcast "))
+        slot = next(slot for slot, name in watcher.source.slots.items() if name == "nccl_call ncclBroadcast")
         assert session.counters()[f"probe:{slot}"]["hits"] == 16
     finally:
         # A probe holds the file, and so the mount.
