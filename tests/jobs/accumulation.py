@@ -1,8 +1,9 @@
 """A DDP job that writes down when each of its steps begins: ``accumulation.py LIST`` with MODE in the environment.
 
 ``plain``: a loss is reduced every tenth step. ``no_sync``: three micro-steps a step, two of which reduce nothing.
-``sync``: three micro-steps that all reduce their gradients, and a norm at the end. It says ``ready``, then makes as
-many steps as a line of stdin says (``steps N``), and answers ``done``.
+``sync``: three micro-steps that all reduce their gradients, and a norm at the end. ``reduced``: the same without a
+norm. OPTIMIZER is sgd, or fused or foreach for AdamW. It says ``ready``, then makes as many steps as a line of stdin
+says (``steps N``), and answers ``done``. A step takes PACE seconds at least. ``training.step`` counts them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 MODE = os.environ["MODE"]
+PACE = float(os.environ.get("PACE", "0"))
 MICRO_STEPS = 1 if MODE == "plain" else 3
+
+
+def made_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    kind = os.environ.get("OPTIMIZER", "sgd")
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.001)
+    return torch.optim.AdamW(model.parameters(), lr=0.001, fused=kind == "fused", foreach=kind == "foreach")
 
 
 class Training:
@@ -27,7 +36,7 @@ class Training:
         torch.manual_seed(1)
         layers = [torch.nn.Linear(40 + n, 41 + n) for n in range(4)]
         self.model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.005)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
+        self.optimizer = made_optimizer(self.model)
         self.journal = journal
         self.step = 0
 
@@ -43,6 +52,7 @@ class Training:
             dist.all_reduce(loss.detach())
         self.optimizer.step()
         self.step += 1
+        time.sleep(PACE)
 
 
 def main() -> None:

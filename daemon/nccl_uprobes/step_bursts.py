@@ -1,0 +1,251 @@
+"""Steps of one process, told by the calls of its optimizer.
+
+Calls come in bursts (``optimizer.bpf.c``). The groups of parameters of one step may be several of them, which come
+within a small part of the time between steps; several optimizers may run one after the other in a step. What is the
+same again and again is a step: it ends with the last call of the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+from statistics import median
+from typing import Any, NamedTuple
+
+__all__ = ("FOREACH", "FUSED", "LIST_ADD", "LOOP", "OptimizerClock", "OptimizerStep")
+
+FUSED, FOREACH, LOOP, LIST_ADD = 56, 57, 58, 59
+"""Slots of the probes: which operators were called."""
+# What is more of an optimizer comes first: lists of tensors on a CPU are done in loops, so both are seen.
+_KINDS = {
+    FUSED: ("the fused optimizer", 0.95),
+    FOREACH: ("the optimizer over lists of tensors", 0.95),
+    LOOP: ("the optimizer's loop over parameters", 0.9),
+    LIST_ADD: ("sums of lists of tensors, as SGD makes them,", 0.75),
+}
+# What is called by other code as well says nothing of what the collectives do.
+_SURE = (FUSED, FOREACH, LOOP)
+# Bursts until a rhythm is found, if there is one.
+_PATIENCE = 64
+_SEVERAL_OPTIMIZERS = 0.8
+_MAX_BURSTS = 512
+_FEWEST = 5
+# Groups of parameters are so much closer to each other than steps are, and closer than this in any case.
+_CLOSER, _CLOSE_NS = 3, 500_000_000
+# As in optimizer.bpf.c.
+_GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
+# Bursts that are all alike and close to each other are steps rather than groups of parameters, where they are more;
+# but for loops.
+_MAX_ALIKE, _MAX_GROUPS = 4, 64
+_MAX_OPTIMIZERS = 8
+_MATCHING = 0.9
+_RECENT = 32
+_MIN_FIT = 0.6
+_MAX_CALLS = 1 << 20
+
+
+class _Burst(NamedTuple):
+    begin: int
+    end: int
+    sign: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """From the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns. ``calls``: of its operators
+    in the step. ``goes_on``: no step was missed before it. ``exact``: it is like the others. ``sure``: nothing but an
+    optimizer calls them."""
+
+    t_start: int
+    t_end: int
+    calls: int
+    exact: bool
+    goes_on: bool
+    sure: bool
+    confidence: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rhythm:
+    """``sign`` and ``calls`` of a step, which has so many ``runs``; bursts of one run are no more than ``close_ns``
+    apart."""
+
+    sign: int
+    calls: int
+    runs: int
+    close_ns: int
+
+
+class OptimizerClock:
+    """Fed with a process's records of the ring ``optimizer_steps``, gives the steps that have ended.
+
+    A run of the optimizer is known to be over when the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[int, _Stream] = {}
+        self._told = 0
+
+    @property
+    def promising(self) -> bool:
+        """Whether there are calls of an optimizer that have a rhythm, or may be found to have one."""
+        return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
+
+    def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
+        """``records``, in their order, into account. Such that come again, or of the past, change nothing."""
+        for record in records:
+            which = int(record["which"])
+            if which in _KINDS:
+                self._streams.setdefault(which, _Stream(which)).add(record)
+        best = next((s for which in _KINDS if (s := self._streams.get(which)) and s.find_rhythm()), None)
+        found = [step for step in best.steps() if step.t_start >= self._told] if best else []
+        if found:
+            self._told = found[-1].t_end
+        return found
+
+
+class _Stream:
+    def __init__(self, which: int) -> None:
+        self._what, self._worth = _KINDS[which]
+        self._sure = which in _SURE
+        self._max_alike = _MAX_GROUPS if which == LOOP else _MAX_ALIKE
+        self._bursts: deque[_Burst] = deque(maxlen=_MAX_BURSTS)
+        self._open = 0
+        # The end of the last run that ended a step; 0: what came before is not known.
+        self._since = 0
+        self._goes_on = False
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self.rhythm: _Rhythm | None = None
+        self.added = 0
+
+    def add(self, record: Any) -> None:
+        t, calls, last = int(record["t"]), int(record["before_calls"]), int(record["before_last"])
+        if t <= self._open:
+            return
+        if calls <= 0 or not 0 < self._open <= last < t or record["left_out"]:
+            # Bursts are missing.
+            self._bursts.clear()
+            self._since, self._goes_on = 0, False
+        else:
+            self._bursts.append(_Burst(self._open, last, int(record["before_sign"]), min(calls, _MAX_CALLS)))
+        self._open = t
+        self.added += 1
+
+    def find_rhythm(self) -> bool:
+        if self.rhythm is None and len(self._bursts) > _FEWEST:
+            self.rhythm, at = _rhythm([*self._bursts], self._open, self._max_alike)
+            for _ in range(at):
+                self._since = self._bursts.popleft().end
+            self._goes_on = self._goes_on and not at
+            self._recent.clear()
+        return self.rhythm is not None
+
+    def steps(self) -> list[OptimizerStep]:
+        found: list[OptimizerStep] = []
+        while self.rhythm is not None and (inside := self._next(self.rhythm)):
+            found.append(self._step(self.rhythm, inside))
+            self._goes_on, self._since = True, inside[-1].end
+            for _ in inside:
+                self._bursts.popleft()
+            if len(self._recent) >= _FEWEST and sum(self._recent) < _MIN_FIT * len(self._recent):
+                self.rhythm = None
+        return found
+
+    def _next(self, rhythm: _Rhythm) -> list[_Burst]:
+        """The bursts of the next step, if it is over: those that are what a step is; else those before the longest
+        pause."""
+        inside: list[_Burst] = []
+        pauses: list[int] = []
+        sign = calls = 0
+        begins = [*(burst.begin for burst in self._bursts), self._open][1:]
+        for burst, begin in zip(self._bursts, begins, strict=True):
+            inside.append(burst)
+            pauses.append(begin - burst.end)
+            sign, calls = _joined(sign, burst), calls + burst.calls
+            if (sign, calls) == (rhythm.sign, rhythm.calls):
+                return inside
+            if calls >= rhythm.calls and (pauses[-1] > rhythm.close_ns or len(inside) >= _MAX_GROUPS):
+                return inside[: pauses.index(max(pauses)) + 1]
+        return []
+
+    def _step(self, rhythm: _Rhythm, bursts: list[_Burst]) -> OptimizerStep:
+        calls = sum(burst.calls for burst in bursts)
+        exact = (_sign(bursts), calls) == (rhythm.sign, rhythm.calls)
+        self._recent.append(exact)
+        times = f"{calls} call{'s' if calls > 1 else ''}"
+        worth, why = self._worth, f"{self._what} runs once in it ({times})"
+        if rhythm.runs > 1:
+            worth *= _SEVERAL_OPTIMIZERS
+            why = f"{self._what} runs {rhythm.runs} times in it, not always alike ({times})"
+        confidence = round(worth * sum(self._recent) / len(self._recent), 3)
+        return OptimizerStep(
+            self._since, bursts[-1].end, calls, exact, self._goes_on, self._sure, confidence, why
+        )  # fmt: skip
+
+
+def _runs(bursts: list[_Burst], following: int, close_ns: int) -> Iterator[list[_Burst]]:
+    """The runs that are over; ``following``: when the next burst began."""
+    run: list[_Burst] = []
+    for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
+        run.append(burst)
+        if begin - burst.end > close_ns:
+            yield run
+            run = []
+
+
+def _sign(bursts: list[_Burst]) -> int:
+    sign = 0
+    for burst in bursts:
+        sign = _joined(sign, burst)
+    return sign
+
+
+def _joined(sign: int, burst: _Burst) -> int:
+    """The sign of a burst that goes on with another: where one ends is a matter of a moment."""
+    return (sign * pow(_SIGN_FACTOR, burst.calls, 1 << 64) + burst.sign) % (1 << 64)
+
+
+def _rhythm(bursts: list[_Burst], following: int, max_alike: int) -> tuple[_Rhythm | None, int]:
+    """The one that takes the most bursts together, of those that fit, and where it begins; None: there is none."""
+    begins = [*(burst.begin for burst in bursts[1:]), following]
+    gaps = sorted(begin - burst.end for burst, begin in zip(bursts, begins, strict=True))
+    # What is closer than the first of these is one burst to the kernel.
+    steps = [(a, b) for a, b in pairwise([_GAP_NS, *gaps]) if b >= _CLOSER * a and a <= _CLOSE_NS]
+    for close_ns in [*(isqrt(a * b) for a, b in reversed(steps)), 0]:
+        runs = [*_runs(bursts, following, close_ns)]
+        # The first may have begun before we looked.
+        first, runs = (runs[0], runs[1:]) if runs else ([], [])
+        if len(runs) < _FEWEST - 1 or not all(_is_run(run, max_alike) for run in runs):
+            continue
+        if length := _length(runs):
+            at = _first(runs, length)
+            step = [burst for run in runs[at : at + length] for burst in run]
+            before = len(first) + sum(map(len, runs[:at]))
+            return _Rhythm(_sign(step), sum(burst.calls for burst in step), length, close_ns), before
+    return None, 0
+
+
+def _is_run(run: list[_Burst], max_alike: int) -> bool:
+    alike = len({burst.sign for burst in run}) == 1
+    return len(run) <= (max_alike if alike else _MAX_GROUPS)
+
+
+def _length(runs: list[list[_Burst]]) -> int:
+    """Of how many runs a step is made; 0: they do not repeat."""
+    signs = [_sign(run) for run in runs]
+    for length in range(1, min(_MAX_OPTIMIZERS, len(signs) // (_FEWEST - 1)) + 1):
+        same = sum(a == b for a, b in zip(signs, signs[length:], strict=False))
+        if same >= _MATCHING * (len(signs) - length):
+            return length
+    return 0
+
+
+def _first(runs: list[list[_Burst]], length: int) -> int:
+    """Which run a step begins with: the one behind the longest pause."""
+    pauses = [b[0].begin - a[-1].end for a, b in pairwise(runs)]
+    return max(range(length), key=lambda at: median(pauses[(at - 1) % length :: length]))
