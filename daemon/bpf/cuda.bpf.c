@@ -239,18 +239,19 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 	struct cuda_process *process = cuda_process_of(key->tgid, key->start_ns);
 	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, key);
 	struct closing *work = closing_begin(key);
-	struct evidence rest = {}, *known;
-	__u64 position, first;
+	__u64 position, first, rest;
+	struct evidence *known;
 	int i, found;
 
 	if (!s || !process || !work)
 		return 0;
 	known = s->rest ? bpf_map_lookup_elem(&cuda_rests, key) : 0;
 	if (known)
-		rest = *known;
+		work->rest = *known;
 	work->evidence = *e;
-	work->rest = rest;
 	work->destroyed = s->destroyed;
+	/* 0: there is none. Read again, as below: the verifier would follow each way to here through the loop. */
+	rest = *(volatile __u64 *)&work->rest.position;
 	first = position = s->oldest;
 	for (i = 0; i < CLOSED_A_HIT; i++) {
 		found = operation_finish(position);
@@ -261,12 +262,12 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		stream_advance(s, position);
 		position++;
 	}
-	/* Read again: the verifier would follow each count of turns to the end. Others may have gone on from there. */
+	/* Others may have gone on from there. */
 	position = *(volatile __u64 *)&s->oldest;
-	if (position - first >= CLOSED_A_HIT && position <= e->position && e->position > rest.position) {
+	if (position - first >= CLOSED_A_HIT && position <= e->position && e->position > rest) {
 		s->rest = 1;
 		bpf_map_update_elem(&cuda_rests, key, e, BPF_ANY);
-	} else if (known && (position - first < CLOSED_A_HIT || position > rest.position)) {
+	} else if (rest && (position - first < CLOSED_A_HIT || position > rest)) {
 		s->rest = 0;
 		bpf_map_delete_elem(&cuda_rests, key);
 	}

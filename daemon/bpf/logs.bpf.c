@@ -68,14 +68,14 @@ __noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 }
 
 /*
- * Pushes up to MAX_PIECES pieces of `text`, what lies at `offset` of what the call writes. A piece that cannot be read
- * or pushed ends it: what follows would look like its continuation. Returns 0 when it ended.
+ * Pushes up to MAX_PIECES pieces of `text`, as `piece` says of the first one. A piece that cannot be read or pushed ends
+ * it: what follows would look like its continuation. Returns 0 when it ended. Also verified by itself.
  */
-static __always_inline int push_text(struct probe *probe, __u32 fd, __u64 text, __u64 length, __u8 end, __u64 offset)
+__noinline int push_text(__u64 now, __u64 piece, __u64 text, __u64 length)
 {
+	__u32 fd = (__u8)piece, offset = piece >> 32, size;
 	__u64 left = length;
-	__u32 size;
-	__u8 ends;
+	__u8 end = piece >> 8, ends;
 	int i;
 
 	for (i = 0; i < MAX_PIECES; i++) {
@@ -83,7 +83,7 @@ static __always_inline int push_text(struct probe *probe, __u32 fd, __u64 text, 
 			return 1;
 		size = left < PIECE_BYTES ? left : PIECE_BYTES;
 		ends = left <= PIECE_BYTES ? end : i == MAX_PIECES - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
-		if (!push_piece(probe->now, piece_of(fd, ends, size, offset), text))
+		if (!push_piece(now, piece_of(fd, ends, size, offset), text))
 			return 0;
 		text += size;
 		offset += size;
@@ -103,7 +103,7 @@ UPROBE(log_write)
 	__u32 fd = argument(ctx, 0);
 
 	if (is_output(fd))
-		push_text(probe, fd, argument(ctx, 1), argument(ctx, 2), PIECE_IS_LAST, 0);
+		push_text(probe->now, piece_of(fd, PIECE_IS_LAST, 0, 0), argument(ctx, 1), argument(ctx, 2));
 }
 
 /* writev(fd, vectors, count), which libstdc++ uses */
@@ -115,6 +115,7 @@ UPROBE(log_writev)
 		__u64 text;
 		__u64 length;
 	} vector;
+	__u8 end;
 	int i;
 
 	if (!is_output(fd))
@@ -126,11 +127,8 @@ UPROBE(log_writev)
 			RING_LOST(log_writes);
 			return;
 		}
-		if (!push_text(probe, fd, vector.text, vector.length,
-			       i + 1 == count	       ? PIECE_IS_LAST
-			       : i == MAX_VECTORS - 1 ? PIECE_IS_CUT
-						       : PIECE_GOES_ON,
-			       offset))
+		end = i + 1 == count ? PIECE_IS_LAST : i == MAX_VECTORS - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
+		if (!push_text(probe->now, piece_of(fd, end, 0, offset), vector.text, vector.length))
 			return;
 		offset += vector.length;
 	}

@@ -79,7 +79,7 @@ UPROBE(test_operation)
 	call->record.cuda_device = (__s32)argument(ctx, 1);
 	call->record.group_id = argument(ctx, 2);
 	call->record.count = argument(ctx, 3);
-	stream_enqueue(&call->record);
+	stream_enqueue(&call->record, cuda_process_of(call->record.tgid, call->record.start_ns));
 }
 
 UPROBE(test_launched)
