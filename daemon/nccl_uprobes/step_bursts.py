@@ -7,7 +7,7 @@ same again and again is a step: it ends with the last call of the optimizer.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -147,7 +147,7 @@ class _Stream:
 
     def steps(self) -> list[OptimizerStep]:
         found: list[OptimizerStep] = []
-        while self.rhythm is not None and (inside := self._next(self.rhythm)):
+        while self.rhythm is not None and (inside := _next([*self._bursts], self._open, self.rhythm)):
             found.append(self._step(self.rhythm, inside))
             self._goes_on, self._since = True, inside[-1].end
             for _ in inside:
@@ -155,23 +155,6 @@ class _Stream:
             if len(self._recent) >= _FEWEST and sum(self._recent) < _MIN_FIT * len(self._recent):
                 self.rhythm = None
         return found
-
-    def _next(self, rhythm: _Rhythm) -> list[_Burst]:
-        """The bursts of the next step, if it is over: those that are what a step is; else those before the longest
-        pause."""
-        inside: list[_Burst] = []
-        pauses: list[int] = []
-        sign = calls = 0
-        begins = [*(burst.begin for burst in self._bursts), self._open][1:]
-        for burst, begin in zip(self._bursts, begins, strict=True):
-            inside.append(burst)
-            pauses.append(begin - burst.end)
-            sign, calls = _joined(sign, burst), calls + burst.calls
-            if (sign, calls) == (rhythm.sign, rhythm.calls):
-                return inside
-            if calls >= rhythm.calls and (pauses[-1] > rhythm.close_ns or len(inside) >= _MAX_GROUPS):
-                return inside[: pauses.index(max(pauses)) + 1]
-        return []
 
     def _step(self, rhythm: _Rhythm, bursts: list[_Burst]) -> OptimizerStep:
         calls = sum(burst.calls for burst in bursts)
@@ -227,7 +210,38 @@ def _rhythm(bursts: list[_Burst], following: int, max_alike: int) -> tuple[_Rhyt
             step = [burst for run in runs[at : at + length] for burst in run]
             before = len(first) + sum(map(len, runs[:at]))
             return _Rhythm(_sign(step), sum(burst.calls for burst in step), length, close_ns), before
-    return None, 0
+    return _by_calls(bursts, following)
+
+
+def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
+    """Those of the next step, if it is over: what a step is made of; else what lies before the longest pause."""
+    pauses: list[int] = []
+    sign = calls = 0
+    for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
+        pauses.append(begin - burst.end)
+        sign, calls = _joined(sign, burst), calls + burst.calls
+        if (sign, calls) == (rhythm.sign, rhythm.calls):
+            return bursts[: len(pauses)]
+        if calls >= rhythm.calls and (pauses[-1] > rhythm.close_ns or len(pauses) >= _MAX_GROUPS):
+            return bursts[: pauses.index(max(pauses)) + 1]
+    return []
+
+
+def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
+    """Where pauses say nothing, as threads wait for a CPU in the middle of a loop: a burst that is common, and of
+    which all others are parts."""
+    (sign, calls), times = Counter((burst.sign, burst.calls) for burst in bursts).most_common(1)[0]
+    if calls == 1 or times < _FEWEST:
+        return None, 0
+    rhythm = _Rhythm(sign, calls, 1, 0)
+    # The first may have begun before we looked.
+    begin = at = next((i for i, burst in enumerate(bursts) if i and burst.sign == sign), 0)
+    exact = inexact = 0
+    while step := _next(bursts[at:], following, rhythm):
+        at += len(step)
+        exact, inexact = (exact + 1, inexact) if _sign(step) == sign else (exact, inexact + 1)
+    fits = begin and exact >= _MATCHING * (exact + inexact)
+    return (rhythm, begin) if fits else (None, 0)
 
 
 def _is_run(run: list[_Burst], max_alike: int) -> bool:

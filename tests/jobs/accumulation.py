@@ -51,8 +51,8 @@ class Training:
         if MODE == "sync" or (MODE == "plain" and self.step % 10 == 0):
             dist.all_reduce(loss.detach())
         self.optimizer.step()
-        self.step += 1
         time.sleep(PACE)
+        self.step += 1
 
 
 def main() -> None:
