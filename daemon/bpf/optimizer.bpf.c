@@ -32,12 +32,12 @@ struct optimizer_burst {
 RING(optimizer_steps, struct optimizer_burst, 1 << 18);
 
 struct stream {
-	__u64 start_ns;
 	__u32 tgid;
 	__u32 which;
 };
 
 struct burst {
+	__u64 start_ns; /* looked up when a burst begins only: no other process has the pid within its gap */
 	__u64 last;
 	__u64 sign;
 	__u64 second;
@@ -67,7 +67,7 @@ static __always_inline void push(struct stream *stream, struct burst *before, __
 	struct optimizer_burst r = {};
 
 	r.t = now;
-	r.start_ns = stream->start_ns;
+	r.start_ns = before->start_ns;
 	r.before_last = before->last;
 	r.before_sign = before->sign;
 	r.before_calls = before->calls;
@@ -81,11 +81,13 @@ static __always_inline void push(struct stream *stream, struct burst *before, __
 static __always_inline void begin(struct stream *stream, struct burst *burst, __u64 now)
 {
 	__u32 generation = generation_now();
+	__u64 start_ns = current_start_ns();
 
-	/* What came while the programs were off was not seen. */
-	if (burst->generation != generation)
+	/* What came while the programs were off was not seen; or it was another process. */
+	if (burst->generation != generation || burst->start_ns != start_ns)
 		burst->calls = 0;
 	burst->generation = generation;
+	burst->start_ns = start_ns;
 	if (burst->second != now / SECOND_NS) {
 		burst->second = now / SECOND_NS;
 		burst->in_second = 0;
@@ -106,7 +108,6 @@ static __always_inline void called(struct probe *probe, __u64 tensors)
 	struct stream stream = {};
 	struct burst *burst, fresh = {};
 
-	stream.start_ns = current_start_ns();
 	stream.tgid = current_tgid();
 	stream.which = probe->cookie & 0xffff;
 	burst = bpf_map_lookup_elem(&optimizer_bursts, &stream);

@@ -31,7 +31,7 @@ _SURE = (FUSED, FOREACH, LOOP)
 # Bursts until a rhythm is found, if there is one.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
-_MAX_BURSTS = 512
+_MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
 # Groups of parameters are so much closer to each other than steps are, and closer than this in any case.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
@@ -98,6 +98,16 @@ class OptimizerClock:
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
         """``records``, in their order, into account. Such that come again, or of the past, change nothing."""
+        found: list[OptimizerStep] = []
+        begin = 0
+        for at, record in enumerate(records):
+            # What is known so far is told before a gap, and before there is no room.
+            if record["left_out"] or not record["before_calls"] or at - begin >= _AT_ONCE:
+                found += self._take(records[begin:at])
+                begin = at
+        return found + self._take(records[begin:])
+
+    def _take(self, records: Sequence[Any]) -> list[OptimizerStep]:
         for record in records:
             which = int(record["which"])
             if which in _KINDS:
@@ -122,6 +132,7 @@ class _Stream:
         self._recent: deque[bool] = deque(maxlen=_RECENT)
         self.rhythm: _Rhythm | None = None
         self.added = 0
+        self._search_at = 0
 
     def add(self, record: Any) -> None:
         t, calls, last = int(record["t"]), int(record["before_calls"]), int(record["before_last"])
@@ -132,12 +143,18 @@ class _Stream:
             self._bursts.clear()
             self._since, self._goes_on = 0, False
         else:
+            if len(self._bursts) == _MAX_BURSTS:
+                # They are no steps, or those of another stream are told.
+                self._since, self._goes_on, self.rhythm = 0, False, None
             self._bursts.append(_Burst(self._open, last, int(record["before_sign"]), min(calls, _MAX_CALLS)))
         self._open = t
         self.added += 1
 
     def find_rhythm(self) -> bool:
-        if self.rhythm is None and len(self._bursts) > _FEWEST:
+        known = len(self._bursts)
+        if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
+            # So that all searches together cost a few times what the last one does.
+            self._search_at = self.added + known // 2
             self.rhythm, at = _rhythm([*self._bursts], self._open, self._max_alike)
             for _ in range(at):
                 self._since = self._bursts.popleft().end
@@ -148,8 +165,10 @@ class _Stream:
     def steps(self) -> list[OptimizerStep]:
         found: list[OptimizerStep] = []
         while self.rhythm is not None and (inside := _next([*self._bursts], self._open, self.rhythm)):
-            found.append(self._step(self.rhythm, inside))
-            self._goes_on, self._since = True, inside[-1].end
+            if self._since:
+                found.append(self._step(self.rhythm, inside))
+                self._goes_on = True
+            self._since = inside[-1].end
             for _ in inside:
                 self._bursts.popleft()
             if len(self._recent) >= _FEWEST and sum(self._recent) < _MIN_FIT * len(self._recent):
@@ -203,9 +222,13 @@ def _rhythm(bursts: list[_Burst], following: int, max_alike: int) -> tuple[_Rhyt
         runs = [*_runs(bursts, following, close_ns)]
         # The first may have begun before we looked.
         first, runs = (runs[0], runs[1:]) if runs else ([], [])
-        if len(runs) < _FEWEST - 1 or not all(_is_run(run, max_alike) for run in runs):
+        rest = bursts[len(first) + sum(map(len, runs)) :]
+        if not all(_is_run(run, max_alike) for run in (*runs, rest)):
             continue
-        if length := _length(runs):
+        if len(runs) < _FEWEST - 1:
+            # It may yet come again.
+            return None, 0
+        if (length := _length(runs)) and not _is_part_of_loop(runs, max_alike):
             at = _first(runs, length)
             step = [burst for run in runs[at : at + length] for burst in run]
             before = len(first) + sum(map(len, runs[:at]))
@@ -247,6 +270,11 @@ def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int
 def _is_run(run: list[_Burst], max_alike: int) -> bool:
     alike = len({burst.sign for burst in run}) == 1
     return len(run) <= (max_alike if alike else _MAX_GROUPS)
+
+
+def _is_part_of_loop(runs: list[list[_Burst]], max_alike: int) -> bool:
+    """A loop over parameters that takes longer than the kernel waits for the next call: each is a burst."""
+    return max_alike > _MAX_ALIKE and all(run[0].calls == 1 and len(run) == 1 for run in runs)
 
 
 def _length(runs: list[list[_Burst]]) -> int:
