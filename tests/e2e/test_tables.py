@@ -42,6 +42,12 @@ def expressions() -> tuple[str, ...]:
     assert len(EVERYDAY) >= 20
     return EVERYDAY
 
+# What a job on gloo does not do, what nobody asked for, and what comes and goes.
+MAY_BE_EMPTY = {
+    *("comm.inflight", "comm.ras", "cuda.launches", "cuda.memory", "cuda.syncs", "process.logs"),
+    *("probing.cost", "probing.losses", "python.torch_nccl_flight_record", "train.steps"),
+}
+
 
 def test_everyday_time_expressions(daemon: Daemon, torchrun: Callable[..., Any], expressions: tuple[str, ...]) -> None:
     assert torchrun("--steps", "5").wait(60) == 0
@@ -77,4 +83,4 @@ def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any
     for table in TABLES:
         (row,) = daemon.query(f"SELECT count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}")
         assert row["n"] == row["ts"] == row["node"], table
-        assert table in ("comm.inflight", "probing.losses", "probing.cost") or row["n"], table
+        assert table in MAY_BE_EMPTY or row["n"], table
