@@ -60,6 +60,7 @@ struct event_state {
 	__u64 stream; /* the handle */
 	__u32 generation;
 	__u32 tight; /* the first event behind that operation, recorded by who called it: it is not done before it */
+	__u64 check; /* over all of it and the event: it is written in place, while others read */
 };
 
 struct {
@@ -162,7 +163,20 @@ static __always_inline struct cuda_process *process_with_open(void)
 		be_witness();
 		return 0;
 	}
-	return process->open ? cuda_process_of(tgid, current_start_ns()) : 0;
+	if (!process->open)
+		return 0;
+	return process->start_ns == current_start_ns() ? process : cuda_process_of(tgid, current_start_ns());
+}
+
+static __always_inline __u64 event_check(struct event_state *state, __u64 event)
+{
+	__u64 sum = event;
+
+	sum = (sum ^ state->object) * 0x9e3779b97f4a7c15ULL;
+	sum = (sum ^ state->position) * 0x9e3779b97f4a7c15ULL;
+	sum = (sum ^ state->recorded) * 0x9e3779b97f4a7c15ULL;
+	sum = (sum ^ state->stream) * 0x9e3779b97f4a7c15ULL;
+	return (sum ^ state->generation ^ (__u64)state->tight << 32) * 0x9e3779b97f4a7c15ULL;
 }
 
 static __always_inline __u64 stream_argument(struct probe *probe, __u64 handle)
@@ -305,6 +319,7 @@ static __always_inline void bind_event(struct stream_key *key, struct stream_sta
 	};
 	struct operation_key operation = placed_at(key, position);
 	struct collective_record *r = bpf_map_lookup_elem(&operations, &operation);
+	struct event_state *known;
 
 	if (r) {
 		if (r->state == STATE_CALLED) {
@@ -315,7 +330,13 @@ static __always_inline void bind_event(struct stream_key *key, struct stream_sta
 		state.tight = r->tid == current_tid() && s->marked != position;
 	}
 	s->marked = position;
-	bpf_map_update_elem(&cuda_events, event, &state, BPF_ANY);
+	state.check = event_check(&state, event->event);
+	known = bpf_map_lookup_elem(&cuda_events, event);
+	/* In place: a new element costs twice what the rest of this does. */
+	if (known)
+		*known = state;
+	else
+		bpf_map_update_elem(&cuda_events, event, &state, BPF_ANY);
 }
 
 /* cudaEventRecord(event, stream), cudaEventRecordWithFlags(event, stream, flags) */
@@ -378,11 +399,16 @@ UPROBE(cuda_stream_destroy)
 static __always_inline void call_enter(void *ctx, struct probe *probe, struct cuda_call *call)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
+	struct cuda_call *last = bpf_map_lookup_elem(&cuda_calls, &thread);
 
 	call->t = probe->now;
 	call->kind = COOKIE_KIND(probe);
 	call->stack_pointer = user_stack_pointer(ctx);
-	bpf_map_update_elem(&cuda_calls, &thread, call, BPF_ANY);
+	/* In place, as events are. It can only be taken for another thread's call by one of that thread's stack. */
+	if (last)
+		*last = *call;
+	else
+		bpf_map_update_elem(&cuda_calls, &thread, call, BPF_ANY);
 }
 
 static __always_inline void call_forget(void)
@@ -416,12 +442,15 @@ static __always_inline int still_means(struct event_state *state)
 static __always_inline void ask_event(struct cuda_process *process, struct cuda_call *call)
 {
 	struct event_key key = {.event = call->event, .start_ns = process->start_ns, .tgid = current_tgid()};
-	struct event_state *state = bpf_map_lookup_elem(&cuda_events, &key);
+	struct event_state *state = bpf_map_lookup_elem(&cuda_events, &key), seen;
 
-	if (!state || !still_means(state))
+	if (!state)
 		return;
-	call->asked = *state;
-	call->stream = state->stream;
+	seen = *state;
+	if (seen.check != event_check(&seen, call->event) || !still_means(&seen))
+		return;
+	call->asked = seen;
+	call->stream = seen.stream;
 }
 
 static __always_inline void ask_stream(struct cuda_process *process, struct cuda_call *call, __u64 object, __u64 now)

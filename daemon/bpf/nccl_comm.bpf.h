@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Communicators by the address of their struct ncclComm. The struct is read by the layouts of known builds, and only
- * where NCCL's magic words lie at both its ends; what of it names the communicator is compared again at each call,
- * because an address can be freed and used again.
+ * where NCCL's magic words lie at both its ends; what of it names the communicator is compared again at a call, where
+ * the thread has not just done so, because an address can be freed and used again.
  */
 #ifndef PROBING_NCCL_COMM_BPF_H
 #define PROBING_NCCL_COMM_BPF_H
@@ -19,6 +19,8 @@
 #define NCCL_IN_PROGRESS 7
 /* Calls after which a layout that did not fit is looked for again. A power of two. */
 #define LOOK_AGAIN 64
+/* A communicator is not freed and another one made in that time: its ranks have to find each other. */
+#define HELD_NS 1000000
 
 /* Offsets in struct ncclComm, in bytes, ABSENT where that build has no such field. `end_magic` 0 ends the list. */
 struct nccl_layout {
@@ -335,8 +337,13 @@ static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u
 	struct comm_key key = comm_key(thread, address);
 	struct nccl_comm *comm = bpf_map_lookup_elem(&nccl_comms, &key);
 
-	if (comm && comm_holds(comm, address))
+	if (comm && comm->identity == IDENTITY_STRUCT && thread->held_comm == address && now - thread->held < HELD_NS)
 		return comm;
+	if (comm && comm_holds(comm, address)) {
+		thread->held_comm = address;
+		thread->held = now;
+		return comm;
+	}
 	comm_meet(address, now);
 	return bpf_map_lookup_elem(&nccl_comms, &key);
 }

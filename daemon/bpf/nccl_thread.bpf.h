@@ -54,6 +54,8 @@ struct nccl_thread {
 	__u64 group_id;
 	__u64 asked_comm; /* ncclCommGetAsyncError */
 	__u64 asked_where;
+	__u64 held_comm; /* what comm_holds was last sure of, and when */
+	__u64 held;
 	__u32 generation;
 	__u32 depth;
 	__u8 last;
@@ -111,6 +113,7 @@ static __always_inline struct nccl_thread *this_thread(void)
 		thread->attachment = 0;
 		thread->making.count = 0;
 		thread->asked_where = 0;
+		thread->held = 0;
 	}
 	return thread;
 }
