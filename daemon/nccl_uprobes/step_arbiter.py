@@ -20,6 +20,8 @@ _MAX_HELD = 512
 # So many runs of the optimizer, one after the other, with the same number of periods between them; or of so many most.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
+# Runs of the optimizer that may be late.
+_MISSED = 8
 _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 
 
@@ -96,11 +98,12 @@ class Arbiter:
             step = self._held[0]
             while self._marks and self._marks[0] < step.t_start:
                 self._marks.popleft()
-            if not self._marks and len(self._held) < _MAX_HELD:
+            if not self._marks and len(self._held) < min(_MISSED * periods, _MAX_HELD):
                 # Whether the optimizer ran in it is told when it has run again.
                 break
             self._group.append(self._held.popleft())
-            ended = bool(self._marks) and self._marks[0] < step.t_end
+            # Where the optimizer is not seen any more, steps are as long as they were.
+            ended = self._marks[0] < step.t_end if self._marks else len(self._group) >= periods
             if ended or len(self._group) >= _MAX_HELD:
                 if self._whole or len(self._group) == periods:
                     found += self._together(periods)

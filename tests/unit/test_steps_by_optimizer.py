@@ -151,13 +151,13 @@ def test_records_that_come_again_change_nothing() -> None:
     assert numbers(sink.rows) == list(range(38))
 
 
-def with_optimizer(step: list[Call], repeats: int, runs_in: int) -> list[dict[str, Any]]:
-    """``step`` with the optimizer behind each ``runs_in`` of them, fed side by side."""
+def with_optimizer(step: list[Call], repeats: int, runs_in: int, runs: int = 1 << 20) -> list[dict[str, Any]]:
+    """``step`` with the optimizer behind each ``runs_in`` of them, fed side by side; it is seen ``runs`` times."""
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     made = operations(step * repeats, pid=1)
     ends = [row["ts"] - PAIR.real_ns + MS // 2 for row in made[len(step) * runs_in - 1 :: len(step) * runs_in]]
-    seen = records([(end - begin, 40) for begin, end in pairwise([0, *ends])], at=0)
+    seen = records([(end - begin, 40) for begin, end in pairwise([0, *ends])], at=0)[:runs]
     before = 0
     for at in range(0, len(made), 30):
         until = made[: at + 30][-1]["ts"] - PAIR.real_ns
@@ -177,6 +177,13 @@ def test_repeats_between_two_runs_of_the_optimizer_are_micro_steps(runs_in: int)
     assert {row["duration_ns"] for row in rows} == {102 * MS * runs_in}
     assert {(row["source"], row["confidence"]) for row in rows} == {("optimizer_frame", 0.95)}
     assert rows[0]["why"].startswith(f"the optimizer runs once in {runs_in} repeats; in each of them 3 operations")
+
+
+def test_steps_go_on_as_they_were_when_the_optimizer_is_not_seen_any_more() -> None:
+    rows = with_optimizer(STEP, 150, 3, runs=20)
+    assert numbers(rows) == list(range(len(rows)))
+    assert 38 <= len(rows) <= 49
+    assert {row["ops"] for row in rows} == {9}
 
 
 def test_an_optimizer_that_runs_as_often_confirms() -> None:
