@@ -150,7 +150,8 @@ static __always_inline void set_root(struct collective_record *r, __s32 root)
 }
 
 /* The call that this thread makes, as `info` says what it needs of it. */
-static __always_inline void operation(void *ctx, struct probe *probe, struct nccl_thread *thread, struct nccl_info *info)
+static __always_inline void operation(void *ctx, struct probe *probe, struct nccl_thread *thread,
+				      struct nccl_info *info)
 {
 	struct collective_record *r = begin(ctx, probe, thread, info->coll < UNKNOWN_BYTE ? info->coll : UNKNOWN_BYTE);
 

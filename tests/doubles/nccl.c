@@ -58,7 +58,7 @@ enum {
 	FUNC_SIGNAL = 13,
 	FUNC_WAIT_SIGNAL = 14,
 };
-/* seqNumber[] counts the first of them, whether a profiler is loaded or not, since 2.26 (enqueue.cc). */
+/* seqNumber[] counts the first of them that are not empty, with or without a profiler, since 2.26 (enqueue.cc). */
 #define COUNTED_FUNCS 5
 
 /* What the ranks of a communicator share. */
@@ -89,6 +89,7 @@ struct operation {
 	struct own *own;
 	cudaStream_t stream;
 	uint64_t id;
+	size_t elements;
 	int func, peer;
 };
 
@@ -799,7 +800,7 @@ static void launch(const struct operation *operations, int count)
 		own->under_way++;
 #if DOUBLE_VERSION >= 22600
 	for (i = 0; i < count && !plan->captured; i++)
-		if (operations[i].func < COUNTED_FUNCS)
+		if (operations[i].func < COUNTED_FUNCS && operations[i].elements)
 			own->comm->seqNumber[operations[i].func]++;
 #else
 	(void)i;
@@ -825,7 +826,7 @@ static void tell_call(struct ncclInfo *info, struct own *own, uint64_t id, int r
 	int64_t seq = -1;
 
 	cudaStreamIsCapturing(info->stream, &status);
-	if (own && !result && status == cudaStreamCaptureStatusNone && info->coll < COUNTED_FUNCS)
+	if (own && !result && status == cudaStreamCaptureStatusNone && info->coll < COUNTED_FUNCS && info->count)
 		seq = own->seq++;
 	tell("{\"event\": \"call\", \"id\": %lu, \"func\": %d, \"count\": %lu, \"dtype\": %d, \"redop\": %d, \"root\": %d,"
 	     " \"comm\": \"%016lx\", \"rank\": %d, \"size\": %d, \"stream\": %lu, \"tid\": %ld, \"before\": %lu,"
@@ -845,14 +846,14 @@ __attribute__((noipa, used)) static ncclResult_t enqueue_check(struct ncclInfo *
 
 	if (instant) {
 #if DOUBLE_VERSION >= 22600
-		if (info->coll < COUNTED_FUNCS)
+		if (info->coll < COUNTED_FUNCS && info->count)
 			info->comm->seqNumber[info->coll]++;
 #endif
 		return ncclSuccess;
 	}
 	own = own_of(info->comm);
 	result = fail_next ? (ncclResult_t)fail_next : check(info, own);
-	operation = (struct operation){own, info->stream, ++ids, info->coll, info->root};
+	operation = (struct operation){own, info->stream, ++ids, info->count, info->coll, info->root};
 	fail_next = 0;
 	tell_call(info, own, operation.id, result);
 	if (result) {

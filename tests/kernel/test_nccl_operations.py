@@ -53,6 +53,14 @@ int ncclGather(const void *s, void *r, size_t n, int t, int root, comm_t c, stre
 int ncclScatter(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q) { return ENQUEUE(9, "Scatter", s, r, n, t, 0, root, c, q); }
 int ncclSend(const void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return ENQUEUE(6, "Send", b, 0, n, t, 0, peer, c, q); }
 int ncclRecv(void *b, size_t n, int t, int peer, comm_t c, stream_t q) { return ENQUEUE(7, "Recv", 0, b, n, t, 0, peer, c, q); }
+int ncclAllReduceConfig(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q, const void *config) { return ENQUEUE(4, "AllReduce", s, r, n, t, op, 0, c, q); }
+int ncclReduceScatterConfig(const void *s, void *r, size_t n, int t, int op, comm_t c, stream_t q, const void *config) { return ENQUEUE(3, "ReduceScatter", s, r, n, t, op, 0, c, q); }
+int ncclAllGatherConfig(const void *s, void *r, size_t n, int t, comm_t c, stream_t q, const void *config) { return ENQUEUE(2, "AllGather", s, r, n, t, 0, 0, c, q); }
+int ncclAlltoAllConfig(const void *s, void *r, size_t n, int t, comm_t c, stream_t q, const void *config) { return ENQUEUE(8, "AlltoAll", s, r, n, t, 0, 0, c, q); }
+int ncclBroadcastConfig(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q, const void *config) { return ENQUEUE(0, "Broadcast", s, r, n, t, 0, root, c, q); }
+int ncclReduceConfig(const void *s, void *r, size_t n, int t, int op, int root, comm_t c, stream_t q, const void *config) { return ENQUEUE(1, "Reduce", s, r, n, t, op, root, c, q); }
+int ncclGatherConfig(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q, const void *config) { return ENQUEUE(10, "Gather", s, r, n, t, 0, root, c, q); }
+int ncclScatterConfig(const void *s, void *r, size_t n, int t, int root, comm_t c, stream_t q, const void *config) { return ENQUEUE(9, "Scatter", s, r, n, t, 0, root, c, q); }
 int ncclGroupStart(void) { return enqueue() + 1; }
 int ncclGroupEnd(void) { return enqueue() + 1; }
 int later(int coll, comm_t c, stream_t q) { return ENQUEUE(coll, "Later", 0, 0, 12, 7, 3, 2, c, q); }
@@ -248,6 +256,46 @@ def test_operations_of_later_versions_have_names_or_none(
     assert [row["op"] for row in rows if row["peer"] == 2] == ["send", "recv", "put_signal", "signal"]
     assert [row["op"] for row in rows if row["root"] == 2] == ["broadcast", "reduce", "scatter", "gather"]
     assert [row["op"] for row in rows if row["redop"] == "min"] == ["reduce", "reduce_scatter", "all_reduce"]
+
+
+CONFIGURED = r"""
+#include "nccl_double.h"
+int enqueue(void) { return 0; }
+#define BOTH(name, ...) (ncclCALL(name)(__VA_ARGS__), ncclCALL(name##Config)(__VA_ARGS__, (void *)8))
+#define ncclCALL(name) nccl##name
+int main(void)
+{
+	void *stream = (void *)0x5150, *comm = (void *)16;
+
+	BOTH(AllReduce, 0, 0, 1, 7, 2, comm, stream);
+	BOTH(ReduceScatter, 0, 0, 2, 7, 2, comm, stream);
+	BOTH(AllGather, 0, 0, 3, 7, comm, stream);
+	BOTH(AlltoAll, 0, 0, 4, 7, comm, stream);
+	BOTH(Broadcast, 0, 0, 5, 7, 3, comm, stream);
+	BOTH(Reduce, 0, 0, 6, 7, 2, 3, comm, stream);
+	BOTH(Gather, 0, 0, 7, 7, 3, comm, stream);
+	BOTH(Scatter, 0, 0, 8, 7, 3, comm, stream);
+	return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("internal", [True, False])
+def test_calls_with_a_configuration_are_seen_like_those_without(
+    internal: bool, tmp_path: Path, open_session: Callable[..., Session]
+) -> None:
+    library, caller = build(tmp_path, NCCL_LAYOUTS[-1], internal=internal, program=CONFIGURED)
+    watcher = Watcher(open_session(*OBJECTS), Anybody())
+    watcher.attach(library)
+    subprocess.run([caller], check=True)
+    fields = ("op", "dtype", "redop", "root", "stream", "count")
+    rows = [tuple(row[field] for field in fields) for row in watcher.rows()]
+    ops = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+    reducing, rooted = ("all_reduce", "reduce_scatter", "reduce"), ("broadcast", "reduce", "gather", "scatter")
+    assert rows[::2] == rows[1::2]
+    assert [row[:-1] for row in rows[::2]] == [
+        (op, "float32", "max" if op in reducing else None, 3 if op in rooted else None, 0x5150) for op in ops
+    ]
 
 
 REUSED = r"""

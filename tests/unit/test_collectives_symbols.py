@@ -64,6 +64,16 @@ def test_an_internal_function_that_is_not_in_the_file_replaces_nothing() -> None
     assert "nccl_call" in {placement.program for placement in NCCL.placements(symbols)}
 
 
+def test_calls_with_a_configuration_are_told_as_those_without() -> None:
+    symbols = [*nccl_symbols(internal=False), Symbol("ncclReduceConfig", 5, 5), Symbol("ncclSendConfigure", 6, 6)]
+    calls = {p.symbol: p for p in NCCL.placements(symbols) if p.program == "nccl_call"}
+    assert len(calls) == 11
+    plain, configured = calls["ncclReduce"], calls["ncclReduceConfig"]
+    assert (plain.slot, plain.operation) == (configured.slot, configured.operation)
+    assert plain.operation == 1
+    assert len({call.operation for call in calls.values()}) == 10
+
+
 def test_returns_are_placed_before_their_entries() -> None:
     order = [placement.program for placement in NCCL.placements(nccl_symbols(internal=True))]
     assert order.index("nccl_made") < order.index("nccl_init_rank")
