@@ -20,8 +20,11 @@ TABLES = {
     "cuda_syncs": "cuda.syncs",
     "lifecycle": "process.events",
     "log_writes": "process.logs",
+    "optimizer_steps": "train.steps",
     "python_samples": "python.samples",
 }
+# Probes of these show how operations end.
+ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class LossMeter:
             reason = f"{probe.name} was hit more than {self._budget} times a second and switched off"
             self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, now, more))
             self._refused[f"probe:{slot}"] = counts["refused"]
-            self._blinded(mono)
+            if probe.table in ENDS_SEEN_BY:
+                self._blinded(mono)
         if counts["off_ns"] and mono - counts["off_ns"] > BUDGET_REST_NS:
             self._session.set_budget(slot, self._budget)
 

@@ -198,7 +198,7 @@ def test_a_grid_of_groups(start: Any, named: str) -> None:
 
 # By the distance of neighbours, or the size of the world. Names are cut at 24 bytes.
 EXPECTED = {
-    1: ("tp", "TENSOR_MODEL_PARALLEL_GR", "its ranks are neighbours"),
+    1: ("tp", "TENSOR_MODEL_PARALLEL_GROUP", "its ranks are neighbours"),
     2: ("dp", "DATA_PARALLEL_GROUP", "its ranks are 2 apart"),
     4: ("world", "default_pg", "has all 4 ranks"),
 }
