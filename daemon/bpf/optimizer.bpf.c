@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * When optimizers run: calls of the operators of torch that hardly anything but an optimizer calls. Calls that follow
- * each other closely are one burst, counted here, so that a loop over thousands of parameters makes one record.
+ * each other closely are one burst, counted here, so that an optimizer of many groups of parameters makes one record.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -102,8 +102,8 @@ static __always_inline void begin(struct stream *stream, struct burst *burst, __
 	burst->sign = 0;
 }
 
-/* The first argument is a list of tensors, by value: its address and its length; or one tensor. */
-static __always_inline void called(struct probe *probe, __u64 tensors)
+/* The first argument is a list of tensors, by value: its address and its length. */
+UPROBE(optimizer_list)
 {
 	struct stream stream = {};
 	struct burst *burst, fresh = {};
@@ -124,17 +124,7 @@ static __always_inline void called(struct probe *probe, __u64 tensors)
 		begin(&stream, burst, probe->now);
 	burst->last = probe->now;
 	burst->calls++;
-	burst->sign = burst->sign * SIGN_FACTOR + tensors + 1;
-}
-
-UPROBE(optimizer_list)
-{
-	called(probe, argument(ctx, 1));
-}
-
-UPROBE(optimizer_tensor)
-{
-	called(probe, 1);
+	burst->sign = burst->sign * SIGN_FACTOR + argument(ctx, 1) + 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -2,8 +2,8 @@
 
 ``at::_ops::NAME::call`` is what every call of an operator goes through, from Python as from C++ (torchgen's
 Operators.h). Seen so: the fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA
-parameters) and in loops over parameters; SGD over lists. Not seen: SGD in a loop, which calls nothing of its own;
-optimizers with kernels of their own (apex, Transformer Engine, DeepSpeed); compiled ones.
+parameters); SGD over lists. Not seen: loops over parameters, as a probe would be hit once a parameter, which the job
+could feel; optimizers with kernels of their own (apex, Transformer Engine, DeepSpeed); compiled ones.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.elf import AARCH64, X86_64
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.nccl_uprobes.source import Link, Session
-from probing.daemon.nccl_uprobes.step_bursts import FOREACH, FUSED, LIST_ADD, LOOP
+from probing.daemon.nccl_uprobes.step_bursts import FOREACH, FUSED, LIST_ADD
 from probing.daemon.nccl_uprobes.symbols import Symbol, SymbolFinder
 
 __all__ = ("OBJECTS", "RING", "OptimizerSource")
@@ -27,6 +27,7 @@ __all__ = ("OBJECTS", "RING", "OptimizerSource")
 OBJECTS = ("optimizer",)
 """The BPF object; the session can do without it."""
 RING = "optimizer_steps"
+_PROGRAM = "optimizer_list"
 _MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 _FILES = b"libtorch_cpu.so"
 _CALL = "_ZN2at4_ops{}4callE*"
@@ -36,7 +37,6 @@ _CALL = "_ZN2at4_ops{}4callE*"
 class _Operators:
     """``names`` as in the mangled name, each behind its length; ``slot`` also tells what they are."""
 
-    program: str
     slot: int
     name: str
     names: tuple[str, ...]
@@ -48,7 +48,6 @@ class _Operators:
 
 _OPERATORS = (
     _Operators(
-        "optimizer_list",
         FUSED,
         "fused optimizers",
         (
@@ -63,13 +62,11 @@ _OPERATORS = (
         ),
     ),
     _Operators(
-        "optimizer_list",
         FOREACH,
         "_foreach_addcdiv_",
         ("24_foreach_addcdiv__Scalar", "28_foreach_addcdiv__ScalarList", "24_foreach_addcdiv__Tensor"),
     ),
-    _Operators("optimizer_tensor", LOOP, "addcdiv_", ("8addcdiv_",)),
-    _Operators("optimizer_list", LIST_ADD, "_foreach_add_ of lists", ("18_foreach_add__List",)),
+    _Operators(LIST_ADD, "_foreach_add_ of lists", ("18_foreach_add__List",)),
 )
 
 
@@ -81,7 +78,7 @@ class OptimizerSource:
     def __init__(self, session: Session, symbols: SymbolFinder) -> None:
         self._session = session
         self._symbols = symbols
-        self._attached: dict[tuple[int, int], list[Link]] = {}
+        self._attached: dict[tuple[int, int], Link] = {}
         self._attaching = threading.Lock()
 
     @property
@@ -96,7 +93,7 @@ class OptimizerSource:
     def attach(self, fd: int, path: bytes) -> int:
         """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Returns how many links are new: 0 where the one was there, also that of the daemon before this one.
         Raises UnsupportedTarget where it has none of the operators, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
@@ -106,38 +103,25 @@ class OptimizerSource:
         with self._attaching:
             if identity in self._attached:
                 return 0
-            links = self._attached[identity] = self._place(fd)
-        return sum(not link.adopted for link in links)
+            link = self._attached[identity] = self._place(fd)
+        return int(not link.adopted)
 
-    def _place(self, fd: int) -> list[Link]:
+    def _place(self, fd: int) -> Link:
         symbols = self._symbols(fd, [pattern for operators in _OPERATORS for pattern in operators.patterns])
-        links: list[Link] = []
-        try:
-            for program in sorted({operators.program for operators in _OPERATORS}):
-                if points := _points(program, symbols):
-                    slots = [points[offset] for offset in points]
-                    links.append(self._session.attach_uprobe(program, fd, list(points), slots, self.name))
-        except ProbingError:
-            for link in links:
-                self._session.detach(link)
-            raise
-        if not links:
+        points = _points(symbols)
+        if not points:
             hint = "steps are told by collectives or a watched variable only; report the version of torch"
             raise UnsupportedTarget("this libtorch_cpu has no operator of an optimizer", hint=hint)
-        return links
+        return self._session.attach_uprobe(_PROGRAM, fd, list(points), list(points.values()), self.name)
 
 
-def _points(program: str, symbols: Sequence[Symbol]) -> dict[int, int]:
+def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
     """Offset in the file -> slot; aliases of one address count once."""
     found: dict[int, int] = {}
     for operators in _OPERATORS:
         wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]
         for symbol in symbols:
-            if (
-                operators.program == program
-                and symbol.file_offset is not None
-                and any(pattern.fullmatch(symbol.name) for pattern in wanted)
-            ):
+            if symbol.file_offset is not None and any(pattern.fullmatch(symbol.name) for pattern in wanted):
                 point = probe_point(symbol.head, _MACHINE, symbol.size)
                 found.setdefault(symbol.file_offset + point.offset, operators.slot)
     return found

@@ -15,19 +15,18 @@ from math import isqrt
 from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = ("FOREACH", "FUSED", "LIST_ADD", "LOOP", "OptimizerClock", "OptimizerStep")
+__all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerClock", "OptimizerStep")
 
-FUSED, FOREACH, LOOP, LIST_ADD = 56, 57, 58, 59
+FUSED, FOREACH, LIST_ADD = 56, 57, 59
 """Slots of the probes: which operators were called."""
-# What is more of an optimizer comes first: lists of tensors on a CPU are done in loops, so both are seen.
+# What is more of an optimizer comes first: some call sums of lists as well.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
-    LOOP: ("the optimizer's loop over parameters", 0.9),
     LIST_ADD: ("sums of lists of tensors, as SGD makes them,", 0.75),
 }
 # What is called by other code as well says nothing of what the collectives do.
-_SURE = (FUSED, FOREACH, LOOP)
+_SURE = (FUSED, FOREACH)
 # Bursts until a rhythm is found, if there is one.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
@@ -37,8 +36,7 @@ _FEWEST = 5
 _CLOSER, _CLOSE_NS = 3, 500_000_000
 # As in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
-# Bursts that are all alike and close to each other are steps rather than groups of parameters, where they are more;
-# but for loops.
+# Bursts that are all alike and close to each other are steps rather than groups of parameters, where they are more.
 _MAX_ALIKE, _MAX_GROUPS = 4, 64
 _MAX_OPTIMIZERS = 8
 _MATCHING = 0.9
@@ -123,7 +121,6 @@ class _Stream:
     def __init__(self, which: int) -> None:
         self._what, self._worth = _KINDS[which]
         self._sure = which in _SURE
-        self._max_alike = _MAX_GROUPS if which == LOOP else _MAX_ALIKE
         self._bursts: deque[_Burst] = deque(maxlen=_MAX_BURSTS)
         self._open = 0
         # The end of the last run that ended a step; 0: what came before is not known.
@@ -155,7 +152,7 @@ class _Stream:
         if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
             # So that all searches together cost a few times what the last one does.
             self._search_at = self.added + known // 2
-            self.rhythm, at = _rhythm([*self._bursts], self._open, self._max_alike)
+            self.rhythm, at = _rhythm([*self._bursts], self._open)
             for _ in range(at):
                 self._since = self._bursts.popleft().end
             self._goes_on = self._goes_on and not at
@@ -212,7 +209,7 @@ def _joined(sign: int, burst: _Burst) -> int:
     return (sign * pow(_SIGN_FACTOR, burst.calls, 1 << 64) + burst.sign) % (1 << 64)
 
 
-def _rhythm(bursts: list[_Burst], following: int, max_alike: int) -> tuple[_Rhythm | None, int]:
+def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
     """The one that takes the most bursts together, of those that fit, and where it begins; None: there is none."""
     begins = [*(burst.begin for burst in bursts[1:]), following]
     gaps = sorted(begin - burst.end for burst, begin in zip(bursts, begins, strict=True))
@@ -223,12 +220,12 @@ def _rhythm(bursts: list[_Burst], following: int, max_alike: int) -> tuple[_Rhyt
         # The first may have begun before we looked.
         first, runs = (runs[0], runs[1:]) if runs else ([], [])
         rest = bursts[len(first) + sum(map(len, runs)) :]
-        if not all(_is_run(run, max_alike) for run in (*runs, rest)):
+        if not all(_is_run(run) for run in (*runs, rest)):
             continue
         if len(runs) < _FEWEST - 1:
             # It may yet come again.
             return None, 0
-        if (length := _length(runs)) and not _is_part_of_loop(runs, max_alike):
+        if length := _length(runs):
             at = _first(runs, length)
             step = [burst for run in runs[at : at + length] for burst in run]
             before = len(first) + sum(map(len, runs[:at]))
@@ -251,8 +248,8 @@ def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]
 
 
 def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """Where pauses say nothing, as threads wait for a CPU in the middle of a loop: a burst that is common, and of
-    which all others are parts."""
+    """Where pauses say nothing, as threads wait for a CPU between groups of parameters: a burst that is common,
+    and of which all others are parts."""
     (sign, calls), times = Counter((burst.sign, burst.calls) for burst in bursts).most_common(1)[0]
     if calls == 1 or times < _FEWEST:
         return None, 0
@@ -267,14 +264,9 @@ def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int
     return (rhythm, begin) if fits else (None, 0)
 
 
-def _is_run(run: list[_Burst], max_alike: int) -> bool:
+def _is_run(run: list[_Burst]) -> bool:
     alike = len({burst.sign for burst in run}) == 1
-    return len(run) <= (max_alike if alike else _MAX_GROUPS)
-
-
-def _is_part_of_loop(runs: list[list[_Burst]], max_alike: int) -> bool:
-    """A loop over parameters that takes longer than the kernel waits for the next call: each is a burst."""
-    return max_alike > _MAX_ALIKE and all(run[0].calls == 1 and len(run) == 1 for run in runs)
+    return len(run) <= (_MAX_ALIKE if alike else _MAX_GROUPS)
 
 
 def _length(runs: list[list[_Burst]]) -> int:

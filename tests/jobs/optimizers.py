@@ -1,7 +1,7 @@
 """A job of one process without collectives: ``optimizers.py LIST`` with KIND in the environment.
 
-``fused``, ``foreach``, ``loop``, ``sgd``: AdamW of that kind, or SGD over lists. ``groups``: three groups of
-parameters. ``two``: two optimizers, the first of which runs three times a step. ``plain_sgd``: SGD in a loop. It says
+``fused``, ``foreach``, ``loop``, ``sgd``: AdamW of that kind, or SGD over lists. ``plain_sgd``: SGD in a loop.
+``groups``: three groups of parameters. ``two``: two optimizers, the first of which runs three times a step. It says
 ``ready``, then makes as many steps as a line of stdin says (``steps N``), and answers ``done``. LIST gets a line before
 each step.
 """
