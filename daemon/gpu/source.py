@@ -172,7 +172,7 @@ class CudaSource:
     def tick(self) -> None:
         """Now and then; never waits."""
         now = time.monotonic()
-        if now >= self._next_round:
+        if now >= self._next_round and (self._links or self._ended):
             self._next_round = now + ROUND_S
             self._wake.set()
 

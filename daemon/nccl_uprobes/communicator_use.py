@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from probing.daemon.arrow import integers, texts_and_indices
 from probing.daemon.nccl_uprobes.roles import Facts, Role, conclude
 from probing.daemon.source import Identity, Processes
 
@@ -99,15 +98,15 @@ class Uses:
 
 def _counted(batch: pa.RecordBatch) -> list[tuple[Key, str, int, int, int]]:
     """(communicator of a process, operation, index of a row of it, how many rows, their bytes)."""
-    pids, starts = (_numbers(batch, name) for name in ("pid", "start_ns"))
-    comms, comm_of = _indices(batch, "comm")
-    ops, op_of = _indices(batch, "op")
+    pids, starts = (integers(batch.column(name)) for name in ("pid", "start_ns"))
+    comms, comm_of = texts_and_indices(batch.column("comm"))
+    ops, op_of = texts_and_indices(batch.column("op"))
     processes, place = np.unique(pids + starts * (1 << 22), return_index=True)
     process_of = np.searchsorted(processes, pids + starts * (1 << 22))
     shape = (len(place), len(comms), len(ops))
     cells = np.ravel_multi_index((process_of, comm_of, op_of), shape)
     distinct, first, inverse, calls = np.unique(cells, return_index=True, return_inverse=True, return_counts=True)
-    sizes = np.bincount(inverse, np.maximum(_numbers(batch, "bytes"), 0), len(distinct))
+    sizes = np.bincount(inverse, np.maximum(integers(batch.column("bytes")), 0), len(distinct))
     found = []
     for row, times, size in zip(first.tolist(), calls.tolist(), sizes.tolist(), strict=True):
         comm, op = comms[comm_of[row]], ops[op_of[row]]
@@ -120,18 +119,3 @@ def _use(batch: pa.RecordBatch, row: int) -> Use:
     values = {name: batch.column(name)[row].as_py() for name in ("backend", "comm_name", "comm_size", "comm_rank")}
     seen = batch.column("ts").view(pa.int64())[row].as_py()
     return Use(values["backend"], values["comm_name"], values["comm_size"], values["comm_rank"], seen)
-
-
-def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    column: Any = batch.column(name)
-    values: Any = pc.fill_null(column, -1)
-    found: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return found
-
-
-def _indices(batch: pa.RecordBatch, name: str) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """(the distinct texts and at last None, for each row the index of its text)."""
-    values: Any = batch.column(name)
-    texts = [*values.dictionary.to_pylist(), None]
-    indices = pc.fill_null(values.indices, len(texts) - 1)
-    return texts, indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)

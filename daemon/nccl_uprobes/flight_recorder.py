@@ -1,8 +1,8 @@
 """Dumps of PyTorch's flight recorder that trainers write, found and read from outside; none is ever asked for.
 
 A trainer writes its dump when a collective timed out, seconds before it aborts itself (ProcessGroupNCCL waits at least
-TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every two seconds sees it while the process is there. What appears
-at the last moment is read after the exit, unless the files are a container's own and ended with it.
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every five seconds sees it while the process lives. What appears at
+the last moment is read after the exit, unless the files are a container's own and ended with it.
 
 The names are those of DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/FlightRecorder.cpp): a prefix and the
 rank. A prefix that the job puts into its environment only after its start cannot be seen; the defaults are looked at.
@@ -31,7 +31,7 @@ from probing.daemon.source import Identity, Loss, Sink
 __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
-LOOK_S = 2.0
+LOOK_S = 5.0
 # For a process whose directory does not answer.
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from probing.daemon.arrow import integers, texts_and_indices
 from probing.daemon.nccl_uprobes.names import DTYPES, OPS
 
 __all__ = ("OPERATION", "WINDOW", "History", "Texts", "operations_by_process", "signs")
@@ -67,17 +67,17 @@ def operations_by_process(batch: pa.RecordBatch, texts: Texts) -> dict[tuple[int
     if not batch.num_rows:
         return {}
     found = np.empty(batch.num_rows, OPERATION)
-    found["t"] = _integers(batch, "ts")
+    found["t"] = integers(batch.column("ts"))
     kind = _codes(batch, "op", OPS) | _codes(batch, "dtype", DTYPES) << _OP_BITS | _comms(batch, texts) << 2 * _OP_BITS
     found["kind"] = kind
-    found["count"] = _integers(batch, "count")
+    found["count"] = integers(batch.column("count"))
     found["sign"] = signs(kind, found["count"])
-    found["bytes"] = _integers(batch, "bytes")
-    found["seq"] = _integers(batch, "seq")
+    found["bytes"] = integers(batch.column("bytes"))
+    found["seq"] = integers(batch.column("seq"))
     for name, column in (("begin", "start_ns_after"), ("end", "done_hi_ns")):
-        after = _integers(batch, column)
+        after = integers(batch.column(column))
         found[name] = np.where(after < 0, -1, found["t"] + after)
-    pids, starts = _integers(batch, "pid"), _integers(batch, "start_ns")
+    pids, starts = integers(batch.column("pid")), integers(batch.column("start_ns"))
     return {
         (int(pid), int(start)): _ordered(found[(pids == pid) & (starts == start)])
         for pid in np.unique(pids)
@@ -159,36 +159,15 @@ def _ordered(operations: Array) -> Array:
     return operations if bool((t[1:] >= t[:-1]).all()) else operations[np.argsort(t, kind="stable")]
 
 
-def _integers(batch: pa.RecordBatch, column: str) -> npt.NDArray[np.int64]:
-    """-1 for NULL."""
-    values = batch.column(column)
-    if pa.types.is_timestamp(values.type):
-        values = values.view(pa.int64())
-    if values.null_count:
-        values = pc.fill_null(values, pa.scalar(-1, values.type))
-    found: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return found
-
-
-def _indices(batch: pa.RecordBatch, column: str) -> tuple[list[Any], npt.NDArray[np.int64]]:
-    """(the distinct texts and at last None, for each row the index of its text)."""
-    values: Any = batch.column(column)
-    texts = [*values.dictionary.to_pylist(), None]
-    indices = values.indices
-    if indices.null_count:
-        indices = pc.fill_null(indices, pa.scalar(len(texts) - 1, indices.type))
-    return texts, indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-
-
 def _codes(batch: pa.RecordBatch, column: str, known: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    texts, indices = _indices(batch, column)
+    texts, indices = texts_and_indices(batch.column(column))
     codes = np.array([known.index(text) if text in known else 0xFF for text in texts], np.int64)
     return codes[indices]
 
 
 def _comms(batch: pa.RecordBatch, texts: Texts) -> npt.NDArray[np.int64]:
-    comms, comm_of = _indices(batch, "comm")
-    names, name_of = _indices(batch, "comm_name")
+    comms, comm_of = texts_and_indices(batch.column("comm"))
+    names, name_of = texts_and_indices(batch.column("comm_name"))
     pairs, inverse = np.unique(comm_of * len(names) + name_of, return_inverse=True)
     numbers = [
         0 if (comm := comms[int(pair) // len(names)]) is None else texts.number(comm, names[int(pair) % len(names)])
