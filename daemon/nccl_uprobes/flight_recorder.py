@@ -1,7 +1,7 @@
 """Dumps of PyTorch's flight recorder that trainers write, found and read from outside; none is ever asked for.
 
 A trainer writes its dump when a collective timed out, seconds before it aborts itself (ProcessGroupNCCL waits at least
-TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every five seconds sees it while the process lives. What appears at
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every five seconds sees it while it lives. What appears at
 the last moment is read after the exit, unless the files are a container's own and ended with it.
 
 The names are those of DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/FlightRecorder.cpp): a prefix and the
