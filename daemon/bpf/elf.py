@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from probing.api.errors import UnsupportedTarget
 
-__all__ = ("AARCH64", "X86_64", "Elf", "Segment", "Symbol", "find_symbols", "read_symbol")
+__all__ = ("AARCH64", "X86_64", "Elf", "Segment", "Symbol", "SymbolFinder", "find_symbols", "read_symbol")
 
 X86_64, AARCH64 = 62, 183
 _ET_EXEC, _ET_DYN = 2, 3
@@ -66,6 +66,10 @@ class Symbol:
     file_offset: int | None
     size: int
     head: bytes
+
+
+# The symbols of the file at a descriptor whose names match patterns, as ``find_symbols``.
+SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 
 class Elf:

@@ -9,13 +9,15 @@ search ends and the entry is taken.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from probing.daemon.bpf.elf import X86_64
+from probing.daemon.bpf.elf import AARCH64, X86_64, Symbol
 
-__all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "probe_point")
+__all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 
+_OWN_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 CHEAP_NS = 700
 DEAR_NS = 9200
 # By their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
@@ -69,6 +71,11 @@ def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
     return ProbePoint(
         0, "dear", f"entry: no emulated instruction before {head[at : at + 4].hex() or 'the end'} at +{at}"
     )
+
+
+def point_of(symbol: Symbol) -> ProbePoint:
+    """The same of a function for processes of this machine, whatever else its file may be for."""
+    return probe_point(symbol.head, _OWN_MACHINE, symbol.size)
 
 
 def _emulated(code: bytes) -> str:

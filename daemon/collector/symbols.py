@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from probing.daemon.bpf.elf import Symbol
+from probing.daemon.bpf.elf import Symbol, SymbolFinder
 from probing.daemon.processes.pool import ParserPool
 
 __all__ = ("symbols_by",)
@@ -12,7 +12,7 @@ __all__ = ("symbols_by",)
 PARSE_TIMEOUT_S = 5.0
 
 
-def symbols_by(parsers: ParserPool) -> Callable[[int, Sequence[str]], list[Symbol]]:
+def symbols_by(parsers: ParserPool) -> SymbolFinder:
     """A function: the symbols of the ELF file at a descriptor whose names match patterns."""
 
     def find(fd: int, patterns: Sequence[str]) -> list[Symbol]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
 from probing.daemon.gpu.frames import Frames, Readers
@@ -32,7 +33,6 @@ from probing.daemon.gpu.symbols import (
     MEMORY,
     Group,
     Place,
-    SymbolFinder,
     is_cudart,
     placed,
     slots,

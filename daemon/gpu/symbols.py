@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.bpf.elf import AARCH64, X86_64
-from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.bpf.elf import Symbol
+from probing.daemon.bpf.probe_points import point_of
 
 __all__ = (
     "COMPLETION",
@@ -21,8 +19,6 @@ __all__ = (
     "SYNC_OPS",
     "Group",
     "Place",
-    "Symbol",
-    "SymbolFinder",
     "is_cudart",
     "placed",
     "slots",
@@ -30,31 +26,12 @@ __all__ = (
 
 FIRST_SLOT = 128
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
-_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 # Variants for programs in which stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
 # enum cuda_call_kind
 SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
 # enum memory_kind
 MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
-
-
-class Symbol(Protocol):
-    """As ``probing.daemon.bpf.elf`` finds it; ``address`` is before relocation."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def file_offset(self) -> int | None: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def head(self) -> bytes: ...
-
-
-SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +159,7 @@ def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
             if symbol is None or symbol.file_offset is None or symbol.address in seen:
                 continue
             seen.add(symbol.address)
-            point = probe_point(symbol.head, _MACHINE, symbol.size)
+            point = point_of(symbol)
             cookie = slot | function.kind << _KIND_SHIFT | bool(suffix) << _PER_THREAD_SHIFT
             for program, on_return in ((function.returned, True), (function.entry, False)):
                 if program:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import queue
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.elf import AARCH64, X86_64, Symbol
-from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.bpf.elf import SymbolFinder
+from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps
 
@@ -27,7 +26,6 @@ RETRY_S = 1.0
 MAX_TRIES = 10
 MAX_FILES = 256
 MAX_LIBRARIES = 4
-_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 # glibc, before 2.34 also by its version; musl, whose loader is its libc.
 _LIBC = re.compile(rb"libc\.so\.6|libc-2\.\d+\.so|libc\.musl-\w+\.so\.1|ld-musl-\w+\.so\.1|libc\.so")
 _log = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Attachments:
     """
 
     def __init__(
-        self, session: Session, readers: _Readers, symbols: Callable[[int, Sequence[str]], Sequence[Symbol]]
+        self, session: Session, readers: _Readers, symbols: SymbolFinder
     ) -> None:
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[_Key, bool] | None] = queue.SimpleQueue()
@@ -163,7 +161,7 @@ class Attachments:
             points = []
             for symbol in self._symbols(fd, list(FUNCTIONS)):
                 if symbol.file_offset is not None and symbol.name in FUNCTIONS:
-                    offset = symbol.file_offset + probe_point(symbol.head, _MACHINE, symbol.size).offset
+                    offset = symbol.file_offset + point_of(symbol).offset
                     points.append(_Point(*FUNCTIONS[symbol.name], offset))
             self._points[identity] = points
         return self._points[identity]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.elf import Symbol
+from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments, Session
@@ -45,7 +45,7 @@ class LogSource:
         session: Session,
         processes: Processes,
         readers: ReaderPool,
-        symbols: Callable[[int, Sequence[str]], Sequence[Symbol]],
+        symbols: SymbolFinder,
         sink: Sink,
         clock: Clock,
         node: str,

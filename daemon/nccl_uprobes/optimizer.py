@@ -9,18 +9,16 @@ could feel; optimizers with kernels of their own (apex, Transformer Engine, Deep
 from __future__ import annotations
 
 import os
-import platform
 import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.bpf.elf import AARCH64, X86_64
-from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.bpf.elf import Symbol, SymbolFinder
+from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.nccl_uprobes.source import Link, Session
 from probing.daemon.nccl_uprobes.step_bursts import FOREACH, FUSED, LIST_ADD
-from probing.daemon.nccl_uprobes.symbols import Symbol, SymbolFinder
 
 __all__ = ("OBJECTS", "RING", "OptimizerSource")
 
@@ -28,7 +26,6 @@ OBJECTS = ("optimizer",)
 """The BPF object; the session can do without it."""
 RING = "optimizer_steps"
 _PROGRAM = "optimizer_list"
-_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 _FILES = b"libtorch_cpu.so"
 _CALL = "_ZN2at4_ops{}4callE*"
 
@@ -122,6 +119,6 @@ def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
         wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]
         for symbol in symbols:
             if symbol.file_offset is not None and any(pattern.fullmatch(symbol.name) for pattern in wanted):
-                point = probe_point(symbol.head, _MACHINE, symbol.size)
+                point = point_of(symbol)
                 found.setdefault(symbol.file_offset + point.offset, operators.slot)
     return found

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
+from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.communicators import Communicators
 from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, gloo_layout_index
 from probing.daemon.nccl_uprobes.names import STATE_ABANDONED
 from probing.daemon.nccl_uprobes.nccl_layouts import NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.rows import Rows
-from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, Library, Placement, SymbolFinder, library_of
+from probing.daemon.nccl_uprobes.symbols import GLOO, NCCL, Library, Placement, library_of
 from probing.daemon.source import Processes
 
 __all__ = ("OBJECTS", "RING", "CollectivesSource", "Link", "Map", "Session", "replaced")

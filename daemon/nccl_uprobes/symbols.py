@@ -6,39 +6,17 @@ for anything.
 
 from __future__ import annotations
 
-import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.bpf.elf import AARCH64, X86_64
-from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.bpf.elf import Symbol
+from probing.daemon.bpf.probe_points import point_of
 
-__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "Symbol", "SymbolFinder", "library_of")
+__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "library_of")
 
-# Probes are for the processes of this machine, whatever else a file may hold.
-_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 _GROUP = "_ZN4c10d16ProcessGroupGloo"
-
-
-class Symbol(Protocol):
-    """As ``probing.daemon.bpf.elf`` finds it; ``address`` is before relocation."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def file_offset(self) -> int | None: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def head(self) -> bytes: ...
-
-
-SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +96,7 @@ class Library:
 
 
 def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Placement:
-    point = probe_point(symbol.head, _MACHINE, symbol.size)
+    point = point_of(symbol)
     offset = file_offset + point.offset
     return Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
 

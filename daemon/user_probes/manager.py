@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from probing.api.errors import ConfigError, ProbingError
+from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.clock import Clock
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.source import Identity, Loss, Processes, Sink
@@ -22,7 +23,7 @@ from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.running import Counts, Running
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
 from probing.daemon.user_probes.tables import UserTables
-from probing.daemon.user_probes.targets import Readers, SymbolFinder, Targets
+from probing.daemon.user_probes.targets import Readers, Targets
 
 __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from probing.api.errors import ConfigError, UnsupportedTarget
-from probing.daemon.bpf.elf import Symbol
+from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.spec import Attach
 
-__all__ = ("Readers", "SymbolFinder", "Targets")
+__all__ = ("Readers", "Targets")
 
 READ_TIMEOUT_S = 2.0
 MAX_FILES = 16
 MAX_KNOWN = 4096
-SymbolFinder = Callable[[int, Sequence[str]], list[Symbol]]
 
 
 class Readers(Protocol):
