@@ -119,7 +119,6 @@ EXPECTED = {
     "foreach": (FOREACH, 1, 0.95, "the optimizer over lists of tensors runs once in it (1 call)"),
     "groups": (FOREACH, 3, 0.95, "the optimizer over lists of tensors runs once in it (3 calls)"),
     "sgd": (LIST_ADD, 1, 0.75, "sums of lists of tensors, as SGD makes them, runs once in it (1 call)"),
-    "two": (FUSED, 4, 0.76, "the fused optimizer runs 4 times in it, not always alike (4 calls)"),
 }
 
 
