@@ -82,8 +82,9 @@ def capture(
         threads = walker.walk(runtime)
         codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
         same = {a: same_code(before[0], snapshot, layout, a, known.sizes) for a in codes}
+        may_run = walker.may_run(before[0])
         for thread in threads:
-            if _held_still(thread, before, known) and all(same.get(f.code, False) for f in thread.frames):
+            if _held_still(thread, before, known, may_run(thread)) and all(same.get(f.code, False) for f in thread.frames):
                 proven[_key(thread)] = (thread, codes)
         _remember(known, threads, snapshot, layout)
         complete = walker.complete and held(walker.links, before[0])
@@ -104,11 +105,11 @@ def _key(thread: RawThread) -> _Key:
     return thread.address, thread.thread_id
 
 
-def _held_still(thread: RawThread, before: list[Snapshot], known: Known) -> bool:
-    """Whether the stack was the same each time it was read; ``known`` is told if the thread moved at all."""
+def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
+    """Whether the stack was the same each time it was read; ``known`` is told if the thread moves, or may move."""
     key = _key(thread)
-    rests = all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
-    # To be equal twice is proof for what did not move; what runs may come by the same place again.
+    rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
+    # To be equal twice is proof for what did not move; what runs may come by the same place again, as a loop does.
     often = rests or key in known.restless
     if rests:
         known.restless.discard(key)

@@ -85,6 +85,7 @@ class Walker:
         self._layout = layout
         self._limits = limits
         self._deadline = deadline
+        self._gils: list[Range] = []
 
     def walk(self, runtime: int) -> list[RawThread]:
         """The threads of the CPython whose ``_PyRuntime`` is at address ``runtime``.
@@ -94,24 +95,26 @@ class Walker:
         layout = self._layout
         wanted = [(runtime + layout.interpreters_head, 8)]
         if layout.runtime_current is not None:
-            wanted.append((runtime + layout.runtime_current, 8))
-        self._load(self._snapshot.load, wanted)
+            self._gils.append((runtime + layout.runtime_current, 8))
+        self._load(self._snapshot.load, wanted + self._gils)
         head = self._snapshot.get(*wanted[0])
         if head is None:
             raise CorruptTarget("there is no CPython runtime where it was before")
         self.links.append((wanted[0], (0,), head))
-        current = None
-        if layout.runtime_current is not None:
-            current = self._snapshot.word(runtime + layout.runtime_current)
         threads: list[RawThread] = []
         tops: list[int] = []
         for interpreter in self._interpreters(word(head, 0)):
-            self._threads(interpreter, current, threads, tops)
+            self._threads(interpreter, threads, tops)
         # An interpreter has a thread from its first to its last moment.
         self.complete = self.complete and bool(threads or not word(head, 0))
         self._tids(threads)
         self._frames(threads, self._through_cframes(threads, tops))
         return threads
+
+    def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
+        """Which threads held a GIL in ``before`` or in the walk, or may have: what they run may have changed."""
+        holders = {_holder(s, gil, self._layout) for s in (before, self._snapshot) for gil in self._gils}
+        return lambda thread: thread.gil is not False or thread.address in holders or None in holders
 
     def _interpreters(self, address: int) -> list[int]:
         layout, found = self._layout, dict[int, None]()
@@ -131,14 +134,14 @@ class Walker:
             address = word(following, 0)
         return list(found)
 
-    def _threads(self, interpreter: int, current: int | None, threads: list[RawThread], tops: list[int]) -> None:
+    def _threads(self, interpreter: int, threads: list[RawThread], tops: list[int]) -> None:
         layout, snapshot, seen = self._layout, self._snapshot, set[int]()
         head = snapshot.get(interpreter + layout.interp_threads, 8)
         if head is None:
             self.complete = False
             return
         self.links.append(((interpreter + layout.interp_threads, 8), (0,), head))
-        holder = self._gil_holder(interpreter, current)
+        holder = self._gil_holder(interpreter)
         address = word(head, 0)
         while address:
             wanted = (address, layout.thread_size)
@@ -161,21 +164,18 @@ class Walker:
             tops.append(word(data, layout.thread_frame))
             address = word(data, layout.thread_next)
 
-    def _gil_holder(self, interpreter: int, current: int | None) -> int | None:
+    def _gil_holder(self, interpreter: int) -> int | None:
         """The address of the thread that holds the GIL, 0 for none, None when it cannot be known."""
         layout, snapshot = self._layout, self._snapshot
         if layout.interp_gil is None:
-            return current
+            return _holder(snapshot, self._gils[0], layout) if self._gils else None
         gil = snapshot.word(interpreter + layout.interp_gil)
         if not gil:
             return None
         wanted = (gil, max(layout.gil_holder + 8, layout.gil_locked + 4))
         self._load(snapshot.load, [wanted])
-        data = snapshot.get(*wanted)
-        if data is None:
-            return None
-        locked = int.from_bytes(data[layout.gil_locked : layout.gil_locked + 4], "little", signed=True)
-        return word(data, layout.gil_holder) if locked > 0 else 0
+        self._gils.append(wanted)
+        return _holder(snapshot, wanted, layout)
 
     def _tids(self, threads: list[RawThread]) -> None:
         snapshot = self._snapshot
@@ -262,3 +262,14 @@ class Walker:
         if time.monotonic() > self._deadline:
             raise TargetTimeout("the stacks could not be read in time")
         load(ranges)
+
+
+def _holder(snapshot: Snapshot, gil: Range, layout: Layout) -> int | None:
+    """Who holds the GIL whose bytes are at ``gil``, 0 for nobody, None when that cannot be known."""
+    data = snapshot.get(*gil)
+    if data is None:
+        return None
+    if layout.interp_gil is None:
+        return word(data, 0)
+    locked = int.from_bytes(data[layout.gil_locked : layout.gil_locked + 4], "little", signed=True)
+    return word(data, layout.gil_holder) if locked > 0 else 0

@@ -187,6 +187,16 @@ def test_a_stack_that_never_holds_still_is_marked(layout: Layout) -> None:
 
 
 @each_layout
+def test_a_thread_that_may_run_is_not_proven_by_coming_by_once_more(layout: Layout) -> None:
+    """What moves looks the same for three readings; read more often it does not."""
+    image, (leaf, middle, _) = build(layout)
+    leaf_at, middle_at = leaf + layout.frame_code, middle + layout.frame_code
+    codes = [int.from_bytes(image.data[at - BASE :][:8], "little") for at in (leaf_at, middle_at)]
+    found = take(image, Moving(image, leaf_at, lambda reads: image.word(leaf_at, codes[reads > 2 and reads % 3 == 1])))
+    assert [t.complete for t, _ in found.threads] == [False, True]
+
+
+@each_layout
 def test_a_caller_that_went_on_is_no_caller(layout: Layout) -> None:
     image, (_, middle, _) = build(layout)
     at = middle + layout.frame_instr
