@@ -74,6 +74,9 @@ class StoreConfig:
     max_age_days: float = _option(7.0, "days to keep rows", 0)
     sync_interval_s: float = _option(1.0, "seconds of rows that a power cut may cost", 0.01)
     part_bytes: int = _option(8 << 20, "size at which a part of the log is sealed into segments", 1 << 16)
+    segment_bytes: int = _option(64 << 20, "size up to which segments of a table and day are merged", 1 << 16)
+    table_max_bytes: tuple[str, ...] = _option((), "most bytes of single tables, as python.samples=2000000000")
+    table_max_age_days: tuple[str, ...] = _option((), "days to keep rows of single tables, as python.samples=1.5")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class QueryConfig:
     timeout_s: float = _option(30.0, "deadline of a query that names none, and its upper bound", 0.1)
     memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
     workers: int = _option(2, "SQL workers kept warm", 1)
+    views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")
 
 
 @dataclass(frozen=True)

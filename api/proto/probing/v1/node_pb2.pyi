@@ -7,22 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueryRequest(_message.Message):
-    __slots__ = ("sql", "timeout_ms", "max_bytes")
+    __slots__ = ("sql", "timeout_ms", "max_bytes", "progress")
     SQL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     sql: str
     timeout_ms: int
     max_bytes: int
-    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    progress: bool
+    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., progress: _Optional[bool] = ...) -> None: ...
 
 class QueryReply(_message.Message):
-    __slots__ = ("arrow", "end")
+    __slots__ = ("arrow", "end", "progress")
     ARROW_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     arrow: bytes
     end: QueryEnd
-    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ...) -> None: ...
+    progress: QueryProgress
+    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ..., progress: _Optional[_Union[QueryProgress, _Mapping]] = ...) -> None: ...
+
+class QueryProgress(_message.Message):
+    __slots__ = ("fraction", "rows_to_scan", "elapsed_ms")
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_TO_SCAN_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    fraction: float
+    rows_to_scan: int
+    elapsed_ms: int
+    def __init__(self, fraction: _Optional[float] = ..., rows_to_scan: _Optional[int] = ..., elapsed_ms: _Optional[int] = ...) -> None: ...
 
 class QueryEnd(_message.Message):
     __slots__ = ("node", "rows", "rows_scanned", "warnings", "node_time_ns")
