@@ -21,7 +21,7 @@ __all__ = ("Capture", "Known", "capture")
 
 ATTEMPTS = 6
 # How often the chain of a thread that does not hold still is read in both ways.
-PASSES = 3
+PASSES = 4
 _MAX_KNOWN = 16_384
 # Of a thread that does not hold still, so many innermost frames are read with all that is around them.
 _RESTLESS_FRAMES = 64

@@ -110,6 +110,9 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
         for number in range(2 * times):
             if number == len(ways):
                 ways.append([])
+            if number and number % 2 == 0:
+                # Else a loop as long as one pass would be met at the same places each time.
+                wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
     last = range(len(wanted), len(wanted) + len(others))
