@@ -84,7 +84,8 @@ def capture(
         same = {a: same_code(before[0], snapshot, layout, a, known.sizes) for a in codes}
         may_run = walker.may_run(before[0])
         for thread in threads:
-            if _held_still(thread, before, known, may_run(thread)) and all(same.get(f.code, False) for f in thread.frames):
+            still = _held_still(thread, before, known, may_run(thread))
+            if still and all(same.get(f.code, False) for f in thread.frames):
                 proven[_key(thread)] = (thread, codes)
         _remember(known, threads, snapshot, layout)
         complete = walker.complete and held(walker.links, before[0])
