@@ -1,0 +1,139 @@
+"""Half an hour at 100,000 events a second, with queries: memory, threads, descriptors and files must stay as they are.
+
+A process makes NCCL calls (the stand-in library of overload.py) that the real daemon stores, seals, merges and drops
+again, since its state directory may only take a few hundred megabytes. Every few seconds somebody asks. What each
+process of the daemon has is noted, and a line is laid through the second two thirds of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from overload import CALLER, build
+from running import BenchDaemon, tree
+from statistics_of_blocks import table
+
+CONFIG = """[probes]
+hit_budget = 100000000
+[store]
+max_bytes = {max_bytes}
+keep_free_bytes = 0
+"""
+QUERIES = (
+    # Each call has its number as its count of elements.
+    "SELECT count(*) AS n, min(count) AS low, max(count) AS high FROM comm.ops",
+    "SELECT op, count(*) AS n, avg(bytes) AS b FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND GROUP BY op",
+    "SELECT * FROM comm.inflight",
+)
+ROLES = ("collector", "service", "worker", "reader", "parser", "supervisor")
+
+
+def role_of(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    module = words[words.index("-m") + 1] if "-m" in words else ""
+    return next((role for role in ROLES if role in module), "supervisor")
+
+
+def look(daemon: BenchDaemon) -> Counter[str]:
+    """Anonymous memory, threads and descriptors by role, and what the state directory holds."""
+    assert daemon.process is not None
+    found: Counter[str] = Counter()
+    for pid in tree(daemon.process.pid):
+        # A worker may be renewed while it is looked at.
+        with contextlib.suppress(OSError, ValueError):
+            role = role_of(pid)
+            status = dict(
+                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+            )
+            found[f"{role} KB"] += int(status["RssAnon"].split()[0])
+            found[f"{role} threads"] += int(status["Threads"])
+            found[f"{role} descriptors"] += sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+            found["processes"] += 1
+    for path in (daemon.base / "state").rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                found["files"] += 1
+                found["state KB"] += path.stat().st_size >> 10
+    return found
+
+
+def watch(daemon: BenchDaemon, seconds: float, every: float) -> tuple[list[float], list[Counter[str]], int]:
+    begin, times, looks, asked = time.monotonic(), [], [], 0
+    while (now := time.monotonic() - begin) < seconds:
+        for sql in QUERIES:
+            daemon.ctl("-f", "json", "query", sql)
+            asked += 1
+        times.append(now)
+        looks.append(look(daemon))
+        time.sleep(max(0.0, every - (time.monotonic() - begin - now)))
+    return times, looks, asked
+
+
+def lines(times: list[float], looks: list[Counter[str]]) -> list[dict[str, object]]:
+    """Of each quantity its value after a third, its last, its highest, and the slope in between, an hour."""
+    first = len(times) // 3
+    rows: list[dict[str, object]] = []
+    for name in sorted({name for one in looks for name in one}):
+        values = np.array([one[name] for one in looks], float)
+        slope = np.polyfit(np.array(times[first:]) / 3600, values[first:], 1)[0] if len(times) - first > 2 else 0.0
+        rows.append(
+            {
+                "what": name,
+                "after a third": f"{values[first]:,.0f}",
+                "at the end": f"{values[-1]:,.0f}",
+                "highest": f"{values.max():,.0f}",
+                "slope an hour": f"{slope:+,.1f}",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--every", type=float, default=10)
+    parser.add_argument("--max-bytes", type=int, default=300 << 20)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="probingd-bench-soak-"))
+    folder.chmod(0o755)
+    daemon = BenchDaemon()
+    daemon.config.write_text(daemon.config.read_text() + CONFIG.format(max_bytes=options.max_bytes))
+    calls = int(options.rate * options.seconds)
+    caller = [build(folder, CALLER.replace("1000 + i % 7", "i")), str(calls), str(options.rate)]
+    try:
+        with subprocess.Popen(caller, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+            assert job.stdin is not None
+            assert job.stdout is not None
+            daemon.start()
+            job.stdin.write("\n")
+            job.stdin.flush()
+            times, looks, asked = watch(daemon, options.seconds, options.every)
+            reached = int(job.stdout.readline())
+            time.sleep(2.5)
+            found = json.loads(daemon.ctl("-f", "json", "query", QUERIES[0]))[0]
+            lost = json.loads(
+                daemon.ctl("-f", "json", "query", "SELECT coalesce(sum(count), 0)::BIGINT AS n FROM probing.losses")
+            )[0]["n"]
+            job.stdin.write("\n")
+        span = found["high"] - found["low"] + 1
+        print(f"{calls:,} calls at {reached:,}/s, {asked} queries, {lost} rows lost")
+        print(f"kept: {found['n']:,} rows, calls {found['low']:,} to {found['high']:,}")
+        print(f"without a gap, none twice: {found['n'] <= span <= found['n'] + lost}")
+        print(table(lines(times, looks)))
+    finally:
+        daemon.close()
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
