@@ -28,7 +28,8 @@ _MAGIC = "probingd-manifest"
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A sealed Parquet file. ``path`` is relative to the state directory, ``crc`` CRC32 of the whole file, times are
-    UTC ns of the first and last ``ts``, ``parts`` the log parts (first, last) that it was made from."""
+    UTC ns of the first and last ``ts``, ``parts`` the log parts (first, last) that it was made from, ``jobs`` the
+    values of its column ``job``: None when there is no such column, a NULL in it, or too many."""
 
     table: str
     path: str
@@ -38,6 +39,7 @@ class Segment:
     ts_min: int
     ts_max: int
     parts: tuple[int, int]
+    jobs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _check_format(fields: Mapping[str, Any]) -> None:
 
 def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
     try:
-        added = tuple(Segment(**{**s, "parts": tuple(s["parts"])}) for s in fields.get("add", ()))
+        added = tuple(map(_segment, fields.get("add", ())))
         if not all(_inside(s.path) for s in added):
             return False
         loaded.apply(
@@ -122,6 +124,12 @@ def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     return True
+
+
+def _segment(fields: Mapping[str, Any]) -> Segment:
+    # Manifests of before jobs were written down lack them.
+    jobs = fields.get("jobs")
+    return Segment(**{**fields, "parts": tuple(fields["parts"]), "jobs": None if jobs is None else tuple(jobs)})
 
 
 def _inside(path: str) -> bool:

@@ -33,6 +33,8 @@ _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
 _MAX_DATES = 8
 _ROW_GROUP = 1 << 17
+_MAX_JOBS = 32
+_MAX_JOBS_LENGTH = 4096
 _META = "probingd.segment"
 
 
@@ -80,17 +82,7 @@ def write_segment(
         files.unlink(aside)
         raise
     files.close(fd)
-    times = _times(rows)
-    segment = Segment(
-        table,
-        f"{table}/date={date}/{name}",
-        len(data),
-        zlib.crc32(data),
-        rows.num_rows,
-        int(times.min()),
-        int(times.max()),
-        parts,
-    )
+    segment = _describe(table, f"{table}/date={date}/{name}", data, rows, parts)
     again = files.read(aside)
     if len(again) != segment.size or zlib.crc32(again) != segment.crc or _footer(again).num_rows != rows.num_rows:
         files.unlink(aside)
@@ -137,10 +129,28 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
     if parts is None or meta.get(_META.encode()) != table.encode():
         raise FormatError(f"{path} is no segment of probingd")
     rows = _read(data, path, None)
-    times = _times(rows)
-    if not len(times):
+    if not rows.num_rows:
         raise FormatError(f"{path} has no rows")
-    return Segment(table, path, len(data), zlib.crc32(data), rows.num_rows, int(times.min()), int(times.max()), parts)
+    return _describe(table, path, data, rows, parts)
+
+
+def _describe(table: str, path: str, data: bytes, rows: pa.Table, parts: tuple[int, int]) -> Segment:
+    times = _times(rows)
+    first, last = int(times.min()), int(times.max())
+    return Segment(table, path, len(data), zlib.crc32(data), rows.num_rows, first, last, parts, _jobs(rows))
+
+
+def _jobs(rows: pa.Table) -> tuple[str, ...] | None:
+    if "job" not in rows.column_names:
+        return None
+    column = rows.column("job").unique()
+    if column.null_count or len(column) > _MAX_JOBS:
+        return None
+    jobs = column.to_pylist()
+    # A table of a user can have numbers there, and a target names its job as long as it likes.
+    if not all(isinstance(job, str) for job in jobs) or sum(map(len, jobs)) > _MAX_JOBS_LENGTH:
+        return None
+    return tuple(sorted(jobs))
 
 
 def _read(data: bytes, path: str, columns: list[str] | None) -> pa.Table:

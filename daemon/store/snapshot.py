@@ -15,9 +15,9 @@ __all__ = ("Leases", "Snapshot", "describe_part", "describe_segment_file")
 class Snapshot(TypedDict):
     """JSON-able. Paths are absolute.
 
-    ``tables``: {name: [{path, size, crc, rows, ts_min, ts_max}]}, sealed segments, CRC32 of the file, times in UTC
-    ns. ``parts``: log parts in
-    order, [{path, length, number, tables: {name: rows}}], of which the first ``length`` bytes are read.
+    ``tables``: {name: [{path, size, crc, rows, ts_min, ts_max, jobs}]}, sealed segments, CRC32 of the file, times in
+    UTC ns, the values of ``job`` or None where they are not known. ``parts``: log parts in order, [{path, length,
+    number, tables: {name: rows}}], of which the first ``length`` bytes are read.
     """
 
     generation: int
@@ -35,6 +35,7 @@ def describe_segment_file(root: Path, segment: Segment) -> dict[str, Any]:
         "rows": segment.rows,
         "ts_min": segment.ts_min,
         "ts_max": segment.ts_max,
+        "jobs": None if segment.jobs is None else list(segment.jobs),
     }
 
 
