@@ -4,100 +4,54 @@ from __future__ import annotations
 
 import json
 import random
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_child import batch
+from store_child import LIMITS, Writers, batch, check, kill_once
 
 from probing.api.errors import StateLocked
-from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store import Store
 from probing.daemon.store.verify import verify_directory
 
-CHILD = Path(__file__).with_name("store_child.py")
-LIMITS = StoreLimits(part_bytes=1 << 16, keep_free_bytes=0, max_age_s=1e9)
 
-
-class Child:
-    def __init__(self, root: Path, rows: int) -> None:
-        self.process = subprocess.Popen([sys.executable, str(CHILD), str(root), str(rows)], stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.out = self.process.stdout
-        self.acknowledged = -1
-        self._rest = b""
-
-    def read(self, timeout: float) -> bool:
-        """Take what it said; False at its end, or after ``timeout`` seconds without a word."""
-        if not select.select([self.out], [], [], timeout)[0]:
-            return False
-        data = self.out.read1(1 << 16)  # type: ignore[attr-defined]
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self.acknowledged = int(line.split()[1])
-        return bool(data)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        while self.read(0):
-            pass
-        self.out.close()
-
-
-@contextmanager
-def child(root: Path, rows: int) -> Iterator[Child]:
-    running = Child(root, rows)
-    try:
-        deadline = time.monotonic() + 60
-        while running.acknowledged < 0:
-            assert time.monotonic() < deadline, "the store did not open"
-            running.read(1)
-        yield running
-    finally:
-        if running.process.poll() is None:
-            running.kill()
+@pytest.fixture
+def writers(tmp_path: Path) -> Iterator[Writers]:
+    running = Writers(tmp_path)
+    yield running
+    running.close()
 
 
 def rows_of(store: Store) -> list[int]:
     return sorted(store.rows("process.events", ["pid"]).column("pid").to_pylist())
 
 
-def test_twenty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+def test_kills_lose_nothing_and_double_nothing(tmp_path: Path, writers: Writers) -> None:
+    # tests/soak/kills.py does the same five hundred times.
     root = tmp_path / "state"
     chance = random.Random(4)
-    before = 0
-    for round_ in range(20):
-        # GIVEN a store under load, killed at any instant after some more records
-        with child(root, chance.choice((3, 400))) as running:
-            assert running.acknowledged >= before
-            target = running.acknowledged + chance.randint(1, 3000)
-            while running.acknowledged < target:
-                assert running.read(30), "the child stopped"
-            running.kill()
+    before = acknowledged = 0
+    for round_ in range(12):
+        # GIVEN a store under load, killed at any instant, also while it starts
+        acknowledged = max(acknowledged, kill_once(writers, root, chance, 200))
         # THEN what was acknowledged is there, once, and nothing else but perhaps the record it was writing
-        with Store.open(root, node="n1", limits=LIMITS, background=False) as store:
-            found = rows_of(store)
-            last = store.positions["ring"]["position"]
-            assert found == list(range(last)), f"round {round_}"
-            assert last >= running.acknowledged
-            assert store.recovery_losses == ()
-            assert store.status()["state"] == "running"
-        before = last
+        if round_ % 3:
+            before = check(root, max(before, acknowledged))
     assert verify_directory(root) == []
+    assert before > 0
 
 
-def test_the_lock_names_who_has_it_and_goes_with_its_owner(tmp_path: Path) -> None:
-    with child(tmp_path / "state", 5) as running:
-        with pytest.raises(StateLocked, match=f"pid {running.process.pid}"):
-            Store.open(tmp_path / "state", node="n1")
-        running.kill()
-        Store.open(tmp_path / "state", node="n1", limits=LIMITS).close()
+def test_the_lock_names_who_has_it_and_goes_with_its_owner(tmp_path: Path, writers: Writers) -> None:
+    root = tmp_path / "state"
+    writers.start(root, 5)
+    writers.wait_for("a store that is open", lambda: writers.acknowledged >= 0)
+    with pytest.raises(StateLocked, match=f"pid {writers.pid}"):
+        Store.open(root, node="n1")
+    writers.kill()
+    Store.open(root, node="n1", limits=LIMITS).close()
 
 
 READER = """
