@@ -1,0 +1,203 @@
+"""Hundreds of random kills at full load, each followed by a check: ``python tests/soak/kills.py store --rounds 500``.
+
+``store``: writers of a numbered stream are killed at random instants: between records, in sealing, merging and in
+their start. After each kill (after some, only a second one) the store has all that was acknowledged, once, and takes
+a row more. ``collector``: the real daemon as root, and processes that call NCCL (the doubles of tests/doubles) as
+quickly as they are told; its collector is killed while they do. After each kill the rows in the log and the losses
+that are told make the calls, exactly, and no call has two rows. On stdout is a summary in JSON; the first check that
+does not hold ends the run with an error and keeps the state directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+import nccl_ingest as ingest
+from doubles.doubles import DoubleJob, Doubles, build
+from running import BenchDaemon, node_channel, tree
+from store_child import Writers, check, kill_once
+
+from probing.api.proto.probing.v1 import node_pb2
+from probing.daemon.store.verify import verify_directory
+
+# A store is read whole after each kill, so it is begun anew now and then.
+ROUNDS_A_STORE = 25
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def folder(name: str) -> Iterator[Path]:
+    """A directory that goes with a run that ends well."""
+    # Not below one that only its owner may enter: the daemon's processes open the library.
+    path = Path(tempfile.mkdtemp(prefix=f"probingd-soak-{name}-"))
+    path.chmod(0o755)
+    try:
+        yield path
+    except BaseException:
+        print(f"kept: {path}", file=sys.stderr)
+        raise
+    shutil.rmtree(path)
+
+
+def distribution(values: Sequence[float]) -> dict[str, float]:
+    """Of milliseconds."""
+    if len(values) < 2:
+        return {}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    named = {"median": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values)}
+    return {name: round(value, 1) for name, value in named.items()}
+
+
+def kill_writers(rounds: int, records: int, seed: int) -> dict[str, Any]:
+    chance = random.Random(seed)
+    opened: list[float] = []
+    rows = doubly = 0
+    with folder("store") as base:
+        writers = Writers(base)
+        for first in range(0, rounds, ROUNDS_A_STORE):
+            root = base / f"state-{first}"
+            there = 0
+            for _ in range(min(ROUNDS_A_STORE, rounds - first)):
+                acknowledged = max(there, kill_once(writers, root, chance, records))
+                if chance.random() < 0.3:
+                    # Nobody mends in between: a start finds what a start that was killed left.
+                    acknowledged = max(acknowledged, kill_once(writers, root, chance, records))
+                    doubly += 1
+                if writers.opened_ns:
+                    opened.append(writers.opened_ns / 1e6)
+                there = check(root, acknowledged)
+            problems = verify_directory(root)
+            assert problems == [], problems
+            rows += there
+            shutil.rmtree(root)
+        writers.close()
+    return {"kills": rounds + doubly, "rows": rows, "open_ms": distribution(opened), "seed": seed}
+
+
+class Collector:
+    """The collector of a daemon, which is killed, and the next one waited for."""
+
+    def __init__(self, daemon: BenchDaemon) -> None:
+        self._daemon = daemon
+
+    @property
+    def pids(self) -> list[int]:
+        assert self._daemon.process is not None
+        words = {}
+        for pid in tree(self._daemon.process.pid):
+            with contextlib.suppress(OSError):
+                words[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return [pid for pid, word in words.items() if b"probing.daemon.collector" in word]
+
+    def kill(self) -> float:
+        """Seconds from the kill until the daemon says again that it runs, with another collector."""
+        (before,) = self.pids
+        begin = time.monotonic()
+        os.kill(before, signal.SIGKILL)
+        with node_channel(self._daemon) as stub:
+            while self.pids in ([before], []) or not self._runs(stub):
+                if time.monotonic() - begin > PATIENCE_S:
+                    raise TimeoutError("the collector did not come back")
+                time.sleep(0.01)
+        return time.monotonic() - begin
+
+    def _runs(self, stub: Any) -> bool:
+        try:
+            return bool(stub.Status(node_pb2.StatusRequest(), timeout=5).state == "running")
+        except grpc.RpcError:
+            return False
+
+
+def doubled(daemon: BenchDaemon, pids: Sequence[int]) -> int:
+    """Calls that have more than one row."""
+    keys = f"SELECT pid, comm, seq FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))}) AND seq IS NOT NULL"
+    return ingest.asked(daemon, f"SELECT count(*) AS n FROM ({keys} GROUP BY ALL HAVING count(*) > 1)")
+
+
+def kill_collectors(seconds: float, rounds: int, rate: int, processes: int, seed: int) -> dict[str, Any]:
+    with folder("collector") as base:
+        (base / "doubles").mkdir()
+        doubles = build(base / "doubles")
+        daemon = BenchDaemon()
+        daemon.config.write_text(daemon.config.read_text() + "[probes]\nhit_budget = 100000000\n")
+        jobs = [started(doubles, base / str(number)) for number in range(processes)]
+        try:
+            daemon.start()
+            return kill_under_load(daemon, jobs, seconds, rounds, rate // processes, random.Random(seed))
+        finally:
+            for job in jobs:
+                job.close()
+            daemon.close()
+
+
+def started(doubles: Doubles, place: Path) -> DoubleJob:
+    job = DoubleJob(doubles, place, 1)
+    job.do("init world config")
+    return job
+
+
+def kill_under_load(
+    daemon: BenchDaemon, jobs: Sequence[DoubleJob], seconds: float, rounds: int, rate: int, chance: random.Random
+) -> dict[str, Any]:
+    pids = [job.ranks[0].pid for job in jobs]
+    ingest.wait_until_probed(daemon, list(jobs), pids)
+    # What was called before all probes were there is no loss of a ring.
+    calls = ingest.rows_of(daemon, pids) + ingest.lost_of(daemon)
+    collector, back, kills, rows, lost = Collector(daemon), list[float](), 0, 0, 0
+    end = time.monotonic() + seconds
+    while kills < rounds and time.monotonic() < end:
+        for job in jobs:
+            job.tell(f"burst {2 * rate} {rate}")
+        # The instant of the kill.
+        time.sleep(chance.uniform(0, 1.5))
+        back.append(collector.kill() * 1e3)
+        kills += 1
+        for job in jobs:
+            job.hear()
+        calls += 2 * rate * len(jobs)
+        rows, lost = ingest.settled(daemon, pids, calls)
+        assert rows + lost == calls, f"{rows} rows, {lost} lost, {calls} calls, after {kills} kills"
+    twice = doubled(daemon, pids)
+    assert twice == 0, f"{twice} calls have more than one row"
+    return {"kills": kills, "calls": calls, "rows": rows, "lost": lost, "back_ms": distribution(back)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("store", "collector"))
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--records", type=int, default=200, help="store: records of a writer at most")
+    parser.add_argument("--seconds", type=float, default=3600, help="collector: no new round after them")
+    parser.add_argument("--rate", type=int, default=100_000, help="collector: calls a second of all processes")
+    parser.add_argument("--processes", type=int, default=2, help="collector: how many call")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    if options.what == "store":
+        done = kill_writers(options.rounds, options.records, options.seed)
+    else:
+        done = kill_collectors(options.seconds, options.rounds, options.rate, options.processes, options.seed)
+    print(json.dumps({"what": options.what, **done, "wall_s": round(time.monotonic() - begin)}))
+
+
+if __name__ == "__main__":
+    main()
