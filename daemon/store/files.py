@@ -7,16 +7,18 @@ import errno
 import fcntl
 import os
 import stat
+import zlib
 from pathlib import Path
 from typing import Protocol
 
 from probing.api.errors import FormatError, StateLocked, StoreError, StoreFull
 
-__all__ = ("DIR_MODE", "FILE_MODE", "Files", "SystemFiles", "lock_directory", "read_file", "write_all")
+__all__ = ("DIR_MODE", "FILE_MODE", "Files", "SystemFiles", "checksum", "lock_directory", "read_file", "write_all")
 
 # Files are read by SQL workers of the same group; a new file takes the group of its directory (the set-group-id bit).
 FILE_MODE = 0o640
 DIR_MODE = 0o2750
+_CHECKED_AT_ONCE = 1 << 20
 
 
 class Files(Protocol):
@@ -159,6 +161,18 @@ def write_all(files: Files, fd: int, data: bytes) -> None:
         if count <= 0:
             raise OSError("nothing could be written")
         view = view[count:]
+
+
+def checksum(files: Files, path: Path) -> tuple[int, int]:
+    """Length and CRC32 of a file, read piece by piece: it may be larger than what there is memory for.
+
+    Raises OSError, and FormatError for what is no regular file.
+    """
+    length = crc = 0
+    while data := files.read(path, _CHECKED_AT_ONCE, length):
+        crc = zlib.crc32(data, crc)
+        length += len(data)
+    return length, crc
 
 
 def lock_directory(path: Path) -> int:
