@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.files import Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
 
 __all__ = (
@@ -105,16 +105,14 @@ def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] 
 def check_segment(files: Files, root: Path, segment: Segment) -> str:
     """Why the segment cannot be used; empty when it is as the manifest says."""
     try:
-        data = files.read(root / segment.path)
+        size, crc = checksum(files, root / segment.path)
     except FileNotFoundError:
         return "it is missing"
     except (OSError, FormatError) as e:
         return f"it cannot be read: {e}"
-    if len(data) != segment.size:
-        return f"it has {len(data)} bytes instead of {segment.size}"
-    if zlib.crc32(data) != segment.crc:
-        return "its checksum is wrong"
-    return ""
+    if size != segment.size:
+        return f"it has {size} bytes instead of {segment.size}"
+    return "" if crc == segment.crc else "its checksum is wrong"
 
 
 def describe_segment(files: Files, root: Path, path: str) -> Segment:
