@@ -19,12 +19,12 @@ from probing.daemon.store.records import NewerFormat, Positions, ShortHeader
 from probing.daemon.store.segments import describe_segment, is_date_dir, segment_parts
 from probing.daemon.store.wal import TORN, WAL_DIR, Part, ScannedPart, part_number, part_path, scan_part
 
-__all__ = ("CORRUPT_DIR", "Recovered", "SetAside", "recover")
+__all__ = ("CORRUPT_DIR", "OWN_NAMES", "Recovered", "SetAside", "recover")
 
 CORRUPT_DIR = "corrupt"
 # What other parts of the daemon keep beside the tables, and while it is written.
 _OTHERS = ("changes", "flight_dumps", "nccl_layouts", "user_tables")
-_OWN_NAMES = {"lock", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
+OWN_NAMES = {"lock", "imports.jsonl", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
     f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
 }
 _MAX_CORRUPT = 32
@@ -125,7 +125,7 @@ def _part_numbers(files: Files, root: Path, found: Recovered) -> list[int]:
 
 def _segment_paths(files: Files, root: Path, found: Recovered) -> Iterator[str]:
     for table in files.listdir(root):
-        if table in _OWN_NAMES:
+        if table in OWN_NAMES:
             continue
         dates = files.listdir(root / table)
         if "." not in table or not dates:
