@@ -18,11 +18,14 @@ from probing.daemon.store.files import Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
 
 __all__ = (
+    "ROW_GROUP",
     "check_segment",
     "describe_segment",
     "is_date_dir",
     "read_segment",
     "segment_parts",
+    "segment_writer",
+    "sort_rows",
     "split_by_date",
     "write_segment",
 )
@@ -32,7 +35,7 @@ _DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}")
 _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
 _MAX_DATES = 8
-_ROW_GROUP = 1 << 17
+ROW_GROUP = 1 << 17
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
 _META = "probingd.segment"
@@ -48,9 +51,14 @@ def is_date_dir(name: str) -> bool:
     return _DATE_DIR.fullmatch(name) is not None
 
 
+def sort_rows(rows: pa.Table, sort_by: tuple[str, ...]) -> pa.Table:
+    """``rows`` by those of these columns that there are; equal ones stay in their order."""
+    return rows.take(pa.array(_order(rows, sort_by)))
+
+
 def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
     """``rows`` by the UTC date of ``ts`` ("2026-11-21"), each sorted by ``sort_by``."""
-    rows = rows.take(pa.array(_order(rows, sort_by)))
+    rows = sort_rows(rows, sort_by)
     days = _times(rows) // _DAY_NS
     distinct = np.unique(days)
     if len(distinct) > _MAX_DATES:
@@ -179,12 +187,12 @@ class _Layout:
     encodings: dict[str, str]
 
 
-def _encode(table: str, rows: pa.Table) -> bytes:
+def segment_writer(sink: Any, table: str, rows: pa.Table) -> Any:
+    """A ParquetWriter for a segment of ``table`` into ``sink``, encoded as suits ``rows``, the first of it."""
     import pyarrow.parquet as pq
 
     layout = _layout(rows)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
+    writer = pq.ParquetWriter(
         sink,
         rows.schema,
         compression="zstd",
@@ -195,9 +203,15 @@ def _encode(table: str, rows: pa.Table) -> bytes:
         write_page_checksum=True,
         store_schema=False,
         version="2.6",
-    ) as writer:
-        writer.write_table(rows, row_group_size=_ROW_GROUP)
-        writer.add_key_value_metadata({_META: table})
+    )
+    writer.add_key_value_metadata({_META: table})
+    return writer
+
+
+def _encode(table: str, rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with segment_writer(sink, table, rows) as writer:
+        writer.write_table(rows, row_group_size=ROW_GROUP)
     return bytes(sink.getvalue())
 
 
