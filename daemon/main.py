@@ -6,10 +6,14 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from probing.api.errors import UsageError
 from probing.daemon.config import Config, options
 from probing.daemon.supervisor.fatal import guard
+
+if TYPE_CHECKING:
+    from probing.daemon.store.decoding import Decoder
 
 __all__ = ("main",)
 
@@ -87,13 +91,20 @@ def _cleanup(args: list[str]) -> int:
 
 
 def _verify(args: list[str]) -> int:
-    """Read all of --state-dir while no daemon uses it; a line for each thing that is wrong, and then exit code 3."""
-    from probing.daemon.store.verify import verify_directory
+    """Read all of --state-dir and write nothing; a line for each thing that is wrong; 3 when there is any."""
+    from probing.daemon.store.verify import examine
 
-    problems = verify_directory(Config.from_args(args, default_file=True).state_dir)
-    for problem in problems:
-        sys.stdout.write(f"{problem}\n")
-    return 3 if problems else 0
+    as_json = _format_is_json(args)
+    config = Config.from_args(args, default_file=True)
+    with _decoder(config) as decoder:
+        found = examine(config.state_dir, decoder)
+    if as_json:
+        json.dump(found.to_dict(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        sys.stdout.writelines(f"{_printable(str(problem))}\n" for problem in found.problems)
+        sys.stdout.write(_printable(found.summary) + "\n")
+    return 3 if found.wrong else 0
 
 
 def _version(args: list[str]) -> int:
@@ -115,6 +126,19 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "verify": _verify,
     "version": _version,
 }
+
+
+def _decoder(config: Config) -> Decoder:
+    """Files are decoded by the user of the SQL workers, where we can become it."""
+    from probing.daemon.store.decoding import Decoder
+    from probing.daemon.supervisor.rights import rights_table
+
+    account = rights_table(config).parser.account
+    return Decoder(account.uid, account.gid) if account else Decoder()
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _flag(args: list[str], name: str) -> bool:

@@ -2,34 +2,87 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+
+from probing.daemon.store.decoding import Decoder
+from probing.daemon.store.files import lock_directory
+from probing.daemon.store.verify import Findings, examine
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")
 
 
-def verify(state: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PROBINGD, "verify", "--state-dir", state], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[Decoder]:
+    with Decoder() as one:
+        yield one
 
 
-def test_a_whole_directory_has_no_problems(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "state")
-    done = verify(tmp_path / "state")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "state"))
 
 
-def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "state")
-    segment = next((tmp_path / "state").rglob("*.parquet"))
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    done = verify(tmp_path / "state")
+def verify(state: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [PROBINGD, "verify", "--state-dir", state, *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def flip(path: Path, at: int | None = None) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(data)
+
+
+def a_segment(root: Path) -> Path:
+    return next(root.rglob("*.parquet"))
+
+
+def a_log_part(root: Path) -> Path:
+    return next(root.rglob("*.wal"))
+
+
+def edit_manifest(root: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """A manifest whose checksums are right and whose first segment is told otherwise."""
+    lines = []
+    for line in (root / "manifest").read_text().splitlines():
+        fields = json.loads(line.partition(" ")[2])
+        for segment in fields.get("add", ()):
+            change(segment)
+        text = json.dumps(fields, separators=(",", ":"), sort_keys=True)
+        lines.append(f"{zlib.crc32(text.encode()):08x} {text}\n")
+    (root / "manifest").write_text("".join(lines))
+
+
+def test_a_whole_directory_has_no_problems_and_is_not_touched(state: Path) -> None:
+    before = contents(state)
+    done = verify(state)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing is wrong" in done.stdout
+    assert contents(state) == before
+
+
+def test_machines_get_it_as_json(state: Path) -> None:
+    flip(a_segment(state))
+    done = verify(state, "-f", "json")
     assert done.returncode == 3
-    assert segment.name in done.stdout
+    told = json.loads(done.stdout)
+    assert told["wrong"]
+    assert [problem["path"] for problem in told["problems"]] == [str(a_segment(state).relative_to(state))]
+    assert "sets it aside" in told["problems"][0]["then"]
 
 
 def test_no_directory_is_an_error(tmp_path: Path) -> None:
@@ -37,3 +90,68 @@ def test_no_directory_is_an_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "\nhint: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "what"),
+    [
+        (lambda root: flip(a_segment(root)), ".parquet", "checksum"),
+        (lambda root: a_segment(root).unlink(), ".parquet", "missing"),
+        (lambda root: os.truncate(a_segment(root), 100), ".parquet", "100 bytes instead of"),
+        (lambda root: edit_manifest(root, lambda s: s.update(rows=1)), ".parquet", "the manifest says 1"),
+        (lambda root: edit_manifest(root, lambda s: s.update(ts_max=7)), ".parquet", "the manifest says 7"),
+        (lambda root: edit_manifest(root, lambda s: s.update(jobs=["other"])), ".parquet", "jobs is"),
+        (lambda root: flip(root / "manifest", 40), "manifest", "damaged lines"),
+        (lambda root: flip(a_log_part(root)), ".wal", "bad from byte"),
+        (lambda root: flip(a_log_part(root), 0), ".wal", "no header"),
+        (lambda root: a_log_part(root).rename(a_log_part(root).with_name(f"{9:012d}.wal")), ".wal", "log part 3"),
+        (lambda root: a_segment(root).chmod(0o666), ".parquet", "others may write"),
+        (lambda root: (root / "comm.ops" / "x").symlink_to("/etc/passwd"), "comm.ops/x", "neither a file nor"),
+    ],
+)  # fmt: skip
+def test_each_damage_is_named(
+    damage: Callable[[Path], object], where: str, what: str, state: Path, decoder: Decoder
+) -> None:
+    damage(state)
+    found = examine(state, decoder)
+    assert found.wrong
+    assert any(where in problem.path and what in problem.what and problem.then for problem in found.problems)
+
+
+def test_what_a_crash_leaves_behind_is_not_wrong(state: Path, decoder: Decoder) -> None:
+    folder = a_segment(state).parent
+    (folder / "000000000008-000000000009.parquet.tmp").write_bytes(b"")
+    (state / "wal" / "000000000001.wal").write_bytes(b"")
+    (state / "notes.txt").write_text("mine")
+    found = examine(state, decoder)
+    assert not found.wrong
+    assert [(p.path.rsplit("/", 1)[-1], p.then) for p in sorted(found.problems, key=lambda p: p.path)] == [
+        ("000000000008-000000000009.parquet.tmp", "removes it"),
+        ("notes.txt", "leaves it alone"),
+        ("000000000001.wal", "removes it"),
+    ]
+
+
+def test_a_daemon_that_runs_is_told_of(state: Path, decoder: Decoder) -> None:
+    assert examine(state, decoder).daemon_pid == ""
+    fd = lock_directory(state)
+    try:
+        found: Findings = examine(state, decoder)
+    finally:
+        os.close(fd)
+    assert found.daemon_pid == str(os.getpid())
+    assert f"pid {os.getpid()}" in found.summary
+    assert not found.wrong
+
+
+def test_missing_records_are_counted(state: Path, decoder: Decoder) -> None:
+    lines = (state / "manifest").read_text().splitlines()
+    sealed = [json.loads(line.partition(" ")[2]) for line in lines]
+    first = max(fields.get("next_sequence", 0) for fields in sealed)
+    for fields in sealed:
+        if "next_sequence" in fields:
+            fields["next_sequence"] = min(fields["next_sequence"], first - 2)
+    texts = [json.dumps(fields, separators=(",", ":"), sort_keys=True) for fields in sealed]
+    (state / "manifest").write_text("".join(f"{zlib.crc32(text.encode()):08x} {text}\n" for text in texts))
+    found = examine(state, decoder)
+    assert any("2 records before it are missing" in problem.what for problem in found.problems)

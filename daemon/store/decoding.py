@@ -1,0 +1,123 @@
+"""Files of the store read by a process without rights: ``verify`` and ``import`` trust none that they look at."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError, InternalError, ProbingError
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
+
+__all__ = ("Decoder", "open_file")
+
+# For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
+TIMEOUT_S = 300.0
+_NOBODY = 65534
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
+
+
+class Decoder:
+    """Starts the process when it is first asked, and again after a file that ended it. Not safe for two threads.
+
+    Under root it runs as ``uid`` and ``gid``, else as who we are.
+    """
+
+    def __init__(self, uid: int = _NOBODY, gid: int = _NOBODY) -> None:
+        root = os.geteuid() == 0
+        self._uid, self._gid, self._groups = (uid, gid, ()) if root else (None, None, None)
+        self._channel: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, op: str, fd: int, **fields: Any) -> dict[str, Any]:
+        """The end of an answer that has no rows. Raises FormatError when the file cannot be decoded."""
+        for _ in (pieces := self.rows(op, fd, **fields)):
+            pieces.close()
+            raise InternalError(f"a decoder answered {op} with rows")
+        return self.end
+
+    def rows(self, op: str, fd: int, **fields: Any) -> Generator[tuple[str, pa.Table], None, None]:
+        """(table, rows) one after the other, validated; ``end`` is set behind the last. Raises FormatError."""
+        self.end: dict[str, Any] = {}
+        os.lseek(fd, 0, os.SEEK_SET)
+        channel = self._channel or self._start()
+        finished = False
+        try:
+            channel.send({"op": op, **fields}, b"", [fd])
+            while "end" not in (message := channel.answer(TIMEOUT_S)).header:
+                yield str(message.header.get("part")), _rows(message.payload)
+            self.end = dict(message.header["end"])
+            finished = True
+        except ChannelTimeout:
+            raise FormatError("it could not be decoded in time") from None
+        except ChannelClosed:
+            raise FormatError("the process that decoded it ended: the file may ask for too much") from None
+        except InternalError as e:
+            raise FormatError(f"it could not be decoded: {e.message}") from e
+        except ProbingError:
+            # An answer of its own: the process is as good as before.
+            finished = True
+            raise
+        finally:
+            if not finished:
+                self.close()
+
+    def close(self) -> None:
+        channel, self._channel = self._channel, None
+        process, self._process = self._process, None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> Channel:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-m", "probing.daemon.store.decoder"],
+                stdin=theirs, stdout=subprocess.DEVNULL, env=_ENVIRONMENT,
+                user=self._uid, group=self._gid, extra_groups=self._groups,
+            )  # fmt: skip
+        self._channel = Channel(ours)
+        try:
+            self._channel.request({"op": "ping"}, timeout=TIMEOUT_S)
+        except ProbingError as e:
+            self.close()
+            raise InternalError(
+                "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
+            ) from e
+        return self._channel
+
+
+def open_file(path: Path) -> int:
+    """A descriptor of a regular file, to read; no link is followed. Raises OSError or FormatError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError("it is no regular file")
+    return fd
+
+
+def _rows(payload: bytes) -> pa.Table:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            rows = reader.read_all()
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError) as e:
+        raise FormatError(f"its rows make no sense: {e}") from e
+    return rows
