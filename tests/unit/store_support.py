@@ -50,31 +50,62 @@ def clock() -> FakeClock:
     return FakeClock(mono_ns=1_000_000_000, real_ns=START_NS)
 
 
+# What a disk writes at once: small, so that small files have many.
+PAGE = 64
+
+
 class Crash(BaseException):
     """The process dies here: no handler may run as if it did not."""
 
 
+@dataclass(frozen=True)
+class Torn:
+    """Of a write, its first ``kept`` bytes (from its end, when negative) reach the file; then ``error`` is raised."""
+
+    kept: int
+    error: BaseException
+
+
+def io_error(number: int = errno.EIO) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
 @dataclass
 class Inode:
+    """``sizes``: those that the file has had since it was synced; each may be what the disk knows."""
+
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    sizes: set[int] = field(default_factory=set)
+
+    def resize(self) -> None:
+        self.sizes.add(len(self.data))
+
+    def sync(self) -> None:
+        self.durable = bytes(self.data)
+        self.sizes.clear()
+
+
+Fault = Callable[[int, str, Path], "str | Torn | None"]
 
 
 class MemoryFiles:
     """``fault(n, operation, path)`` is asked before the n-th operation that changes something: it may raise, or return
-    "short" (half of a write, then EIO) "whole" (all of it, then EIO) or "after" (the operation is done, then Crash)."""
+    a ``Torn`` for a write, "short" (half of a write, then EIO), "whole" (all of it, then EIO) or "after" (the operation
+    is done, then Crash)."""
 
     def __init__(self) -> None:
         self.names: dict[Path, Inode] = {}
         self.durable_names: dict[Path, Inode] = {}
         self.dirs: set[Path] = set()
+        self.durable_dirs: set[Path] = set()
         self.open: dict[int, tuple[Path, Inode]] = {}
         self.free = 1 << 40
         self.operations = 0
-        self.fault: Callable[[int, str, Path], str | None] | None = None
+        self.fault: Fault | None = None
         self._next_fd = 1000
 
-    def _step(self, operation: str, path: Path) -> str | None:
+    def _step(self, operation: str, path: Path) -> str | Torn | None:
         self.operations += 1
         return self.fault(self.operations, operation, path) if self.fault else None
 
@@ -82,6 +113,8 @@ class MemoryFiles:
         after = self._step("create", path)
         if path in self.names:
             raise FileExistsError(errno.EEXIST, "exists", str(path))
+        if path.parent not in self.dirs:
+            raise FileNotFoundError(errno.ENOENT, "missing", str(path.parent))
         self._next_fd += 1
         self.names[path] = inode = Inode()
         self.open[self._next_fd] = (path, inode)
@@ -91,20 +124,20 @@ class MemoryFiles:
     def write(self, fd: int, data: bytes | memoryview) -> int:
         path, inode = self.open[fd]
         after = self._step("write", path)
-        if after == "short":
-            inode.data += data[: len(data) // 2]
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if after == "whole":
-            inode.data += data
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if len(data) > self.free:
-            inode.data += data[: self.free]
-            self.free = 0
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        # Half of it: callers must go on with the rest.
-        count = max(1, len(data) // 2)
+        # Half of it, when all is well: callers must go on with the rest.
+        count, error = max(1, len(data) // 2), None
+        if isinstance(after, Torn):
+            kept = after.kept if after.kept >= 0 else len(data) + after.kept
+            count, error = max(0, min(kept, len(data))), after.error
+        elif after in ("short", "whole"):
+            count, error = len(data) if after == "whole" else len(data) // 2, io_error()
+        elif len(data) > self.free:
+            count, error = self.free, io_error(errno.ENOSPC)
         inode.data += data[:count]
-        self.free -= count
+        inode.resize()
+        self.free -= min(count, self.free)
+        if error is not None:
+            raise error
         _stop(after)
         return count
 
@@ -112,17 +145,20 @@ class MemoryFiles:
         path, inode = self.open[fd]
         after = self._step("truncate", path)
         del inode.data[length:]
+        inode.resize()
         _stop(after)
 
     def cut(self, path: Path, length: int) -> None:
         after = self._step("cut", path)
-        del self.names[path].data[length:]
+        inode = self._inode(path)
+        del inode.data[length:]
+        inode.sync()
         _stop(after)
 
     def fsync(self, fd: int) -> None:
         path, inode = self.open[fd]
         after = self._step("fsync", path)
-        inode.durable = bytes(inode.data)
+        inode.sync()
         _stop(after)
 
     def close(self, fd: int) -> None:
@@ -153,12 +189,13 @@ class MemoryFiles:
         return sorted(set(inside))
 
     def make_dir(self, path: Path) -> None:
-        self.dirs.add(path)
+        self.dirs |= {path, *path.parents}
 
     def fsync_dir(self, path: Path) -> None:
         after = self._step("fsync_dir", path)
         kept = {p: i for p, i in self.durable_names.items() if p.parent != path}
         self.durable_names = kept | {p: i for p, i in self.names.items() if p.parent == path}
+        self.durable_dirs |= {d for d in self.dirs if d.parent == path}
         _stop(after)
 
     def free_bytes(self, path: Path) -> int:
@@ -166,17 +203,23 @@ class MemoryFiles:
 
     def after_kill(self) -> MemoryFiles:
         """What the next process finds: all that was written."""
-        return self._next({p: bytes(i.data) for p, i in self.names.items()})
+        return self._next({p: bytes(i.data) for p, i in self.names.items()}, self.dirs)
 
     def after_power_cut(self, chance: random.Random) -> MemoryFiles:
-        """What may be found after a power cut: of what was not synced, any part, in any order."""
+        """What may be found after a power cut. Of what was not synced, any part, in any order: of a file any of its
+        pages at any size that it had; of a folder any of its names, old or new; of a path any folder that is new."""
+        # A store's own folder is there from its installation on.
+        first = min((d for d in self.dirs if d.parent in d.parents), key=lambda d: len(d.parts), default=None)
+        old = self.durable_dirs | {d for d in self.dirs if first is not None and len(d.parts) <= len(first.parts)}
+        dirs = {d for d in self.dirs if d in old or chance.random() < 0.5}
+        dirs = {d for d in dirs if all(parent in dirs for parent in d.parents)}
         found: dict[Path, bytes] = {}
-        for path in {*self.names, *self.durable_names}:
+        for path in sorted({*self.names, *self.durable_names}):
             now, then = self.names.get(path), self.durable_names.get(path)
             inode = now if now is then or chance.random() < 0.5 else then
-            if inode is not None:
-                found[path] = _torn(inode, chance)
-        return self._next(found)
+            if inode is not None and path.parent in dirs:
+                found[path] = _cut_off(inode, chance)
+        return self._next(found, dirs)
 
     def _inode(self, path: Path) -> Inode:
         try:
@@ -184,23 +227,31 @@ class MemoryFiles:
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "missing", str(path)) from None
 
-    def _next(self, found: dict[Path, bytes]) -> MemoryFiles:
+    def _next(self, found: dict[Path, bytes], dirs: set[Path]) -> MemoryFiles:
         fresh = MemoryFiles()
         fresh.names = {path: Inode(bytearray(data), data) for path, data in found.items()}
         fresh.durable_names = dict(fresh.names)
-        fresh.dirs = set(self.dirs)
+        fresh.dirs, fresh.durable_dirs = set(dirs), set(dirs)
         return fresh
 
 
-def _torn(inode: Inode, chance: random.Random) -> bytes:
-    data = bytes(inode.data)
-    if not data.startswith(inode.durable):
-        return chance.choice((inode.durable, data))
-    kept = chance.randint(len(inode.durable), len(data))
-    # A size that reached the disk before its pages reads as zeros.
-    return data[:kept] + b"\0" * chance.choice((0, len(data) - kept))
+def _cut_off(inode: Inode, chance: random.Random) -> bytes:
+    """A file whose pages were on their way to the disk."""
+    size = chance.choice(sorted({len(inode.durable), *inode.sizes}))
+    if chance.random() < 0.5:
+        size = min(size, max(len(inode.durable), chance.randint(0, len(inode.data) // PAGE + 1) * PAGE))
+    found = bytearray(inode.durable[:size].ljust(size, b"\0"))
+    likely = chance.choice((0.0, 0.5, 0.9, 1.0))
+    for start in range(0, size, PAGE):
+        page = bytes(inode.data[start : min(start + PAGE, size)])
+        if chance.random() < likely:
+            # A page may have been written before all of it was there.
+            kept = len(page) if chance.random() < 0.8 else chance.randint(0, len(page))
+            kept = max(kept, min(len(page), len(inode.durable) - start))
+            found[start : start + kept] = page[:kept]
+    return bytes(found)
 
 
-def _stop(after: str | None) -> None:
+def _stop(after: str | Torn | None) -> None:
     if after == "after":
         raise Crash
