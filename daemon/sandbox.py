@@ -1,14 +1,16 @@
-"""What a worker gives up before it reads anything: limits, no new privileges, and all files but the store's.
+"""What a worker gives up before it reads anything: limits, no new privileges, all files but the store's, and calls.
 
-Landlock (Linux 5.13) keeps the process and all threads that it starts from every file but those named; what the kernel
-lacks is left out. Numbers are those of include/uapi/linux/landlock.h and the generic syscall table, the same on
-x86-64 and arm64.
+Landlock (Linux 5.13) keeps the process and all threads that it starts from every file but those named, and seccomp
+from the calls that it has no use for; what the kernel lacks is left out. Numbers are those of
+include/uapi/linux/{landlock,ioprio}.h and the generic syscall table, the same on x86-64 and arm64 where not said.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import platform
 import resource
 import struct
 import sys
@@ -18,8 +20,9 @@ from pathlib import Path
 import probing.api
 import probing.daemon
 from probing.api.errors import PrivilegeError
+from probing.daemon.seccomp import refuse_calls
 
-__all__ = ("confine", "landlock_abi", "limit")
+__all__ = ("MemoryBound", "confine", "landlock_abi", "limit", "stand_back")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
@@ -37,6 +40,13 @@ _SYSTEM_PATHS = (
     "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu",
 )  # fmt: skip
 
+NICENESS = 10
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_LOWEST_BEST_EFFORT = 2 << 13 | 7
+# Between the job's 0 and the 1000 of what goes first.
+_OOM_SCORE = 500
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,19 +60,58 @@ def limit(memory_bytes: int, cpu_seconds: int) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for kind, value in wanted.items():
-        _, hard = resource.getrlimit(kind)
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        _set_limit(kind, value)
+
+
+class MemoryBound:
+    """Keeps what this process adds, private memory that it may write, below ``size`` bytes.
+
+    It is the kernel that counts (RLIMIT_DATA, which covers mappings since Linux 4.7): an allocation above fails, and
+    resident memory cannot pass it. To be made before ``confine``, and started when everything is loaded and warm.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._start = 0
+
+    def start(self) -> None:
+        self._start = self._data()
+        _set_limit(resource.RLIMIT_DATA, self._start + self._size)
+
+    @property
+    def used(self) -> float:
+        """The part of ``size`` that is taken."""
+        return (self._data() - self._start) / self._size
+
+    def _data(self) -> int:
+        # Pages: size, resident, shared, text, 0, data and stack, 0.
+        return int(os.pread(self._statm, 200, 0).split()[5]) * resource.getpagesize()
+
+
+def stand_back() -> None:
+    """Let the job and the collector go first, at the processor and the disk, and stay when memory ends."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    if number := _IOPRIO_SET.get(platform.machine()):
+        _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
+    with contextlib.suppress(OSError):
+        path = Path("/proc/self/oom_score_adj")
+        path.write_text(str(max(_OOM_SCORE, int(path.read_text()))))
 
 
 def confine(readable: Iterable[str]) -> bool:
-    """Leave this process only ``readable`` and the interpreter's own files, to read. False: the kernel cannot.
+    """Leave this process only ``readable`` and the interpreter's own files, to read, and not the calls of ``seccomp``.
 
-    To be called before threads start: a thread keeps what it had.
+    To be called before threads start: a thread keeps what it had. False: the kernel cannot hide files.
     """
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise PrivilegeError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+    hidden = _hide_files(readable)
+    refuse_calls()
+    return hidden
+
+
+def _hide_files(readable: Iterable[str]) -> bool:
     abi = landlock_abi()
     if abi < 1:
         return False
@@ -82,6 +131,13 @@ def confine(readable: Iterable[str]) -> bool:
 def landlock_abi() -> int:
     """The version of Landlock that the kernel has; 0 or less: none."""
     return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
+
+
+def _set_limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def _upto(rights: dict[int, int], abi: int) -> int:

@@ -61,7 +61,7 @@ class WorkerPool:
                 message = _receive(worker.channel, deadline, cancelled)
                 finished = "part" not in message.header
                 if finished:
-                    self._give_back(worker)
+                    self._give_back(worker, bool(message.header.get("last")))
                 yield message
         finally:
             if not finished:
@@ -101,8 +101,8 @@ class WorkerPool:
         except ChannelClosed as e:
             raise _no_worker() from e
 
-    def _give_back(self, worker: _Worker) -> None:
-        if worker.queries >= self._renew_after:
+    def _give_back(self, worker: _Worker, last: bool) -> None:
+        if last or worker.queries >= self._renew_after:
             worker.channel.close()
             self.fill()
         else:

@@ -1,8 +1,9 @@
 """A process that runs SQL: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
 
 It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
-messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``.
-It ends when the other end hangs up, whatever it is doing: closing the connection is the deadline.
+messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``,
+where ``last`` says that it answers no other. It ends when the other end hangs up, whatever it is doing: closing the
+connection is the deadline.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, QueryMemory
 from probing.daemon.config import Config
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.sandbox import confine, limit
+from probing.daemon.sandbox import MemoryBound, confine, limit, stand_back
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,40 +30,57 @@ __all__ = ("main", "serve")
 OVERHEAD_BYTES = 2 << 30
 CPU_SECONDS = 3600
 THREADS = 2
+# Of the memory for a query; the rest is what DuckDB's allocator and Arrow take beside it.
+DUCKDB_SHARE = 0.9
+# A worker that kept more of it than this after a query is replaced by a fresh one.
+WORN = 0.25
 
 
 def main() -> None:
     config = Config.from_args(sys.argv[1:])
     sock = socket.socket(fileno=os.dup(0))
     threading.stack_size(256 * 1024)
+    stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
     # One thread and no arena of its own: numpy's and Arrow's defaults take address space that is bounded here.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", ARROW_DEFAULT_MEMORY_POOL="system")
+    # DuckDB's jemalloc gives memory back, rather than keep it mapped, where it counts against the bound.
+    os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
+    memory = MemoryBound(config.query.memory_bytes)
     confine([config.state_dir])
     threading.Thread(target=_end_with, args=(sock.fileno(),), name="hang-up", daemon=True).start()
     with Channel(sock) as channel:
-        serve(channel, config.query.memory_bytes)
+        serve(channel, int(config.query.memory_bytes * DUCKDB_SHARE), memory)
 
 
-def serve(channel: Channel, memory_bytes: int) -> None:
-    """Answer queries until the connection ends. A database is made ahead of each query, for it alone."""
+def serve(channel: Channel, memory_bytes: int, memory: MemoryBound) -> None:
+    """Answer queries until the connection ends, or one has left too little memory. A database is made ahead of each
+    query, for it alone."""
     # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
     import pyarrow.dataset  # noqa: F401
 
     from probing.daemon.query import job
 
     ready = [job.new_connection(memory_bytes, THREADS)]
-    while True:
+
+    def connect() -> duckdb.DuckDBPyConnection:
+        return ready.pop() if ready else job.new_connection(memory_bytes, THREADS)
+
+    memory.start()
+    worn = False
+    while not worn:
         try:
-            request = channel.receive()
-            _answer(channel, request, lambda: ready.pop() if ready else job.new_connection(memory_bytes, THREADS))
+            answer = _answer(channel, channel.receive(), connect)
+            worn = memory.used >= WORN
+            channel.send({**answer, "last": worn})
         except ChannelClosed:
             return
-        if not ready:
-            ready.append(job.new_connection(memory_bytes, THREADS))
+        if not (ready or worn):
+            ready.append(connect())
 
 
-def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection]) -> dict[str, object]:
+    """What follows the parts of an answer."""
     from probing.daemon.query.job import Job, Outcome, run
 
     request.close_fds()
@@ -73,9 +91,10 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
     except ChannelClosed:
         raise
     except ProbingError as e:
-        channel.send({"error": e.to_dict(), "damaged": outcome.damaged})
-    else:
-        channel.send({"end": outcome.to_dict()})
+        return {"error": e.to_dict(), "damaged": outcome.damaged}
+    except MemoryError:
+        return {"error": QueryMemory("the request needs more memory than a worker has").to_dict()}
+    return {"end": outcome.to_dict()}
 
 
 def _end_with(fd: int) -> None:
