@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -15,16 +15,13 @@ from probing.api.errors import (
     PeerError,
     PrivilegeError,
     ProbingError,
-    QueryMemory,
     UsageError,
     error_from,
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.client.stream import UNLIMITED, Stream
 from probing.federation.answer import Reply
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ("Connection", "diagnose")
 
@@ -61,13 +58,38 @@ class Connection:
     def close(self) -> None:
         self._channel.close()
 
-    def query(self, sql: str, timeout: float, max_bytes: int) -> Reply:
-        """The rows of ``sql`` at the node. Raises QueryMemory above ``max_bytes`` of Arrow, or what the node raises."""
-        request = pb.QueryRequest(sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes)
-        # The node's own deadline ends first, so that it is the node that says what took too long.
-        return self._call(
-            lambda: _reply(self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata), max_bytes)
+    def query(
+        self,
+        sql: str,
+        timeout: float,
+        max_bytes: int,
+        watch: Callable[[pb.QueryProgress], None] | None = None,
+    ) -> Reply:
+        """The rows of ``sql`` at the node. Raises QueryMemory above ``max_bytes`` of Arrow, or what the node raises.
+
+        ``watch`` is told how far the node is.
+        """
+        import pyarrow as pa
+
+        with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch) as stream:
+            table = pa.Table.from_batches(list(stream), stream.schema)
+        return Reply(stream.node, table, stream.rows_scanned, stream.warnings)
+
+    def stream(
+        self,
+        sql: str,
+        timeout: float,
+        *,
+        max_bytes: int = UNLIMITED,
+        watch: Callable[[pb.QueryProgress], None] | None = None,
+    ) -> Stream:
+        """As ``query``, batch by batch; without a bound of its sum. Closing the stream ends the query at the node."""
+        request = pb.QueryRequest(
+            sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
         )
+        # The node's own deadline ends first, so that it is the node that says what took too long.
+        call = self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata)
+        return Stream(call, lambda e: _error(self.address, e), max_bytes=max_bytes, watch=watch)
 
     def stacks(self, request: pb.StacksRequest, timeout: float) -> pb.StacksReply:
         request.timeout_ms = _milliseconds(timeout)
@@ -101,35 +123,6 @@ class Connection:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
-
-
-def _reply(parts: Iterable[pb.QueryReply], max_bytes: int) -> Reply:
-    chunks: list[bytes] = []
-    size = 0
-    end: pb.QueryEnd | None = None
-    for part in parts:
-        if part.WhichOneof("part") == "end":
-            end = part.end
-            continue
-        size += len(part.arrow)
-        if size > max_bytes:
-            raise QueryMemory(f"the answer is larger than {max_bytes >> 20} MB")
-        chunks.append(part.arrow)
-    if end is None:
-        raise PeerError("the answer broke off", hint="ask again; `probingctl status` tells how the node is")
-    return Reply(end.node, _table(b"".join(chunks)), end.rows_scanned, tuple(end.warnings))
-
-
-def _table(stream: bytes) -> pa.Table:
-    import pyarrow as pa
-
-    try:
-        table = pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
-        # A peer is not trusted: offsets out of bounds must not be followed.
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError) as e:
-        raise PeerError(f"the answer is no Arrow stream: {str(e).splitlines()[0][:120]}") from None
-    return table
 
 
 def _checked(address: str, token: str) -> str:

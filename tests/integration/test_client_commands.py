@@ -267,7 +267,7 @@ def test_a_node_that_hangs_is_named(pair: tuple[FakeNode, FakeNode], ctl: Run) -
     ("garbage", "says"),
     [
         ([], "the answer broke off"),
-        ([pb.QueryReply(arrow=b"\xff" * 100)], "the answer broke off"),
+        ([pb.QueryReply(arrow=b"\xff" * 100)], "no Arrow stream"),
         ([pb.QueryReply(end=pb.QueryEnd(node="x"))], "no Arrow stream"),
         ([pb.QueryReply(arrow=_BROKEN), pb.QueryReply(end=pb.QueryEnd())], "no Arrow stream"),
     ],
