@@ -12,25 +12,12 @@ from probing.api.tables import TABLES, Table
 
 __all__ = ("Views", "quoted", "quoted_list")
 
-MAX_KNOWN = 100_000
-_COLUMNS = """
-    SELECT file_name, string_agg(concat_ws(' ', name, type, converted_type, logical_type), ',' ORDER BY name)
-    FROM parquet_schema({}) GROUP BY file_name
-"""
-
 
 class Views:
-    """Makes views on ``connection`` before its configuration is locked.
+    """Makes views on ``connection`` before its configuration is locked. ``known`` are the tables that there are."""
 
-    ``columns`` remembers from query to query which columns a segment has; segments never change. ``known`` are the
-    tables that there are.
-    """
-
-    def __init__(
-        self, connection: duckdb.DuckDBPyConnection, columns: dict[str, str], known: Mapping[str, Table] = TABLES
-    ) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, known: Mapping[str, Table] = TABLES) -> None:
         self._connection = connection
-        self._columns = columns
         self._known = known
 
     def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
@@ -41,10 +28,14 @@ class Views:
         rows = table.physical.empty_table() if tail is None else tail
         if rows.schema != table.physical:
             raise InternalError(f"the log's rows of {name} have another schema")
-        source = f'SELECT * FROM "{self._register(name, rows)}"'
-        for group in self._same_columns(segments):
-            source += f" UNION ALL BY NAME SELECT * FROM read_parquet({quoted_list(group)})"
-        self._view(table, f"SELECT {table.select_list} FROM ({source})")
+        hidden = self._register(name, rows)
+        sources = []
+        if segments:
+            # With the columns said, DuckDB opens no file before the query runs.
+            sources.append(f"SELECT * FROM read_parquet({quoted_list(segments)}, schema = {self._columns(hidden)})")
+        if rows.num_rows or not segments:
+            sources.append(f'SELECT * FROM "{hidden}"')
+        self._view(table, f"SELECT {table.select_list} FROM ({' UNION ALL '.join(sources)})")
 
     def live(self, name: str, rows: pa.Table) -> None:
         """View ``name`` over rows in the table's logical schema, from another process."""
@@ -54,18 +45,12 @@ class Views:
         rows.validate(full=True)
         self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
 
-    def _same_columns(self, segments: Sequence[str]) -> list[list[str]]:
-        """``segments`` in groups with the same columns, so that DuckDB need not open all of them to know that."""
-        if unseen := [path for path in segments if path not in self._columns]:
-            if len(self._columns) + len(unseen) > MAX_KNOWN:
-                self._columns.clear()
-                unseen = list(segments)
-            found = self._connection.execute(_COLUMNS.format(quoted_list(unseen))).fetchall()
-            self._columns.update((str(path), str(columns)) for path, columns in found)
-        groups: dict[str, list[str]] = {}
-        for path in segments:
-            groups.setdefault(self._columns[path], []).append(path)
-        return list(groups.values())
+    def _columns(self, hidden: str) -> str:
+        """The columns of a relation as read_parquet takes them: by name, NULL where a file lacks one."""
+        rows = self._connection.table(f'"{hidden}"')
+        columns = zip(map(quoted, rows.columns), map(str, rows.types), strict=True)
+        fields = (f"{name}: {{name: {name}, type: {quoted(kind)}, default_value: NULL}}" for name, kind in columns)
+        return f"MAP {{{', '.join(fields)}}}"
 
     def _table(self, name: str) -> Table:
         try:
