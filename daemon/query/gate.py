@@ -22,7 +22,7 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.user import SCHEMA as USER
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
-from probing.daemon.query.ranges import Range, time_ranges
+from probing.daemon.query.ranges import Range, job_names, time_ranges
 from probing.federation.times import fix_times
 
 __all__ = ("Checked", "check")
@@ -45,12 +45,13 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 @dataclass(frozen=True)
 class Checked:
     """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted, and ``ranges`` says
-    which times it can need of each. ``users`` are those that TABLES does not have."""
+    which times it can need of each, ``jobs`` which jobs (None: any). ``users`` are those that TABLES does not have."""
 
     sql: str
     tables: tuple[str, ...]
     ranges: dict[str, Range]
     users: dict[str, Table] = field(default_factory=dict)
+    jobs: dict[str, frozenset[str] | None] = field(default_factory=dict)
 
 
 def check(sql: str, now_ns: int, users: Callable[[], Mapping[str, Table]] = dict) -> Checked:
@@ -71,14 +72,14 @@ def check(sql: str, now_ns: int, users: Callable[[], Mapping[str, Table]] = dict
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users))]
         check_sizes(root)
         root = fix_times(root, now_ns)
-        ranges = time_ranges(tables)
+        ranges, jobs = time_ranges(tables), job_names(tables)
         printed = root.sql(dialect=DuckDB, comments=False, unsupported_level=ErrorLevel.RAISE)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
     own = {name: users()[name] for name in ranges if name not in TABLES}
-    return Checked(printed, tuple(sorted(ranges)), ranges, own)
+    return Checked(printed, tuple(sorted(ranges)), ranges, own, jobs)
 
 
 def _parse(sql: str) -> exp.Expr:

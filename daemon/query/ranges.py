@@ -1,7 +1,7 @@
-"""Which times of ``ts`` a query can need of each table, so that segments outside them are not even opened.
+"""Which times of ``ts`` and which jobs a query can need of each table, so that segments of others are not even opened.
 
-Only what surely narrows counts: a comparison of ``ts`` with a constant that every row of the table must pass, in the
-WHERE of the SELECT that names the table. Anything else leaves the table unbounded.
+Only what surely narrows counts: a comparison of ``ts`` or ``job`` with constants that every row of the table must
+pass, in the WHERE of the SELECT that names the table. Anything else leaves the table unbounded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from sqlglot import exp
 
-__all__ = ("EVER", "Range", "time_ranges")
+__all__ = ("EVER", "Range", "job_names", "time_ranges")
 
 # DuckDB cuts a time to microseconds when an interval is added to it.
 SLACK_NS = 1_000_000
@@ -27,6 +27,8 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
+# Whether an expression is the column that is looked for.
+_IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
@@ -67,20 +69,51 @@ def time_ranges(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Range]:
     return found
 
 
+def job_names(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, frozenset[str] | None]:
+    """The jobs whose rows of each table are needed, for ``tables`` like those of ``time_ranges``; None: of any."""
+    found: dict[str, frozenset[str] | None] = {}
+    for node, name in tables:
+        here, before = _jobs_of(node), found.get(name, frozenset())
+        found[name] = None if here is None or before is None else here | before
+    return found
+
+
 def _range_of(table: exp.Table) -> Range:
+    result = EVER
+    for condition, is_ts in _conditions(table, "ts"):
+        result = result.both(_range_of_condition(condition, is_ts))
+    return result
+
+
+def _jobs_of(table: exp.Table) -> frozenset[str] | None:
+    result: frozenset[str] | None = None
+    for condition, is_job in _conditions(table, "job"):
+        here = _jobs_of_condition(condition, is_job)
+        if here is not None:
+            result = here if result is None else result & here
+    return result
+
+
+def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsColumn]]:
+    """What every row of ``table`` that the query needs must pass, each with what tells ``column`` of it there."""
     select = table.parent.parent if isinstance(table.parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or table.args.get("sample") or table.args.get("joins"):
-        return EVER
+        return
     joins = select.args.get("joins") or []
     # Which row such a join takes depends on those that the WHERE drops afterwards.
     if any(join.args.get("method") or join.args.get("kind") in ("ASOF", "POSITIONAL") for join in joins):
-        return EVER
+        return
     where = select.args.get("where")
-    alone = not joins and not select.args.get("laterals") and "ts" not in _aliases(select)
-    result = EVER
+    alone = not joins and not select.args.get("laterals") and column not in _aliases(select)
+    alias = table.alias_or_name.lower()
+
+    def is_column(node: exp.Expr) -> bool:
+        if not isinstance(node, exp.Column) or node.name.lower() != column or node.args.get("db"):
+            return False
+        return node.table.lower() == alias if node.table else alone
+
     for condition in _conjuncts(where.this) if where else ():
-        result = result.both(_range_of_condition(condition, table.alias_or_name.lower(), alone))
-    return result
+        yield condition, is_column
 
 
 def _aliases(select: exp.Select) -> set[str]:
@@ -99,14 +132,14 @@ def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
             yield node
 
 
-def _range_of_condition(node: exp.Expr, alias: str, alone: bool) -> Range:
-    if isinstance(node, exp.Between) and _is_ts(node.this, alias, alone) and not node.args.get("symmetric"):
+def _range_of_condition(node: exp.Expr, is_ts: _IsColumn) -> Range:
+    if isinstance(node, exp.Between) and is_ts(node.this) and not node.args.get("symmetric"):
         return Range(_low(_constant(node.args["low"])), _high(_constant(node.args["high"])))
     if not isinstance(node, (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)):
         return EVER
-    if _is_ts(node.this, alias, alone):
+    if is_ts(node.this):
         value, above = _constant(node.expression), isinstance(node, (exp.GT, exp.GTE))
-    elif _is_ts(node.expression, alias, alone):
+    elif is_ts(node.expression):
         value, above = _constant(node.this), isinstance(node, (exp.LT, exp.LTE))
     else:
         return EVER
@@ -115,10 +148,17 @@ def _range_of_condition(node: exp.Expr, alias: str, alone: bool) -> Range:
     return Range(low=_low(value)) if above else Range(high=_high(value))
 
 
-def _is_ts(node: exp.Expr, alias: str, alone: bool) -> bool:
-    if not isinstance(node, exp.Column) or node.name.lower() != "ts" or node.args.get("db"):
-        return False
-    return node.table.lower() == alias if node.table else alone
+def _jobs_of_condition(node: exp.Expr, is_job: _IsColumn) -> frozenset[str] | None:
+    if isinstance(node, exp.EQ):
+        named = node.expression if is_job(node.this) else node.this if is_job(node.expression) else None
+        values = [named] if named is not None else []
+    elif isinstance(node, exp.In) and is_job(node.this) and not (node.args.get("query") or node.args.get("unnest")):
+        values = node.expressions
+    else:
+        return None
+    if not values or not all(isinstance(value, exp.Literal) and value.is_string for value in values):
+        return None
+    return frozenset(value.name for value in values)
 
 
 def _constant(node: exp.Expr) -> int | None:

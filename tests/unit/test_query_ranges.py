@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
 from probing.daemon.query.ranges import EVER, SLACK_NS, Range
 
@@ -82,6 +83,58 @@ def test_a_join_narrows_each_of_its_tables() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("where", "jobs"),
+    [
+        ("job = 'a'", {"a"}),
+        ("'a' = ops.job AND rank = 0", {"a"}),
+        ("(job IN ('a', 'it''s') AND ts > now())", {"a", "it's"}),
+        ("job IN ('a', 'b') AND job = 'b'", {"b"}),
+        ("job = 'a' AND job = 'b'", set()),
+        ("JOB = 'A'", {"A"}),
+    ],
+)
+def test_jobs_are_found(where: str, jobs: set[str]) -> None:
+    assert check(f"SELECT * FROM comm.ops WHERE {where}", NOW_NS).jobs == {"comm.ops": frozenset(jobs)}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM comm.ops",
+        "SELECT * FROM comm.ops WHERE job = 'a' OR rank = 0",
+        "SELECT * FROM comm.ops WHERE NOT job = 'a'",
+        "SELECT * FROM comm.ops WHERE job <> 'a'",
+        "SELECT * FROM comm.ops WHERE job NOT IN ('a')",
+        "SELECT * FROM comm.ops WHERE job IN ('a', lower('B'))",
+        "SELECT * FROM comm.ops WHERE job IN ('a', NULL)",
+        "SELECT * FROM comm.ops WHERE job IN (SELECT job FROM train.steps)",
+        "SELECT * FROM comm.ops WHERE job = run",
+        "SELECT * FROM comm.ops WHERE lower(job) = 'a'",
+        "SELECT * FROM comm.ops WHERE run = 'a'",
+        "SELECT run AS job FROM comm.ops WHERE job = 'a'",
+        "SELECT * FROM comm.ops a, comm.communicators b WHERE job = 'a'",
+        "SELECT * FROM comm.ops a ASOF JOIN comm.communicators b ON a.ts >= b.ts WHERE a.job = 'a'",
+        "SELECT count(*) FILTER (job = 'a') FROM comm.ops",
+        "SELECT * FROM comm.ops WHERE job = 'a' UNION ALL SELECT * FROM comm.ops",
+        "SELECT * FROM comm.ops UNION ALL SELECT * FROM comm.ops WHERE job = 'a'",
+    ],
+)
+def test_what_does_not_surely_name_jobs_leaves_all_of_them(sql: str) -> None:
+    assert check(sql, NOW_NS).jobs["comm.ops"] is None
+
+
+def test_jobs_of_places_and_of_joined_tables() -> None:
+    sql = "SELECT * FROM comm.ops WHERE job = 'a' UNION ALL SELECT * FROM comm.ops o WHERE o.job = 'b'"
+    assert check(sql, NOW_NS).jobs == {"comm.ops": {"a", "b"}}
+    sql = "SELECT * FROM comm.ops o JOIN comm.communicators c USING (comm) WHERE o.job = 'a' AND c.job IN ('b', 'c')"
+    assert check(sql, NOW_NS).jobs == {"comm.ops": {"a"}, "comm.communicators": {"b", "c"}}
+
+
+def test_a_job_that_is_shown_is_the_one_that_is_stored() -> None:
+    assert [name for name, table in TABLES.items() for c in table.columns if c.name == "job" and c.sql is not None] == []
+
+
 _TIMES = st.sampled_from(
     ["now()", "now() - INTERVAL 5 MINUTE", "now() + INTERVAL '2 hours'", "today()", "DATE '2026-11-18'",
      "'2026-11-18 10:00:00'", "TIMESTAMP '2026-11-18 11:06:40.5'", "TIMESTAMPTZ '2026-11-18 11:06:40+01'",
@@ -92,7 +145,7 @@ _TESTS = st.one_of(
     st.tuples(_TS, st.sampled_from(["<", "<=", ">", ">=", "=", "<>"]), _TIMES).map(" ".join),
     st.tuples(_TIMES, st.sampled_from(["<", "<=", ">", ">=", "="]), _TS).map(" ".join),
     st.tuples(_TIMES, _TIMES).map(lambda t: f"ts BETWEEN {t[0]} AND {t[1]}"),
-    st.sampled_from(["seq % 2 = 0", "true", "o.ts IS NOT NULL"]),
+    st.sampled_from(["seq % 2 = 0", "true", "o.ts IS NOT NULL", "job = 'a'", "o.job IN ('b', 'c')", "job <> 'd'"]),
 )
 _WHERES = st.recursive(
     _TESTS,
@@ -111,7 +164,7 @@ def rows() -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute("CREATE SCHEMA comm")
         connection.execute(
             f"CREATE TABLE comm.ops AS SELECT make_timestamp_ns({NOW_NS} + (range - 400) * 611111111111) AS ts, "
-            "ts AS t_call, range AS seq FROM range(800)"
+            "ts AS t_call, range AS seq, chr((97 + range % 4)::INT) AS job FROM range(800)"
         )
         yield connection
 
@@ -119,6 +172,8 @@ def rows() -> Iterator[duckdb.DuckDBPyConnection]:
 @settings(max_examples=300, deadline=None)
 @given(_WHERES)
 def test_no_row_that_a_query_keeps_lies_outside_its_range(rows: duckdb.DuckDBPyConnection, where: str) -> None:
-    checked = check(f"SELECT epoch_ns(ts) FROM comm.ops o WHERE {where}", NOW_NS)
-    found = checked.ranges["comm.ops"]
-    assert all(found.holds(ts, ts) for (ts,) in rows.sql(checked.sql).fetchall())
+    checked = check(f"SELECT epoch_ns(ts), job FROM comm.ops o WHERE {where}", NOW_NS)
+    found, jobs = checked.ranges["comm.ops"], checked.jobs["comm.ops"]
+    kept = rows.sql(checked.sql).fetchall()
+    assert all(found.holds(ts, ts) for ts, _ in kept)
+    assert jobs is None or {job for _, job in kept} <= jobs
