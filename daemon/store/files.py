@@ -153,7 +153,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
         os.close(fd)
 
 
-def write_all(files: Files, fd: int, data: bytes) -> None:
+def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
     """Write all of ``data``; raises OSError, and then some of it may be in the file."""
     view = memoryview(data)
     while view:

@@ -1,0 +1,133 @@
+"""How the rows of a segment lie in its Parquet file: their order, the encoding of each column, what has statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ("META", "ROW_GROUP", "column_numbers", "encode_rows", "segment_writer", "sort_rows")
+
+# Key in the file's metadata: the table's name.
+META = "probingd.segment"
+ROW_GROUP = 1 << 17
+# Columns that queries narrow by. Of others the least and the largest value would be most of a small file's footer.
+_NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
+# Encodings are tried on rows from several places: a table is sorted, and one place may hold but one process.
+_TRIED_PLACES = 4
+_TRIED_ROWS = 4096
+# A column that has codes for less than so many bytes a row is left so.
+_SMALL = 0.02
+# Codes are compared faster than values: another encoding must be shorter by this share.
+_GAIN = 0.97
+_RIVALS: Mapping[str, tuple[str, ...]] = {
+    "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
+    "INT64": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
+    "FLOAT": ("BYTE_STREAM_SPLIT", "PLAIN"),
+    "DOUBLE": ("BYTE_STREAM_SPLIT", "PLAIN"),
+    "BYTE_ARRAY": ("DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"),
+}
+
+
+def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
+    """``rows`` by those of these columns that there are; equal ones stay in their order."""
+    keys = [_sort_key(rows.column(name)) for name in reversed(sort_by) if name in rows.column_names]
+    order: np.ndarray[Any, Any] = np.lexsort(keys) if keys else np.arange(rows.num_rows)
+    return rows.take(pa.array(order, pa.int64()))
+
+
+def encode_rows(table: str, rows: pa.Table) -> memoryview:
+    """A segment of ``table`` with ``rows``, which are sorted."""
+    sink = pa.BufferOutputStream()
+    with segment_writer(sink, table, rows) as writer:
+        writer.write_table(rows, row_group_size=ROW_GROUP)
+    return memoryview(sink.getvalue())
+
+
+def segment_writer(sink: Any, table: str, rows: pa.Table) -> Any:
+    """A ParquetWriter for a segment of ``table`` into ``sink``, encoded as suits ``rows``, the first of it."""
+    codes, encodings = _layout(rows)
+    statistics = [name for name in rows.column_names if name in _NARROWED_BY]
+    writer = _writer(sink, rows.schema, codes, encodings, statistics)
+    writer.add_key_value_metadata({META: table})
+    return writer
+
+
+def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str], statistics: Any) -> Any:
+    # pyarrow.parquet costs memory and start-up time that a daemon which seals nothing need not pay.
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=codes,
+        column_encoding=encodings or None,
+        write_statistics=statistics,
+        write_page_checksum=True,
+        store_schema=False,
+        version="2.6",
+    )
+
+
+# Leaf columns, by their paths in the file: those that have codes into a dictionary, and the encodings of others.
+def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
+    sample = _sample(rows)
+    coded = _tried(sample, True, {})
+    best = {path: (size, "") for path, (_, size) in coded.items()}
+    rivals = {
+        path: _RIVALS[kind]
+        for path, (kind, size) in coded.items()
+        if kind in _RIVALS and size > _SMALL * sample.num_rows
+    }
+    rest = sample.select(sorted({path.split(".")[0] for path in rivals} & set(sample.column_names)))
+    for turn in range(max(map(len, rivals.values()), default=0)):
+        encodings = {path: names[turn] for path, names in rivals.items() if turn < len(names)}
+        for path, (_, size) in _tried(rest, False, encodings).items():
+            if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
+                best[path] = (size, encodings[path])
+    codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]
+    return codes, {path: encoding for path, (_, encoding) in best.items() if encoding}
+
+
+def _sample(rows: pa.Table) -> pa.Table:
+    if rows.num_rows <= _TRIED_PLACES * _TRIED_ROWS:
+        return rows
+    step = (rows.num_rows - _TRIED_ROWS) // (_TRIED_PLACES - 1)
+    return pa.concat_tables([rows.slice(place * step, _TRIED_ROWS) for place in range(_TRIED_PLACES)])
+
+
+# Physical type and bytes of each leaf.
+def _tried(rows: pa.Table, codes: bool, encodings: dict[str, str]) -> dict[str, tuple[str, int]]:
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    with _writer(sink, rows.schema, codes, encodings, False) as writer:
+        writer.write_table(rows)
+    group = pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0)
+    leaves = (group.column(i) for i in range(group.num_columns))
+    return {leaf.path_in_schema: (leaf.physical_type, leaf.total_compressed_size) for leaf in leaves}
+
+
+def _sort_key(column: pa.ChunkedArray[Any]) -> np.ndarray[Any, Any]:
+    if pa.types.is_string(column.type):
+        column = column.dictionary_encode()
+    if not pa.types.is_dictionary(column.type):
+        return column_numbers(column)
+    array: Any = column.unify_dictionaries().combine_chunks()
+    names = array.dictionary.to_pylist()
+    rank = {name: i for i, name in enumerate(sorted(set(names)), 1)}
+    ranks = np.array([0, *(rank[name] for name in names)])
+    return np.asarray(ranks[column_numbers(array.indices, null=-1) + 1])
+
+
+def column_numbers(column: Any, null: int = 0) -> np.ndarray[Any, Any]:
+    """The values of a column of integers, floats, truth values or times, with ``null`` where there is none."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    if column.null_count:
+        column = column.fill_null(null)
+    return np.asarray(column)
