@@ -12,7 +12,7 @@ from probing.daemon.store.files import Files
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.recovery import Recovered
 from probing.daemon.store.snapshot import Leases
-from probing.daemon.store.wal import Part
+from probing.daemon.store.wal import WAL_DIR, Part, part_number
 
 __all__ = ("Inventory",)
 
@@ -21,7 +21,8 @@ _MAX_LOSSES = 1000
 
 class Inventory:
     """Safe to call from any thread. ``problems``: {what: why}, empty while all is well; ``set_aside_bytes`` and
-    ``full`` (appending is refused) are written by the keeper alone."""
+    ``full`` (appending is refused) are written by the keeper alone, ``merging_bytes`` (of a segment that is not
+    finished) by the compactor."""
 
     def __init__(self, files: Files, root: Path, found: Recovered, set_aside_bytes: int) -> None:
         self._files = files
@@ -31,10 +32,14 @@ class Inventory:
         self._closed = tuple(found.parts)
         self._segments = dict(found.manifest.state.segments)
         self._leases = Leases()
+        # Bytes of segments that are to go and are still held.
+        self._held: dict[Path, int] = {}
         self._losses: list[Loss] = []
         self._counts = {"records": 0, "rows": 0, "sealed_parts": 0, "dropped_segments": 0, "dropped_rows": 0}
+        self._counts |= {"merged_segments": 0, "merged_rows": 0}
         self.problems: dict[str, str] = {"manifest": found.degraded} if found.degraded else {}
         self.set_aside_bytes = set_aside_bytes
+        self.merging_bytes = 0
         self.full = False
 
     @property
@@ -54,8 +59,21 @@ class Inventory:
 
     @property
     def other_bytes(self) -> int:
-        """What is used besides segments."""
+        """What is used besides segments, but for what merging takes for a while."""
         return self.log_bytes + self.set_aside_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Of segments that are dropped or merged and go when no snapshot names them."""
+        with self._lock:
+            return sum(self._held.values())
+
+    @property
+    def first_part(self) -> int | None:
+        """The first sealed log part that is still there, because a snapshot names it or it could not be removed."""
+        with self._lock:
+            names = [path.name for path in self._leases.doomed if path.parent.name == WAL_DIR]
+        return min(filter(None, map(part_number, names)), default=None)
 
     def segment(self, path: str) -> Segment | None:
         """By its path relative to the state directory."""
@@ -77,7 +95,7 @@ class Inventory:
     def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
         """All closed parts up to the last of ``parts`` are ``segments`` now."""
         with self._lock:
-            self._segments.update({s.path: s for s in segments})
+            self._add(segments)
             self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
             self._counts["sealed_parts"] += len(parts)
         self.add_losses(losses)
@@ -88,8 +106,19 @@ class Inventory:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             if count:
+                self._hold(segments)
                 self._counts["dropped_segments"] += len(segments)
                 self._counts["dropped_rows"] += sum(s.rows for s in segments)
+
+    def merged(self, sources: Sequence[Segment], segment: Segment) -> None:
+        """The rows of ``sources`` are in ``segment`` now."""
+        with self._lock:
+            for source in sources:
+                self._segments.pop(source.path, None)
+            self._hold(sources)
+            self._add([segment])
+            self._counts["merged_segments"] += len(sources)
+            self._counts["merged_rows"] += segment.rows
 
     def add_losses(self, losses: Iterable[Loss]) -> None:
         with self._lock:
@@ -153,6 +182,15 @@ class Inventory:
             **counts,
         }
 
+    def _add(self, segments: Iterable[Segment]) -> None:
+        added = {s.path: s for s in segments}
+        self._segments.update(added)
+        # An older file of that name, never in use, may have been one to remove.
+        self._leases.pardon(self._root / path for path in added)
+
+    def _hold(self, segments: Sequence[Segment]) -> None:
+        self._held.update({self._root / s.path: s.size for s in segments})
+
     def _unlink(self, paths: Sequence[Path]) -> None:
         stuck = [path for path in paths if not self._unlinked(path)]
         if stuck:
@@ -164,4 +202,6 @@ class Inventory:
             self._files.unlink(path)
         except OSError:
             return False
+        with self._lock:
+            self._held.pop(path, None)
         return True

@@ -1,4 +1,4 @@
-"""All that edits the manifest: sealing, retention, setting aside."""
+"""All that edits the manifest: sealing, retention, setting aside, and what compaction puts in place."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ __all__ = ("NO_SPACE", "Keeper", "store_error")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MAX_CLOSED_PARTS = 16
 _SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
+# What is read at each turn to check segments, on average.
+_SCRUB_BYTES = 16 << 20
+# Of max_bytes, what may lie in corrupt/.
+_ASIDE_SHARE = 20
 
 
 class Keeper:
@@ -60,6 +64,20 @@ class Keeper:
         self._gone: set[str] = set()
         self._unverified = deque(s.path for s in inventory.segments)
         self._scrubbed_ns = clock.pair().mono_ns
+        self._scrub_bytes = 0
+        self.set_limits(limits)
+
+    @property
+    def limits(self) -> StoreLimits:
+        return self._limits
+
+    def set_limits(self, limits: StoreLimits) -> None:
+        """They hold from the next turn on."""
+        with self._lock:
+            self._limits = limits
+            with contextlib.suppress(OSError):
+                self._aside.limit(limits.max_bytes // _ASIDE_SHARE)
+                self._inventory.set_aside_bytes = self._aside.bytes
 
     def seal(self, now: bool) -> int:
         """See ``Store.seal``; of closed parts."""
@@ -87,7 +105,9 @@ class Keeper:
         inventory = self._inventory
         with self._lock:
             try:
-                free, now = self._files.free_bytes(self._root), self._clock.pair().real_ns
+                # What snapshots hold is as good as free: else each turn would drop as much again.
+                free = self._files.free_bytes(self._root) + inventory.held_bytes
+                now = self._clock.pair().real_ns
                 self._drop(to_drop(inventory.segments, self._limits, now, inventory.other_bytes, free))
                 if "manifest" in inventory.problems:
                     self._commit(Edit())
@@ -103,13 +123,35 @@ class Keeper:
 
     def over_limits(self) -> str:
         """Why nothing may be appended now; empty when it may. Raises OSError."""
-        used = sum(s.size for s in self._inventory.segments) + self._inventory.other_bytes
-        free = self._files.free_bytes(self._root)
+        used, free = self._used(), self._files.free_bytes(self._root)
         if used > self._limits.max_bytes:
             return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
         if free < self._limits.keep_free_bytes:
             return f"{free} bytes are free, keep_free_bytes is {self._limits.keep_free_bytes}"
         return ""
+
+    def room(self) -> int:
+        """Bytes that a merge may take without getting near a limit; below 0 when there are none. Raises OSError."""
+        limits = self._limits
+        room = limits.max_bytes - self._used() - self._inventory.held_bytes
+        return min(room, self._files.free_bytes(self._root) - limits.keep_free_bytes - limits.part_bytes)
+
+    def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
+        """One edit: ``merged`` instead of ``sources``. False when one of them is gone meanwhile; then ``merged`` goes.
+
+        Raises OSError; then ``merged`` goes once it is sure that the manifest does not name it.
+        """
+        with self._lock:
+            self._leftovers.add(self._root / merged.path)
+            there = all(self._inventory.segment(s.path) is s for s in sources)
+            # One that could not be put in place before has the same name, and may have been removed just now.
+            if not there or self._files.size(self._root / merged.path) != merged.size:
+                self._try_commit()
+                return False
+            self._commit(Edit((merged,), tuple(s.path for s in sources)))
+            self._inventory.merged(sources, merged)
+        self._inventory.remove(self._root / s.path for s in sources)
+        return True
 
     def drop_cold(self, need: int) -> bool:
         """The file system said that it is full, whatever it says of free space (a quota, reserved blocks): drop the
@@ -124,31 +166,44 @@ class Keeper:
             self._try_commit()
             return bool(doomed)
 
-    def verify(self, count: int | None) -> list[str]:
+    def verify(self) -> list[str]:
         """See ``Store.verify``."""
-        bad = []
+        paths = [s.path for s in self._inventory.segments]
+        return [f"{path}: {problem}" for path in paths if (problem := self.quarantine(path, ""))]
+
+    def scrub(self) -> None:
+        """Check a segment, when one is due."""
         with self._lock:
             now = self._clock.pair().mono_ns
-            if count is None or (not self._unverified and now - self._scrubbed_ns > _SCRUB_INTERVAL_NS):
+            if not self._unverified and now - self._scrubbed_ns > _SCRUB_INTERVAL_NS:
                 self._unverified, self._scrubbed_ns = deque(s.path for s in self._inventory.segments), now
-            for _ in range(len(self._unverified) if count is None else min(count, len(self._unverified))):
-                path = self._unverified.popleft()
-                if problem := self.quarantine(path, ""):
-                    bad.append(f"{path}: {problem}")
-        return bad
+            segment = self._inventory.segment(self._unverified[0]) if self._unverified else None
+            self._scrub_bytes = _SCRUB_BYTES + min(self._scrub_bytes, segment.size if segment else 0)
+            if not self._unverified or (segment and segment.size > self._scrub_bytes):
+                return
+            self._scrub_bytes = 0
+            path = self._unverified.popleft()
+        self.quarantine(path, "")
 
     def quarantine(self, path: str, reason: str) -> str:
         """Set the segment ``path`` aside if it is bad, with the ``reason`` it was suspected for; says why it is bad."""
+        segment = self._inventory.segment(path)
+        # Without the lock: it can be large.
+        problem = check_segment(self._files, self._root, segment) if segment else ""
         with self._lock:
-            segment = self._inventory.segment(path)
-            problem = check_segment(self._files, self._root, segment) if segment else ""
-            if segment and problem:
-                self._set_aside(segment, f"{problem} ({reason})" if reason else problem)
+            # Meanwhile it may have been dropped, or merged with others.
+            if not problem or segment is None or self._inventory.segment(path) is not segment:
+                return ""
+            self._set_aside(segment, f"{problem} ({reason})" if reason else problem)
             return problem
 
     def close(self) -> None:
         with self._lock:
             self._manifest.close()
+
+    def _used(self) -> int:
+        inventory = self._inventory
+        return sum(s.size for s in inventory.segments) + inventory.other_bytes + inventory.merging_bytes
 
     def _seal_group(self, group: list[Part]) -> None:
         now = self._clock.pair().real_ns

@@ -6,7 +6,7 @@ Nothing found makes a start fail but a newer format: what is bad is set aside in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,13 +32,19 @@ _MAX_FOREIGN = 100
 
 
 class SetAside:
-    """Moves what is bad out of the way: the newest are kept for whoever looks into it."""
+    """Moves what is bad out of the way: the newest are kept for whoever looks into it, as far as ``limit`` allows."""
 
     def __init__(self, files: Files, root: Path, clock: Clock) -> None:
         self._files = files
         self._root = root
         self._clock = clock
         self.count = 0
+        self._most_bytes: int | None = None
+
+    def limit(self, most_bytes: int) -> None:
+        """Keep at most so many bytes from now on. Raises OSError."""
+        self._most_bytes = most_bytes
+        self._prune()
 
     def move(self, path: Path) -> None:
         """Raises OSError."""
@@ -56,12 +62,7 @@ class SetAside:
 
     @property
     def bytes(self) -> int:
-        folder = self._root / CORRUPT_DIR
-        total = 0
-        for name in self._files.listdir(folder):
-            with contextlib.suppress(OSError):
-                total += self._files.size(folder / name)
-        return total
+        return sum(self._size(name) for name in self._files.listdir(self._root / CORRUPT_DIR))
 
     def _target(self, path: Path) -> Path:
         self.count += 1
@@ -70,9 +71,16 @@ class SetAside:
         return self._root / CORRUPT_DIR / f"{stamp}-{flat}.corrupt"
 
     def _prune(self) -> None:
-        names = self._files.listdir(self._root / CORRUPT_DIR)
-        for name in names[: max(0, len(names) - _MAX_CORRUPT)]:
-            self._files.unlink(self._root / CORRUPT_DIR / name)
+        size = 0
+        for kept, name in enumerate(reversed(self._files.listdir(self._root / CORRUPT_DIR)), 1):
+            size += self._size(name)
+            if kept > _MAX_CORRUPT or (self._most_bytes is not None and size > self._most_bytes):
+                self._files.unlink(self._root / CORRUPT_DIR / name)
+
+    def _size(self, name: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._files.size(self._root / CORRUPT_DIR / name)
+        return 0
 
 
 @dataclass(slots=True)
@@ -206,7 +214,7 @@ def _reconcile(
 ) -> None:
     state = found.manifest.state
     if damaged:
-        adopted = _adopt(files, root, state, on_disk - set(state.segments), parts)
+        adopted = _adopt(files, root, state, on_disk, parts)
         # A last line without an end is what a daemon leaves that was killed while it wrote: then nothing is amiss.
         if state.bad_lines or not state.found or adopted:
             now = clock.pair().real_ns
@@ -225,16 +233,41 @@ def _reconcile(
                     aside.move(root / segment.path)
 
 
-def _adopt(files: Files, root: Path, state: LoadedManifest, paths: set[str], parts: set[int]) -> int:
-    # Parts go in order once their segments are in the manifest: while the first is there, its segments are not.
-    adopted = 0
-    for path in sorted(paths):
+def _adopt(files: Files, root: Path, state: LoadedManifest, on_disk: set[str], parts: set[int]) -> int:
+    found = []
+    for path in sorted(on_disk - set(state.segments)):
         with contextlib.suppress(FormatError, OSError):
-            segment = describe_segment(files, root, path)
-            if segment.parts[0] not in parts:
-                state.apply(Edit((segment,), sealed_to=segment.parts[1]))
-                adopted += 1
-    return adopted
+            found.append(describe_segment(files, root, path))
+    sealed_to = max((_sealed_to(segment, parts) for segment in found), default=0)
+    state.apply(Edit(sealed_to=sealed_to))
+    adopted = [segment for segment in found if segment.parts[1] <= state.sealed_to]
+    known = set(state.segments)
+    state.apply(Edit(tuple(adopted)))
+    there = [s for s in state.segments.values() if s.path in on_disk]
+    gone = dict(_superseded(state.segments.values(), there))
+    state.apply(Edit(drop=tuple(gone)))
+    # A merged segment that stands for known ones adds nothing.
+    nothing_new = {other for path, other in gone.items() if path in known}
+    return sum(s.path not in gone and s.path not in nothing_new for s in adopted)
+
+
+def _sealed_to(segment: Segment, parts: set[int]) -> int:
+    # Parts are sealed one after the other, and go once their segments are in the manifest; only then these are merged.
+    first, last = segment.parts
+    return last if first not in parts or last not in parts else first - 1
+
+
+def _superseded(segments: Iterable[Segment], there: Iterable[Segment]) -> Iterator[tuple[str, str]]:
+    """Paths of those whose rows are in another one, merged from them, and the path of that one."""
+    folders: dict[str, list[Segment]] = {}
+    for segment in there:
+        folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
+    for segment in segments:
+        for other in folders.get(segment.path.rsplit("/", 1)[0], ()):
+            inside = other.parts[0] <= segment.parts[0] and segment.parts[1] <= other.parts[1]
+            if inside and other.parts != segment.parts:
+                yield segment.path, other.path
+                break
 
 
 def _missing(files: Files, root: Path, segment: Segment, on_disk: set[str]) -> str:

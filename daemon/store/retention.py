@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from probing.daemon.store.manifest import Segment
 
-__all__ = ("StoreLimits", "TableLimits", "to_drop")
+__all__ = ("StoreLimits", "TableLimits", "merge_reserve", "to_drop")
 
 _DAY_S = 86_400
+# Of max_bytes, what merging segments may take for a while.
+_MERGE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class TableLimits:
 class StoreLimits:
     """Of ``max_bytes`` (all files of the state directory) and ``keep_free_bytes`` the stricter holds.
 
+    ``part_bytes`` is the size at which a log part is sealed, ``segment_bytes`` that up to which segments are merged.
     ``sync_interval_s`` is what a power cut may cost; ``lease_s`` how long a snapshot that nobody releases holds files.
     """
 
@@ -31,9 +34,15 @@ class StoreLimits:
     keep_free_bytes: int = 256 << 20
     max_age_s: float = 7 * _DAY_S
     part_bytes: int = 8 << 20
+    segment_bytes: int = 64 << 20
     sync_interval_s: float = 1.0
     lease_s: float = 600.0
     tables: Mapping[str, TableLimits] = field(default_factory=dict)
+
+
+def merge_reserve(limits: StoreLimits) -> int:
+    """Bytes of ``max_bytes`` that retention leaves to merging; no merged segment is larger."""
+    return min(limits.segment_bytes, limits.max_bytes // _MERGE_SHARE)
 
 
 def to_drop(
@@ -41,8 +50,8 @@ def to_drop(
 ) -> list[Segment]:
     """Segments to drop, oldest first.
 
-    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` what the file system has left, ``need``
-    what must fit in addition.
+    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` what the file system has left, with what is
+    dropped already and still held by a snapshot; ``need`` is what must fit in addition.
     """
     left = sorted(segments, key=lambda s: (s.ts_max, s.path))
     dropped: list[Segment] = []
@@ -50,6 +59,7 @@ def to_drop(
     for segment in left:
         used[segment.table] = used.get(segment.table, 0) + segment.size
     total = sum(used.values())
+    most = limits.max_bytes - merge_reserve(limits)
     gone = 0
     for segment in left:
         own = limits.tables.get(segment.table, TableLimits())
@@ -57,7 +67,7 @@ def to_drop(
         if (
             segment.ts_max < now_ns - int(age_s * 1e9)
             or (own.max_bytes is not None and used[segment.table] > own.max_bytes)
-            or total - gone + other_bytes + need > limits.max_bytes
+            or total - gone + other_bytes + need > most
             or free_bytes + gone < limits.keep_free_bytes + need
         ):
             dropped.append(segment)

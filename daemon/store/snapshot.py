@@ -66,6 +66,15 @@ class Leases:
         self._doomed.update(paths)
         return self._free()
 
+    @property
+    def doomed(self) -> frozenset[Path]:
+        """What is to go and is still held."""
+        return frozenset(self._doomed)
+
+    def pardon(self, paths: Iterable[Path]) -> None:
+        """``paths`` are in use again: files of these names were written anew."""
+        self._doomed.difference_update(paths)
+
     def keep_doomed(self, paths: Iterable[Path]) -> None:
         """``paths`` could not be removed now."""
         self._doomed.update(paths)

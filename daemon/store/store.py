@@ -2,7 +2,7 @@
 
 Locks, always taken in this order: ``_appending`` (one record at a time), the keeper's (sealing and retention), the
 inventory's (what a snapshot sees; never held over a call to the file system). ``_syncing`` is only held by itself or
-under ``_appending``.
+under ``_appending``, ``_maintaining`` (one merge at a time) before the keeper's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from probing.api.errors import FormatError, ProbingError, StoreError, StoreFull
 from probing.api.tables import TABLES, Table
 from probing.daemon.clock import Clock, ClockPair, SystemClock
 from probing.daemon.source import Loss
+from probing.daemon.store.compaction import Compactor
 from probing.daemon.store.files import Files, SystemFiles, lock_directory
 from probing.daemon.store.inventory import Inventory
 from probing.daemon.store.keeper import NO_SPACE, Keeper, store_error
@@ -64,6 +65,8 @@ class Store:
         self._lock_fd = lock_fd
         self._inventory = Inventory(files, root, found, aside.bytes)
         self._keeper = Keeper(files, root, clock, limits, tables, self._inventory, found.manifest, aside)
+        self._compactor = Compactor(files, root, clock, tables, self._inventory, self._keeper)
+        self._maintaining = threading.Lock()
         self._appending = threading.Lock()
         self._syncing = threading.Lock()
         self._writer: PartWriter | None = None
@@ -195,19 +198,27 @@ class Store:
         return self._keeper.seal(now)
 
     def maintain(self) -> None:
-        """What the background thread does each second: leases, retention, sealing, one segment's checksum.
+        """What the background thread does each second: leases, retention, sealing, some merging, a segment's checksum.
 
         Raises StoreError.
         """
-        self._inventory.expire(self._clock.pair().mono_ns)
-        # Space first: sealing needs some.
-        self._keeper.retain()
-        self._keeper.seal(False)
-        self._keeper.verify(1)
+        with self._maintaining:
+            self._inventory.expire(self._clock.pair().mono_ns)
+            # Space first: sealing needs some.
+            self._keeper.retain()
+            self._keeper.seal(False)
+            self._compactor.turn()
+            self._keeper.scrub()
+
+    def set_limits(self, limits: StoreLimits) -> None:
+        """Other limits from now on; what is over them goes with the next ``maintain``, which begins at once."""
+        self._limits = limits
+        self._keeper.set_limits(limits)
+        self._kick.set()
 
     def verify(self) -> list[str]:
         """Check all segments against the manifest. Bad ones are set aside, each with a loss, and named."""
-        return self._keeper.verify(None)
+        return self._keeper.verify()
 
     def quarantine(self, path: str | Path, reason: str) -> bool:
         """Set a segment aside that a reader found bad, if it is bad: True when it was. ``path`` as in a snapshot."""
@@ -272,6 +283,8 @@ class Store:
         self._unsynced.set()
         for thread in self._threads:
             thread.join()
+        with self._maintaining:
+            self._compactor.stop()
         with self._appending:
             if self._closed:
                 return

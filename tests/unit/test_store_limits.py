@@ -36,7 +36,7 @@ def test_age_and_bytes_and_free_space_each_take_the_oldest() -> None:
     segments = [segment(n) for n in (3, 1, 2)]
     assert dropped(WIDE, segments) == []
     assert dropped(StoreLimits(keep_free_bytes=0, max_age_s=7.5 * 3600), segments) == ["t.small/1"]
-    assert dropped(StoreLimits(keep_free_bytes=0, max_age_s=1e9, max_bytes=250), segments) == ["t.small/1"]
+    assert dropped(StoreLimits(keep_free_bytes=0, max_age_s=1e9, max_bytes=270), segments) == ["t.small/1"]
     limits = StoreLimits(keep_free_bytes=1000, max_age_s=1e9)
     assert dropped(limits, segments, free=850) == ["t.small/1", "t.small/2"]
 
@@ -82,7 +82,7 @@ def test_a_full_disk_takes_the_oldest_first_and_then_says_so_and_comes_back() ->
     # GIVEN a disk with room for a little more, and something old on it
     files = support.MemoryFiles()
     store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096))
-    append(store, 1)
+    append(store, 901, 60)
     store.seal(now=True)
     append(store, 11)
     files.free = 300
@@ -90,7 +90,7 @@ def test_a_full_disk_takes_the_oldest_first_and_then_says_so_and_comes_back() ->
     append(store, 21)
     # THEN what was old went, and what came last is there
     assert ids(store) == list(range(11, 31))
-    assert store.status()["dropped_rows"] == 10
+    assert store.status()["dropped_rows"] == 60
     # WHEN there is nothing old any more
     files.free = 300
     with pytest.raises(StoreFull) as error:

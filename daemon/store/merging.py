@@ -1,0 +1,222 @@
+"""Neighbouring segments into one, a piece at a time: neither memory nor time grows with their size."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError
+from probing.api.tables import Table
+from probing.daemon.store.encoding import ROW_GROUP, segment_writer, sort_rows
+from probing.daemon.store.files import Files, checksum, write_all
+from probing.daemon.store.manifest import Segment
+from probing.daemon.store.segments import check_segment
+from probing.daemon.store.streams import conform
+
+__all__ = ("Merge",)
+
+# Of rows that are sorted and encoded together, before compression.
+_CHUNK_BYTES = 16 << 20
+_BATCH_ROWS = 1 << 14
+_MAX_JOBS = 32
+_MAX_JOBS_LENGTH = 4096
+
+
+class Merge:
+    """Segments of one table and date, consecutive in ``parts``, on their way to be one.
+
+    Each row group holds the rows of consecutive log parts, sorted as the table says: its statistics are as narrow in
+    time as those of the segments that it came from. After an error only ``abort`` may be called.
+    """
+
+    def __init__(self, files: Files, root: Path, sources: Sequence[Segment], table: Table | None) -> None:
+        self.sources = tuple(sources)
+        first, last = sources[0], sources[-1]
+        self.path = f"{first.path.rsplit('/', 1)[0]}/{first.parts[0]:012d}-{last.parts[1]:012d}.parquet"
+        self.written = 0
+        self._files = files
+        self._root = root
+        self._target = root / self.path
+        self._aside = self._target.with_name(f"{self._target.name}.tmp")
+        self._sort_by = table.sort_by if table else ("ts",)
+        physical = table.physical if table else pa.schema([])
+        self._names = [f.name for f in physical if isinstance(f.type, pa.DictionaryType)]
+        self._chunks = self._read()
+        self._sink = _Sink()
+        self._writer: Any = None
+        self._fd: int | None = None
+        self._crc = self._rows = 0
+
+    def step(self) -> Segment | None:
+        """Merge one more row group; the new segment when it was the last, in its place and synced.
+
+        Raises FormatError when a source is damaged or they do not fit together, OSError.
+        """
+        try:
+            chunk = next(self._chunks, None)
+        except (pa.ArrowException, OSError) as e:
+            if getattr(e, "errno", None) is not None:
+                raise
+            raise FormatError(f"{self.path} cannot be made: {e}") from e
+        if chunk is not None:
+            self._write(chunk)
+            return None
+        return self._finish()
+
+    def abort(self) -> None:
+        """Leave nothing behind. Raises OSError."""
+        self._close()
+        self._files.unlink(self._aside)
+
+    def _write(self, rows: pa.Table) -> None:
+        if self._fd is None:
+            self._files.unlink(self._aside)
+            self._fd = self._files.create(self._aside)
+            self._writer = segment_writer(self._sink, self.sources[0].table, rows)
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._rows += rows.num_rows
+        self._flush()
+
+    def _flush(self) -> None:
+        data = self._sink.take()
+        assert self._fd is not None
+        write_all(self._files, self._fd, data)
+        self._crc = zlib.crc32(data, self._crc)
+        self.written += len(data)
+
+    def _finish(self) -> Segment:
+        assert self._fd is not None
+        self._writer.close()
+        self._flush()
+        self._files.fsync(self._fd)
+        self._close()
+        rows = sum(s.rows for s in self.sources)
+        if self._rows != rows:
+            raise FormatError(f"{self.path} would have {self._rows} rows instead of {rows}")
+        if checksum(self._files, self._aside) != (self.written, self._crc):
+            raise FormatError(f"the segment {self.path} reads back differently than it was written")
+        self._files.rename(self._aside, self._target)
+        self._files.fsync_dir(self._target.parent)
+        return Segment(
+            self.sources[0].table,
+            self.path,
+            self.written,
+            self._crc,
+            rows,
+            min(s.ts_min for s in self.sources),
+            max(s.ts_max for s in self.sources),
+            (self.sources[0].parts[0], self.sources[-1].parts[1]),
+            _all_jobs(self.sources),
+        )
+
+    def _close(self) -> None:
+        self._chunks = iter(())
+        self._writer = None
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._files.close(fd)
+
+    def _read(self) -> Iterator[pa.Table]:
+        # Row groups of one schema: a table may have gained columns in between.
+        schemas = []
+        for source in self.sources:
+            with self._open(source) as file:
+                schemas.append(file.schema_arrow)
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        pending: list[pa.Table] = []
+        rows = size = 0
+        for batch in self._batches():
+            fitting = conform(batch, schema)
+            pending.append(fitting)
+            rows, size = rows + batch.num_rows, size + fitting.nbytes
+            if rows >= ROW_GROUP or size >= _CHUNK_BYTES:
+                yield self._sorted(pending)
+                rows = size = 0
+        if pending:
+            yield self._sorted(pending)
+
+    def _sorted(self, pending: list[pa.Table]) -> pa.Table:
+        rows = pa.concat_tables(pending).unify_dictionaries()
+        pending.clear()
+        return sort_rows(rows, self._sort_by)
+
+    def _batches(self) -> Iterator[pa.Table]:
+        for source in self.sources:
+            if problem := check_segment(self._files, self._root, source):
+                raise FormatError(f"the segment {source.path} is damaged: {problem}")
+            with self._open(source) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                    yield pa.Table.from_batches([batch])
+
+    @contextlib.contextmanager
+    def _open(self, source: Segment) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        stream = pa.PythonFile(_Source(self._files, self._root / source.path, source.size), mode="r")
+        with pq.ParquetFile(stream, page_checksum_verification=True, read_dictionary=self._names) as file:
+            yield file
+
+
+def _all_jobs(sources: Sequence[Segment]) -> tuple[str, ...] | None:
+    known = [s.jobs for s in sources if s.jobs is not None]
+    jobs = sorted({job for found in known for job in found})
+    few = len(jobs) <= _MAX_JOBS and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH
+    return tuple(jobs) if len(known) == len(sources) and few else None
+
+
+class _Source(io.RawIOBase):
+    """A file for Arrow to read from, through ``Files``."""
+
+    def __init__(self, files: Files, path: Path, size: int) -> None:
+        self._files = files
+        self._path = path
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int | None = -1) -> bytes:
+        data = self._files.read(self._path, None if count is None or count < 0 else count, self._at)
+        self._at += len(data)
+        return data
+
+
+class _Sink(io.RawIOBase):
+    """A file for Arrow to write to, of which the last writes are taken."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self._length = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._length
+
+    def write(self, data: Any) -> int:
+        self._written.append(bytes(data))
+        self._length += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        data = b"".join(self._written)
+        self._written.clear()
+        return data
