@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import store_faults
 import store_support as support
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -244,51 +244,14 @@ TestStoreModel.settings = settings(
 )
 
 
-def scenario(store: Store, kept: list[int]) -> None:
-    for start in range(1, 90, 10):
-        new = list(range(start, start + 10))
-        kept.append(-start)
-        store.append({"t.small": [support.rows(new)]}, support.position(start))
-        kept[-1] = start
-        if start % 20 == 1:
-            store.sync()
-        if start in (31, 61):
-            store.seal(now=True)
-    store.maintain()
+CHANGES = store_faults.trace()
 
 
-def count_operations() -> int:
-    files = support.MemoryFiles()
-    store = open_store(files)
-    scenario(store, [])
-    store.close()
-    return files.operations
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_dying_before_or_after_each_step_loses_and_doubles_nothing(after: bool) -> None:
-    steps = count_operations()
-    assert steps > 60
-    for step in range(1, steps + 1):
-        files = support.MemoryFiles()
-
-        def fault(n: int, operation: str, path: Path, step: int = step) -> str | None:
-            if n == step and not after:
-                raise support.Crash
-            return "after" if n == step else None
-
-        files.fault = fault
-        kept: list[int] = []
-        with contextlib.suppress(support.Crash):
-            scenario(open_store(files), kept)
-        store = open_store(files.after_kill())
-        found = sorted(ids(store))
-        whole = [i for start in kept if start > 0 for i in range(start, start + 10)]
-        torn = [i for start in kept if start < 0 for i in range(-start, -start + 10)]
-        assert found in (whole, sorted(whole + torn)), f"step {step}"
-        assert not store.recovery_losses, f"step {step}"
-        # It goes on as if nothing had been.
-        store.append({"t.small": [support.rows([1000])]}, support.position(1000))
-        store.seal(now=True)
-        assert sorted(ids(store)) == [*found, 1000]
-        store.close()
+@pytest.mark.parametrize("turn", range(4))
+def test_no_change_of_a_file_that_goes_wrong_loses_or_doubles_anything(turn: int) -> None:
+    """Each change fails in one way here, and which one goes round; tests/soak/faults.py has all of them in all ways."""
+    ways = list(store_faults.ways(CHANGES))
+    assert {fault.operation for fault in ways} == {"create", "write", "fsync", "rename", "fsync_dir", "unlink"}
+    for step in range(turn + 1, len(CHANGES) + 1, 4):
+        faults = [fault for fault in ways if fault.step == step]
+        store_faults.check(faults[step * 7 % len(faults)])
