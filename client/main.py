@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from probing.api.errors import InternalError, ProbingError, UsageError
-from probing.client import main_python
+from probing.client import main_python, main_query
 from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token, seconds
 
-__all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "query", "status", "tables", "top", "version")
+__all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
 _EPILOG = "The options above may stand before or after the command."
 # Which click typer brings along differs by its version.
@@ -117,18 +117,6 @@ def logs(
 
 
 @app.command()
-def query(
-    context: typer.Context,
-    sql: Annotated[str, typer.Argument(help="One SELECT; - reads it from stdin.")],
-    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False,
-) -> None:
-    """Rows of one SELECT, of one node or of all together."""
-    from probing.client import query as command
-
-    command.run(context.obj, sql, explain=explain)
-
-
-@app.command()
 def tables(
     context: typer.Context, name: Annotated[str | None, typer.Argument(help="Show this table's columns.")] = None
 ) -> None:
@@ -155,6 +143,18 @@ def nodes(context: typer.Context) -> None:
 
 
 @app.command()
+def rdma(
+    context: typer.Context,
+    hca: Annotated[str | None, typer.Argument(metavar="[HCA]", help="Only this device.")] = None,
+    length: Annotated[str | None, typer.Option("--seconds", help="Also what the ports carry in this time.")] = None,
+) -> None:
+    """Ports of RDMA devices: state, traffic, errors."""
+    from probing.client import rdma as command
+
+    command.run(context.obj, hca, 0.0 if length is None else seconds(length))
+
+
+@app.command()
 def pause(
     context: typer.Context,
     resume: Annotated[bool, typer.Option("--resume", help="Let the probes run again.")] = False,
@@ -174,6 +174,7 @@ def version() -> None:
 
 
 main_python.register(app)
+main_query.register(app, cluster_app)
 
 
 def _everywhere(context: typer.Context) -> None:
@@ -193,17 +194,6 @@ def _cluster_list(context: typer.Context) -> None:
 def _cluster_nodes(context: typer.Context) -> None:
     """The nodes that the target knows."""
     nodes(context)
-
-
-@cluster_app.command("query")
-def _cluster_query(
-    context: typer.Context,
-    sql: Annotated[str, typer.Argument(help="One SELECT; - reads it from stdin.")],
-    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False,
-) -> None:
-    """query on all nodes."""
-    _everywhere(context)
-    query(context, sql, explain)
 
 
 def main(arguments: list[str] | None = None) -> int:

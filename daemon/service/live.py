@@ -8,6 +8,7 @@ from typing import Any
 from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import batch_of, ipc_bytes
+from probing.daemon.service.rdma import read_ports
 
 __all__ = ("live_tables",)
 
@@ -43,6 +44,7 @@ def live_tables(
         "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known())),
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
         "cluster.members": maker("cluster.members", members),
+        "rdma.ports": maker("rdma.ports", read_ports),
     }
 
 
