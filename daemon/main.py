@@ -6,9 +6,10 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probing.api.errors import UsageError
+from probing.api.errors import ConfigError, UsageError
 from probing.daemon.config import Config, options
 from probing.daemon.supervisor.fatal import guard
 
@@ -107,6 +108,40 @@ def _verify(args: list[str]) -> int:
     return 3 if found.wrong else 0
 
 
+def _import(args: list[str]) -> int:
+    """Bring rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""
+    import time
+
+    from probing.daemon.collector.settings import limits_of
+    from probing.daemon.store.importing import Target, import_sources
+    from probing.daemon.user_probes.tables import UserTables
+
+    table = _option(args, "--table")
+    sources, rest = _words(args)
+    if not sources:
+        raise UsageError("there is nothing to import", hint="probingd import SOURCE... [--state-dir DIR]")
+    config = Config.from_args(rest, default_file=True)
+    root = Path(config.state_dir)
+    target = Target(root, config.node_name, limits_of(config), UserTables(root / "user_tables.json"))
+    with _decoder(config) as decoder:
+        done = import_sources(
+            target, [Path(source) for source in sources], decoder,
+            table=table, now_ns=time.time_ns(), progress=_progress,
+        )  # fmt: skip
+    sys.stderr.writelines(f"not imported: {_printable(str(problem))}\n" for problem in done.problems)
+    for name, rows in sorted(done.rows.items()):
+        sys.stdout.write(f"{name}: {rows} rows\n")
+    sys.stdout.write(f"{done.files} files imported, {done.already} were here before\n")
+    return 3 if done.problems else 0
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and total:
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\r{done / total:4.0%} of {total / 1e6:.1f} MB{end}")
+        sys.stderr.flush()
+
+
 def _version(args: list[str]) -> int:
     """Print the version."""
     from importlib.metadata import version
@@ -123,6 +158,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "restart": _restart,
     "check": _check,
     "cleanup": _cleanup,
+    "import": _import,
     "verify": _verify,
     "version": _version,
 }
@@ -133,7 +169,11 @@ def _decoder(config: Config) -> Decoder:
     from probing.daemon.store.decoding import Decoder
     from probing.daemon.supervisor.rights import rights_table
 
-    account = rights_table(config).parser.account
+    try:
+        account = rights_table(config).parser.account
+    except ConfigError:
+        # A directory may be looked at where no daemon was ever installed.
+        account = None
     return Decoder(account.uid, account.gid) if account else Decoder()
 
 
@@ -146,6 +186,33 @@ def _flag(args: list[str], name: str) -> bool:
     while name in args:
         args.remove(name)
     return found
+
+
+def _option(args: list[str], name: str) -> str:
+    if name not in args:
+        return ""
+    at = args.index(name)
+    given = args[at + 1 : at + 2]
+    if not given:
+        raise UsageError(f"{name} needs a value")
+    del args[at : at + 2]
+    return given[0]
+
+
+def _words(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a command line that belong to no option, and the rest."""
+    switches = {f"--{key}" for key, option in options() if isinstance(option.default, bool)}
+    words: list[str] = []
+    rest: list[str] = []
+    waiting = iter(args)
+    for word in waiting:
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        rest.append(word)
+        if "=" not in word and word.replace("-", "_").replace("__", "--", 1) not in switches:
+            rest.extend(value for value in [next(waiting, None)] if value is not None)
+    return words, rest
 
 
 def _format_is_json(args: list[str]) -> bool:

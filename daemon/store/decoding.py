@@ -32,8 +32,7 @@ class Decoder:
     """
 
     def __init__(self, uid: int = _NOBODY, gid: int = _NOBODY) -> None:
-        root = os.geteuid() == 0
-        self._uid, self._gid, self._groups = (uid, gid, ()) if root else (None, None, None)
+        self._account = (uid, gid) if os.geteuid() == 0 else None
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,11 +86,12 @@ class Decoder:
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
+        uid, gid = self._account or (None, None)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-m", "probing.daemon.store.decoder"],
-                stdin=theirs, stdout=subprocess.DEVNULL, env=_ENVIRONMENT,
-                user=self._uid, group=self._gid, extra_groups=self._groups,
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT, user=uid, group=gid, extra_groups=None if uid is None else (),
             )  # fmt: skip
         self._channel = Channel(ours)
         try:

@@ -1,0 +1,136 @@
+"""What was imported: ``imports.jsonl`` in the state directory, a line each, only ever appended to.
+
+A file is entered before its first rows. Each record of its rows carries the position ``import``: the file's number and
+how many pieces are in, so that rows and progress are one record of the log. It is done when that is synced and a second
+line says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import FormatError, StoreError
+from probing.daemon.store.files import FILE_MODE, read_file
+from probing.daemon.store.records import Positions
+
+__all__ = ("JOURNAL", "RING", "Entry", "Journal", "Span")
+
+JOURNAL = "imports.jsonl"
+RING = "import"
+MAX_BYTES = 1 << 28
+# (rows, first ts, last ts) of one table in one file, UTC ns.
+Span = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A file. ``sha``: SHA-256 of it; ``parts``: the log parts of ``node`` that its rows are from, if that is known."""
+
+    number: int
+    sha: str
+    node: str = ""
+    parts: tuple[int, int] | None = None
+    tables: dict[str, Span] = field(default_factory=dict)
+    pieces: int = 0
+    done: bool = False
+
+
+class Journal:
+    """Raises StoreError when it cannot be written, FormatError when it is damaged."""
+
+    def __init__(self, root: Path, positions: Positions) -> None:
+        """``positions`` are the store's: they say how far the newest file came."""
+        self._path = root / JOURNAL
+        self._entries: dict[str, Entry] = {}
+        self._newest = 0
+        whole = self._load()
+        reached = positions.get(RING, {})
+        self._newest = max(self._newest, int(reached.get("map_id", 0)))
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, FILE_MODE)
+            os.ftruncate(self._fd, whole)
+        except OSError as e:
+            raise self._unwritable(e) from e
+        for entry in self._entries.values():
+            # Before another file takes over the position, it is written down how far this one came.
+            if entry.number == reached.get("map_id") and not entry.done:
+                entry.pieces = int(reached["position"])
+                self._write({"number": entry.number, "pieces": entry.pieces})
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def find(self, sha: str) -> Entry | None:
+        return self._entries.get(sha)
+
+    def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
+        """The entry of a file whose rows come next; one that was interrupted gets a new number and keeps its pieces."""
+        older = self._entries.get(sha)
+        self._newest += 1
+        entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
+        line: dict[str, Any] = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
+        self._write({**line, "parts": parts, "pieces": entry.pieces})
+        self._entries[sha] = entry
+        return entry
+
+    def finish(self, entry: Entry) -> None:
+        """Its rows survive a power cut now."""
+        self._write({"number": entry.number, "done": True})
+        entry.done = True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        data = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        except OSError as e:
+            raise self._unwritable(e) from e
+
+    def _unwritable(self, e: OSError) -> StoreError:
+        return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint="look at the disk and its rights")
+
+    def _load(self) -> int:
+        """Bytes of whole lines: one that was being written when its writer died says nothing yet."""
+        try:
+            data = read_file(self._path, MAX_BYTES)
+        except FileNotFoundError:
+            return 0
+        except OSError as e:
+            raise StoreError(f"{self._path} cannot be read: {e.strerror or e}") from e
+        whole = data.rfind(b"\n") + 1
+        try:
+            self._apply(json.loads(line) for line in data[:whole].splitlines())
+        except (ValueError, KeyError, TypeError) as e:
+            hint = "it keeps rows from being imported twice: without it import only what was never imported"
+            raise FormatError(f"{self._path} is damaged", hint=hint) from e
+        return whole
+
+    def _apply(self, lines: Iterable[dict[str, Any]]) -> None:
+        by_number: dict[int, Entry] = {}
+        for fields in lines:
+            number = int(fields["number"])
+            if "sha" in fields:
+                tables = {str(name): _span(span) for name, span in fields["tables"].items()}
+                parts = (int(fields["parts"][0]), int(fields["parts"][1])) if fields["parts"] else None
+                by_number[number] = Entry(number, str(fields["sha"]), str(fields["node"]), parts, tables)
+                self._entries[by_number[number].sha] = by_number[number]
+                self._newest = max(self._newest, number)
+            entry = by_number[number]
+            entry.pieces = int(fields.get("pieces", entry.pieces))
+            entry.done = entry.done or bool(fields.get("done"))
+
+
+def _span(span: list[Any]) -> Span:
+    rows, first, last = span
+    return int(rows), int(first), int(last)

@@ -1,0 +1,136 @@
+"""What there is to import: files of a state directory that count, or plain Parquet files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import FormatError, ProbingError, StateLocked, UsageError
+from probing.daemon.store.decoding import Decoder, open_file
+from probing.daemon.store.files import SystemFiles
+from probing.daemon.store.manifest import MANIFEST, LoadedManifest, load_manifest
+from probing.daemon.store.wal import WAL_DIR, part_number, part_path
+
+__all__ = ("Problem", "Unit", "find_units", "unused")
+
+MAX_FILES = 1_000_000
+_FILES = SystemFiles()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """``path`` was not imported, or not all of it."""
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A file. ``parts``: the log parts of ``node`` that its rows are from; ``crc``: what its manifest says of it. Of
+    a log part records from ``void_from`` on do not count."""
+
+    path: Path
+    log: bool = False
+    node: str = ""
+    parts: tuple[int, int] | None = None
+    void_from: int | None = None
+    crc: int | None = None
+
+
+def find_units(source: Path, decoder: Decoder, problems: list[Problem]) -> list[Unit]:
+    """The files of ``source``: a state directory, a directory with Parquet files, or one such file.
+
+    What cannot be taken goes to ``problems``. Raises UsageError when there is no such source.
+    """
+    try:
+        if source.is_dir():
+            state = (source / MANIFEST).exists() or (source / WAL_DIR).is_dir()
+            return _of_state(source, decoder, problems) if state else list(_parquet_files(source))
+        os.close(open_file(source))
+    except FormatError as e:
+        raise UsageError(f"{source}: {e.message}", hint="name state directories or Parquet files") from e
+    except OSError as e:
+        raise UsageError(f"{source}: {e.strerror or e}", hint="name state directories or Parquet files") from e
+    return [Unit(source)]
+
+
+@contextmanager
+def unused(source: Path) -> Iterator[None]:
+    """No daemon may begin to use the state directory ``source`` meanwhile. Raises StateLocked when one does."""
+    try:
+        fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StateLocked(f"a daemon uses {source}", hint="stop it, or import a copy of the directory") from None
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _parquet_files(source: Path) -> Iterator[Unit]:
+    found = 0
+    for folder, names, files in os.walk(source):
+        names.sort()
+        for name in sorted(files):
+            if name.endswith(".parquet"):
+                found += 1
+                if found > MAX_FILES:
+                    raise UsageError(f"{source} has more than {MAX_FILES} files", hint="import it in parts")
+                yield Unit(Path(folder, name))
+
+
+def _of_state(root: Path, decoder: Decoder, problems: list[Problem]) -> list[Unit]:
+    manifest = load_manifest(_FILES, root)
+    node = _node(root)
+    if manifest.bad_lines or not manifest.found:
+        what = f"{manifest.bad_lines} lines are damaged" if manifest.found else "it is missing"
+        problems.append(Problem(str(root / MANIFEST), f"{what}: segments that only it names are not imported"))
+    units = [Unit(root / s.path, node=node, parts=s.parts, crc=s.crc) for s in manifest.segments.values()]
+    return [*units, *_log_parts(root, manifest, node, decoder, problems)]
+
+
+def _node(root: Path) -> str:
+    try:
+        first = _FILES.read(root / MANIFEST, 1 << 16).split(b"\n", 1)[0]
+        return str(json.loads(first.partition(b" ")[2])["node"])[:256]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _log_parts(
+    root: Path, manifest: LoadedManifest, node: str, decoder: Decoder, problems: list[Problem]
+) -> Iterable[Unit]:
+    numbers = [n for n in map(part_number, _FILES.listdir(root / WAL_DIR)) if n and n > manifest.sealed_to]
+    void_from: int | None = None
+    units = []
+    for number in sorted(numbers, reverse=True):
+        path = part_path(root, number)
+        try:
+            fd = open_file(path)
+            try:
+                header = decoder.ask("header", fd)
+            finally:
+                os.close(fd)
+            if header["number"] != number:
+                raise FormatError(f"it says it is log part {header['number']}")
+        except (ProbingError, OSError) as e:
+            problems.append(Problem(str(path), str(e)))
+            continue
+        units.append(Unit(path, True, node or str(header["node"]), (number, number), void_from))
+        void_from = int(header["first_sequence"])
+    return reversed(units)
