@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
+from probing.daemon.collector.settings import check_setting
 from probing.daemon.config import Config, checked_text, options, text_of
 from probing.daemon.source import Identity
 
@@ -32,6 +33,11 @@ SETTINGS = {
     "cuda.memory": False,
     "cuda.launches": False,
     "logs.enabled": True,
+    "store.max_bytes": False,
+    "store.keep_free_bytes": False,
+    "store.max_age_days": False,
+    "store.table_max_bytes": False,
+    "store.table_max_age_days": False,
 }
 MAX_CHANGES = 1024
 _MAX_FILE = 1 << 20
@@ -95,7 +101,7 @@ class Changes:
     ) -> None:
         """Raises UsageError or ConfigError for what cannot be, StoreError when it cannot be kept."""
         self._check(key, bool(job or process[0]))
-        checked_text(key, text)
+        check_setting(key, checked_text(key, text))
         if persist and process[0]:
             raise UsageError("a change for one process cannot outlive it", hint="persist it for the job")
         until = self._now_ns() + for_ms * 1_000_000 if for_ms else 0
@@ -179,7 +185,7 @@ class Changes:
                 found = [_Change(**entry) for entry in json.loads(file.read(_MAX_FILE))]
             for change in found:
                 self._check(change.key, bool(change.job or change.pid))
-                checked_text(change.key, change.text)
+                check_setting(change.key, checked_text(change.key, change.text))
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:

@@ -75,11 +75,15 @@ class Collector:
         parsers = ParserPool(str(self._runtime / "parser.sock"))
         undo.callback(parsers.close)
         self._tables = UserTables(Path(config.state_dir) / "user_tables.json")
-        self._store = Store.open(
-            config.state_dir, node=self._node, clock=self._clock, limits=limits_of(config), tables=self._tables
+        # Before the store: limits that were changed for good hold from the start.
+        changes = Changes(config, Path(config.state_dir) / "changes.json", lambda: self._clock.pair().real_ns)
+        limits = limits_of(config, changes.value)
+        self._store = store = Store.open(
+            config.state_dir, node=self._node, clock=self._clock, limits=limits, tables=self._tables
         )
-        undo.callback(self._store.close)
-        self._changes = Changes(config, Path(config.state_dir) / "changes.json", lambda: self._clock.pair().real_ns)
+        undo.callback(store.close)
+        self._changes = changes
+        changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
         self._outbox = Outbox(self._node, self._clock, self._tables)
         for loss in self._store.recovery_losses:
             self._outbox.lost(loss)

@@ -19,6 +19,7 @@ from probing.daemon.store.store import Store
 __all__ = ("Requests",)
 
 MAX_TIMEOUT_S = 30.0
+MAX_DAMAGED = 64
 _Answer = tuple[dict[str, Any], bytes]
 
 
@@ -51,6 +52,7 @@ class Requests:
         return {
             "snapshot": self._snapshot,
             "release": self._release,
+            "damaged": self._damaged,
             "live": self._live,
             "tables": lambda _: ({}, json.dumps({"tables": self._tables()}).encode()),
             "stacks": self._stacks,
@@ -78,6 +80,12 @@ class Requests:
         self._held().discard(generation)
         self._store.release(generation)
         return {}, b""
+
+    def _damaged(self, request: dict[str, Any]) -> _Answer:
+        # Who asks has no rights: the store looks for itself, and only at what it has.
+        paths = [str(path) for path in list(request.get("paths", ()))[:MAX_DAMAGED]]
+        bad = [path for path in dict.fromkeys(paths) if self._store.quarantine(path, "a query could not read it")]
+        return {}, json.dumps({"set_aside": bad}).encode()
 
     def _held(self) -> set[int]:
         """The snapshots of this thread's connection."""

@@ -2,32 +2,87 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import mmap
 import os
 import pwd
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from probing.api.errors import ConfigError
+from probing.api.tables import TABLES
+from probing.api.tables.user import SCHEMA, USER_NAME
 from probing.daemon.config import Config
-from probing.daemon.store.retention import StoreLimits
+from probing.daemon.store.retention import StoreLimits, TableLimits
 
-__all__ = ("limits_of", "ring_size", "user_number")
+__all__ = ("check_setting", "limits_of", "ring_size", "user_number")
 
 _DAY_S = 86_400.0
+_MAX_BYTES = 2.0**62
+_MAX_DAYS = 36_500.0
+_TABLE_BYTES, _TABLE_DAYS = "store.table_max_bytes", "store.table_max_age_days"
 # Of the ring of samples: for each CPU, and at least and at most.
 SAMPLES_BYTES = 256 << 10
 MIN_SAMPLES_BYTES, MAX_SAMPLES_BYTES = 2 << 20, 32 << 20
 
 
-def limits_of(config: Config) -> StoreLimits:
+def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
+    """``value`` gives what holds now of a setting that can change. Raises ConfigError for a limit of no table."""
     store = config.store
+    tables: dict[str, TableLimits] = {}
+    for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES), _MAX_BYTES).items():
+        tables[name] = TableLimits(max_bytes=int(size))
+    for name, days in _table_numbers(_TABLE_DAYS, value(_TABLE_DAYS), _MAX_DAYS).items():
+        tables[name] = replace(tables.get(name, TableLimits()), max_age_s=days * _DAY_S)
     return StoreLimits(
-        max_bytes=store.max_bytes,
-        keep_free_bytes=store.keep_free_bytes,
-        max_age_s=store.max_age_days * _DAY_S,
+        max_bytes=value("store.max_bytes"),
+        keep_free_bytes=value("store.keep_free_bytes"),
+        max_age_s=value("store.max_age_days") * _DAY_S,
         part_bytes=store.part_bytes,
+        segment_bytes=store.segment_bytes,
         sync_interval_s=store.sync_interval_s,
+        tables=tables,
     )
+
+
+def check_setting(key: str, value: Any) -> None:
+    """What a setting's type does not say. Raises ConfigError."""
+    if key in (_TABLE_BYTES, _TABLE_DAYS):
+        _table_numbers(key, value, _MAX_BYTES if key == _TABLE_BYTES else _MAX_DAYS)
+
+
+def _table_numbers(key: str, entries: Sequence[str], most: float) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for entry in entries:
+        name, _, text = entry.partition("=")
+        if name in found:
+            raise ConfigError(f"{key} has {name} twice", hint="leave one of them")
+        hint = _no_table(name)
+        if hint:
+            raise ConfigError(f"{key} = {entry[:80]!r} is wrong: there is no stored table {name[:80]!r}", hint=hint)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= most:
+            hint = f"it must be TABLE=NUMBER, as {name}={'2000000000' if key == _TABLE_BYTES else '1.5'}"
+            raise ConfigError(f"{key} = {entry[:80]!r} is wrong", hint=hint)
+        found[name] = number
+    return found
+
+
+# What to say to who named a table that has no segments; empty when it has.
+def _no_table(name: str) -> str:
+    schema, _, rest = name.partition(".")
+    if schema == SCHEMA and USER_NAME.fullmatch(rest):
+        return ""
+    known = [table.name for table in TABLES.values() if not table.live]
+    if name in known:
+        return ""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"those with limits of their own can be {', '.join(sorted(known))}"
 
 
 def ring_size(config: Config, section: Literal["probes", "sampling"]) -> int:

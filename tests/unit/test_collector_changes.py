@@ -90,7 +90,7 @@ def test_a_broken_file_is_left_out(tmp_path: Path, text: str) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     changes = made(tmp_path)
     refused: list[tuple[type[ProbingError], dict[str, object]]] = [
-        (UsageError, {"key": "store.max_bytes", "text": "1"}),
+        (UsageError, {"key": "store.part_bytes", "text": "1"}),
         (UsageError, {"key": "no such", "text": "1"}),
         (UsageError, {"key": "variables.interval_s", "text": "1", "job": "4711"}),
         (UsageError, {"key": "sampling.hz", "text": "1", "process": (7, 70), "persist": True}),
@@ -105,7 +105,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         assert caught.value.hint
     assert changes.value("sampling.hz", WHO) == 19
     with pytest.raises(UsageError):
-        changes.to_list("store.max_bytes")
+        changes.to_list("store.part_bytes")
     with pytest.raises(StoreError):
         Changes(Config(), tmp_path / "nowhere" / "changes.json", Times()).change("sampling.hz", "1", persist=True)
 
