@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,12 +21,13 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client import messages
 from probing.client.connection import Connection
 from probing.client.settings import DEFAULT_TARGET
-from probing.federation.answer import Answer, Reply
+from probing.federation.answer import Answer, Reply, Rows
 from probing.federation.fanout import Answered, Gathered, fan_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from probing.client.stream import Stream
     from probing.federation.split import Plan
 
 __all__ = ("Cluster", "Stacks", "Variables")
@@ -64,7 +65,8 @@ class Cluster:
     """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
 
     With ``strict`` a node that does not answer raises PartialAnswer; else its rows are missing, and ``outcomes`` says
-    so. Safe to use from several threads.
+    so. ``max_bytes`` (Arrow) bounds what is held of one answer; what is streamed has no bound. ``watch`` is told the
+    address of a node and how far its query is. Safe to use from several threads.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Cluster:
         self.strict = strict
         self.max_bytes = max_bytes
         self.outcomes: list[Gathered[Any]] = []
+        self.watch: Callable[[str, pb.QueryProgress], None] | None = None
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes
         self._token = token
@@ -129,9 +132,62 @@ class Cluster:
         others = [peer.address for peer in peers if peer.address and peer.node != own]
         return tuple(dict.fromkeys([self.target, *others]))
 
-    def query(self, sql: str) -> pa.Table:
-        """The rows of one SELECT: of the target, or over the union of all nodes' tables."""
-        return self.answer(sql).table
+    def cancel(self) -> None:
+        """Ends the queries that are under way, here and at the nodes."""
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.cancel()
+
+    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+        """The rows of one SELECT: of the target, or over the union of all nodes' tables.
+
+        ``params`` are the values of ``$name`` in it: federation.parameters.bind says which types they may have.
+        """
+        return self.answer(sql, params).table
+
+    def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
+        """As ``query``, an iterator of record batches, and of any size: close it, or use it in ``with``.
+
+        Over many nodes rows are streamed where the answer is the nodes' rows one after the other; what must be merged
+        (ORDER BY, DISTINCT, LIMIT, aggregates, joins) is held, and bounded by ``max_bytes``.
+        """
+        text = _bound(sql, params)
+        if not self.many:
+            return self._stream_one(text)
+        from probing.federation.streams import concatenates, pour
+
+        split = self.plan(text)
+        if not concatenates(split):
+            return _held(self._merged(split))
+        return pour(
+            split, self.addresses(), self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append
+        )
+
+    def _stream_one(self, sql: str) -> Rows:
+        stream = self._open(self.target, sql, self.timeout)
+        warnings: list[str] = []
+
+        def batches() -> Generator[pa.RecordBatch, None, None]:
+            with stream:
+                yield from stream
+            gathered: Gathered[int] = Gathered((self.target,))
+            gathered.answered.append(Answered(self.target, stream.node, stream.rows))
+            self.outcomes.append(gathered)
+            warnings.extend(f"{stream.node}: {warning}" for warning in dict.fromkeys(stream.warnings))
+
+        try:
+            return Rows(stream.schema, batches(), warnings, stream.close)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _open(self, address: str, sql: str, seconds: float) -> Stream:
+        return self.connection(address).stream(sql, seconds, watch=self._watching(address))
+
+    def _watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:
+        watch = self.watch
+        return None if watch is None else lambda progress: watch(address, progress)
 
     def query_each(self, sql: str) -> list[pa.Table]:
         """The rows of one SELECT of each node by itself: for what no row of another node takes part in."""
@@ -144,25 +200,24 @@ class Cluster:
 
         return [answered.value for answered in self.each(ask).answered]
 
-    def answer(self, sql: str) -> Answer:
+    def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
         """As ``query``, with who answered."""
-        if not self.many:
-            reply = self._node(self.target, sql, self.timeout)
-            gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
-            gathered.answered.append(Answered(self.target, reply.node, (reply,)))
-            self.outcomes.append(gathered)
-            return Answer(reply.table, gathered)
+        text = _bound(sql, params)
+        if self.many:
+            return self._merged(self.plan(text))
+        reply = self._node(self.target, text, self.timeout)
+        gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
+        gathered.answered.append(Answered(self.target, reply.node, (reply,)))
+        self.outcomes.append(gathered)
+        return Answer(reply.table, gathered)
+
+    def _merged(self, split: Plan) -> Answer:
         from probing.federation.merge import run
 
-        split = self.plan(sql)
-        outcome: list[Gathered[Any]] = []
-        try:
-            return run(
-                split, self.addresses(), self._node, timeout=self.timeout, max_bytes=self.max_bytes,
-                strict=self.strict, watch=outcome.append,
-            )  # fmt: skip
-        finally:
-            self.outcomes.extend(outcome)
+        return run(
+            split, self.addresses(), self._node, timeout=self.timeout, max_bytes=self.max_bytes,
+            strict=self.strict, watch=self.outcomes.append,
+        )  # fmt: skip
 
     def plan(self, sql: str) -> Plan:
         """How a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
@@ -190,7 +245,7 @@ class Cluster:
         return {name: schema(list(own.items())) for name, own in columns.items()}
 
     def _node(self, address: str, sql: str, seconds: float) -> Reply:
-        return self.connection(address).query(sql, seconds, self.max_bytes)
+        return self.connection(address).query(sql, seconds, self.max_bytes, self._watching(address))
 
     def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
         """``ask(connection, seconds)`` of every node at once; it returns the node's name and the answer."""
@@ -297,3 +352,20 @@ class Cluster:
 
 def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:
     return reply.node, reply
+
+
+def _bound(sql: str, params: Mapping[str, Any] | None) -> str:
+    if not params and "$" not in sql:
+        return sql
+    from probing.federation.parameters import bind
+
+    return bind(sql, params or {})
+
+
+def _held(answer: Answer) -> Rows:
+    """Rows that are all here."""
+
+    def batches() -> Generator[pa.RecordBatch, None, None]:
+        yield from answer.table.to_batches()
+
+    return Rows(answer.table.schema, batches(), answer.warnings)

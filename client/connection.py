@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import grpc
 
@@ -46,6 +47,7 @@ class Connection:
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         # The generated stub has no types; the methods below give them.
         self._stub: Any = NodeStub(self._channel)
+        self._streams: WeakSet[Stream] = WeakSet()
 
     def __enter__(self) -> Connection:
         return self
@@ -83,13 +85,29 @@ class Connection:
         max_bytes: int = UNLIMITED,
         watch: Callable[[pb.QueryProgress], None] | None = None,
     ) -> Stream:
-        """As ``query``, batch by batch; without a bound of its sum. Closing the stream ends the query at the node."""
+        """As ``query``, batch by batch and without a bound of their sum. Returns at once.
+
+        Closing the stream ends the query at the node.
+        """
         request = pb.QueryRequest(
             sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
         )
         # The node's own deadline ends first, so that it is the node that says what took too long.
         call = self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata)
-        return Stream(call, lambda e: _error(self.address, e), max_bytes=max_bytes, watch=watch)
+        stream = Stream(
+            call,
+            lambda e: _error(self.address, e),
+            max_bytes=max_bytes,
+            watch=watch,
+            ask_name=lambda: self.status(timeout).node,
+        )
+        self._streams.add(stream)
+        return stream
+
+    def cancel(self) -> None:
+        """Ends the queries that are under way."""
+        for stream in list(self._streams):
+            stream.close()
 
     def stacks(self, request: pb.StacksRequest, timeout: float) -> pb.StacksReply:
         request.timeout_ms = _milliseconds(timeout)

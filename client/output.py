@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,24 +14,45 @@ from probing.api.errors import ProbingError, UsageError
 from probing.client.render import Field, render, terminal_width
 from probing.client.rows import dump_json, dump_line, rows_of
 from probing.client.settings import Settings
-from probing.client.text import escape
+from probing.client.writers import csv_text, fields_of, writer_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("write_bytes", "write_objects", "write_report", "write_rows", "write_table")
+__all__ = (
+    "replacing",
+    "write_bytes",
+    "write_objects",
+    "write_report",
+    "write_rows",
+    "write_stream",
+    "write_table",
+)
+_BINARY = ("parquet", "arrow")
+
+
+def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Rows as they come, and how many they were. A file is there when all of them came, or not at all."""
+    rows = 0
+    with _sink(settings) as sink:
+        on_terminal = settings.output is None and sys.stdout.isatty()
+        width = terminal_width() if on_terminal else None
+        writer = writer_of(settings.format, sink, schema, width=width, terminal=on_terminal)
+        for batch in batches:
+            writer.write(batch)
+            rows += batch.num_rows
+            if settings.output is None:
+                sink.flush()
+        writer.end()
+    return rows
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
     """A table of rows. ``fields`` are the columns for people; all of them when left out."""
-    if settings.format in ("parquet", "arrow"):
-        _write_binary(settings, table)
-    elif settings.format == "csv":
-        _write_text(settings, _csv(settings, table.column_names, rows_of(table)))
-    elif settings.format == "table":
-        _write_text(settings, _people(settings, fields or _fields_of(table), rows_of(table)))
+    if settings.format == "table":
+        _write_text(settings, _people(settings, fields or fields_of(table.schema), rows_of(table)))
     else:
-        _write_json(settings, rows_of(table))
+        write_stream(settings, table.schema, table.to_batches())
 
 
 def write_objects(
@@ -45,11 +64,12 @@ def write_objects(
     elif settings.format == "table":
         _write_text(settings, people)
     elif settings.format == "csv":
-        _write_text(settings, _csv(settings, list(flat[0]) if flat else [], flat))
+        on_terminal = settings.output is None and sys.stdout.isatty()
+        _write_text(settings, csv_text(list(flat[0]) if flat else [], flat, terminal=on_terminal))
     else:
         import pyarrow as pa
 
-        _write_binary(settings, pa.Table.from_pylist(flat))
+        write_rows(settings, pa.Table.from_pylist(flat))
 
 
 def write_table(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> None:
@@ -60,7 +80,7 @@ def write_table(settings: Settings, fields: Sequence[Field], rows: list[dict[str
 def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
     """A whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
     if settings.output is not None:
-        with _replacing(settings.output) as file:
+        with replacing(settings.output) as file:
             file.write(data)
         return
     if not on_terminal:
@@ -71,7 +91,7 @@ def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
     """``report`` as JSON in the file ``path``, which is there complete or not at all."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(dump_json(report).encode())
 
 
@@ -80,34 +100,6 @@ def _people(settings: Settings, fields: Sequence[Field], rows: list[dict[str, An
     width = terminal_width() if to_terminal else None
     text = render(fields, rows, width, bold=width is not None)
     return text if rows else text + "(no rows)\n"
-
-
-def _fields_of(table: pa.Table) -> list[Field]:
-    import pyarrow as pa
-
-    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    names = list(rows_of(table.slice(0, 1))[0]) if table.num_rows else table.column_names
-    kinds = [any(test(field.type) for test in numeric) for field in table.schema]
-    return [Field(name, name, right=right) for name, right in zip(names, kinds, strict=True)]
-
-
-def _csv(settings: Settings, names: Sequence[str], rows: list[dict[str, Any]]) -> str:
-    keys = list(rows[0]) if rows else list(names)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(keys)
-    on_terminal = settings.output is None and sys.stdout.isatty()
-    for row in rows:
-        writer.writerow([_csv_value(row[key], on_terminal) for key in keys])
-    return text.getvalue()
-
-
-def _csv_value(value: Any, on_terminal: bool) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, dict)):
-        value = "".join(dump_line([value])).rstrip("\n")
-    return escape(value) if on_terminal and isinstance(value, str) else value
 
 
 def _write_json(settings: Settings, objects: list[dict[str, Any]] | dict[str, Any]) -> None:
@@ -123,19 +115,20 @@ def _write_text(settings: Settings, text: str) -> None:
         sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
         sys.stdout.flush()
         return
-    with _replacing(settings.output) as file:
+    with replacing(settings.output) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def _write_binary(settings: Settings, table: pa.Table) -> None:
+@contextmanager
+def _sink(settings: Settings) -> Iterator[IO[bytes]]:
     if settings.output is not None:
-        with _replacing(settings.output) as file:
-            _encode(settings.format, table, file)
+        with replacing(settings.output) as file:
+            yield file
         return
-    _refuse_terminal(settings.format)
-    buffer = io.BytesIO()
-    _encode(settings.format, table, buffer)
-    sys.stdout.buffer.write(buffer.getvalue())
+    if settings.format in _BINARY:
+        _refuse_terminal(settings.format)
+    sys.stdout.flush()
+    yield sys.stdout.buffer
     sys.stdout.flush()
 
 
@@ -144,20 +137,8 @@ def _refuse_terminal(kind: str) -> None:
         raise UsageError(f"{kind} is not for a terminal", hint="name a file with -o FILE, or redirect")
 
 
-def _encode(kind: str, table: pa.Table, file: Any) -> None:
-    if kind == "parquet":
-        import pyarrow.parquet as pq
-
-        pq.write_table(table, file, compression="zstd")
-        return
-    import pyarrow as pa
-
-    with pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-
-
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that takes its place when all is written.
 
     What is no plain file is written directly; a link as well, since /dev/stdout may lead to a plain file.

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from probing.client.text import escape
 
-__all__ = ("Field", "render", "show_value", "terminal_width")
+__all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
 
 _GAP = "  "
 _LEAST_FLEX = 20
@@ -50,12 +50,37 @@ def terminal_width() -> int | None:
 
 def render(fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, bold: bool = False) -> str:
     """The rows under a line of titles. ``width`` None: as wide as the values are."""
-    cells = [[escape((f.show or show_value)(row.get(f.key))) for f in fields] for row in rows]
-    widths = [max([cell_len(f.title), *(cell_len(line[i]) for line in cells)]) for i, f in enumerate(fields)]
-    _fit(fields, widths, width)
-    titles = _line(fields, [f.title for f in fields], widths)
-    head = f"\x1b[1m{titles}\x1b[0m" if bold else titles
-    return "\n".join([head, *(_line(fields, line, widths) for line in cells)]) + "\n"
+    grid = Grid(fields, rows, width)
+    return grid.head(bold=bold) + grid.lines(rows)
+
+
+class Grid:
+    """Columns whose widths fit the rows ``first``, and the screen's ``width`` as far as they may be cut."""
+
+    def __init__(self, fields: Sequence[Field], first: Sequence[dict[str, Any]], width: int | None) -> None:
+        self._fields = fields
+        cells = [self._cells(row) for row in first]
+        self._titles = [escape(f.title) for f in fields]
+        titles = self._titles
+        self._widths = [max([cell_len(titles[i]), *(cell_len(line[i]) for line in cells)]) for i in range(len(titles))]
+        _fit(fields, self._widths, width)
+
+    @property
+    def width(self) -> int:
+        """Of a line, in cells."""
+        return sum(self._widths) + len(_GAP) * max(0, len(self._widths) - 1)
+
+    def head(self, *, bold: bool = False) -> str:
+        """The line of titles."""
+        titles = _line(self._fields, self._titles, self._widths, cut=True)
+        return f"\x1b[1m{titles}\x1b[0m\n" if bold else titles + "\n"
+
+    def lines(self, rows: Sequence[dict[str, Any]], *, cut: bool = True) -> str:
+        """A line a row. Without ``cut`` what is wider than its column stands out."""
+        return "".join(_line(self._fields, self._cells(row), self._widths, cut=cut) + "\n" for row in rows)
+
+    def _cells(self, row: dict[str, Any]) -> list[str]:
+        return [escape((f.show or show_value)(row.get(f.key))) for f in self._fields]
 
 
 def _fit(fields: Sequence[Field], widths: list[int], width: int | None) -> None:
@@ -69,13 +94,13 @@ def _fit(fields: Sequence[Field], widths: list[int], width: int | None) -> None:
             over -= cut
 
 
-def _line(fields: Sequence[Field], line: Sequence[str], widths: Sequence[int]) -> str:
-    parts = [_cell(text, width, f.right) for f, text, width in zip(fields, line, widths, strict=True)]
+def _line(fields: Sequence[Field], line: Sequence[str], widths: Sequence[int], *, cut: bool) -> str:
+    parts = [_cell(text, width, f.right, cut) for f, text, width in zip(fields, line, widths, strict=True)]
     return _GAP.join(parts).rstrip()
 
 
-def _cell(text: str, width: int, right: bool) -> str:
+def _cell(text: str, width: int, right: bool, cut: bool) -> str:
     length = cell_len(text)
     if length > width:
-        return set_cell_size(text, width - 1) + "…"
+        return set_cell_size(text, width - 1) + "…" if cut else text
     return " " * (width - length) + text if right else text + " " * (width - length)

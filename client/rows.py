@@ -14,47 +14,126 @@ from probing.client.text import escape_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("dump_json", "dump_line", "plain", "rows_of")
+__all__ = (
+    "columns_of",
+    "dump_json",
+    "dump_line",
+    "dump_value",
+    "names_of",
+    "plain",
+    "rows_of",
+    "storable",
+    "storable_schema",
+)
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """One dict a row, of JSON's types. Of columns with equal names the later ones get ``_1``, ``_2``..."""
-    names = _unique(table.column_names)
-    columns = [_column(column) for column in table.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    names = names_of(table.column_names)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns_of(table), strict=True)]
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def columns_of(table: pa.Table) -> list[list[Any]]:
+    """The values of each column, of JSON's types."""
+    return [_column(column) for column in table.columns]
+
+
+def names_of(names: Sequence[str]) -> list[str]:
+    """The names of columns, each once."""
     seen: dict[str, int] = {}
-    unique = []
+    unique: list[str] = []
     for name in names:
         number = seen.get(name, 0)
+        candidate = f"{name}_{number}" if number else name
+        while candidate in seen and number:
+            number += 1
+            candidate = f"{name}_{number}"
         seen[name] = number + 1
-        unique.append(f"{name}_{number}" if number else name)
+        seen.setdefault(candidate, 1)
+        unique.append(candidate)
     return unique
+
+
+def storable_schema(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with text for the types that Parquet lacks: intervals, unions, and that of NULL alone."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(f.name, pa.string() if _lacking(f.type) else f.type) for f in schema])
+
+
+def storable(table: pa.Table) -> pa.Table:
+    """``table`` in the types of ``storable_schema``; the text is that of JSON."""
+    import pyarrow as pa
+
+    for i, field in enumerate(storable_schema(table.schema)):
+        if _lacking(table.schema.field(i).type):
+            texts = [v if v is None or isinstance(v, str) else dump_value(v) for v in _column(table.column(i))]
+            table = table.set_column(i, field, pa.chunked_array([pa.array(texts, pa.string())]))
+    return table
+
+
+def _lacking(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_interval(kind) or pa.types.is_union(kind) or pa.types.is_null(kind):
+        return True
+    return any(_lacking(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     import pyarrow as pa
 
-    if pa.types.is_timestamp(column.type) and column.type.tz is None:
-        # Through text, because Python's datetime has no nanoseconds.
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        # With a zone it is UTC all the same: the zone only says how to show it.
+        return _times(column.cast(pa.timestamp(kind.unit)))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
+        return column.to_pylist()
+    coarse = _microseconds(kind)
+    if coarse != kind:
+        column = column.cast(coarse, safe=False)
+    try:
+        return [plain(value) for value in column.to_pylist()]
+    except (OverflowError, ValueError):
+        # Python's calendar ends with the year 9999.
+        return [_scalar(value) for chunk in column.chunks for value in chunk]
+
+
+def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """Through text, because Python's datetime has no nanoseconds; None for what no calendar has."""
+    import pyarrow as pa
+
+    try:
         texts = column.cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
-        return [None if text is None else text.replace(" ", "T") + "Z" for text in texts]
-    if pa.types.is_nested(column.type):
-        column = column.cast(_microseconds(column.type))
-    if pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
-        return [plain(v) for v in column.to_pylist()] if pa.types.is_floating(column.type) else column.to_pylist()
-    return [plain(value) for value in column.to_pylist()]
+    except pa.ArrowInvalid:
+        texts = [_scalar(value) for chunk in column.chunks for value in chunk]
+    return [None if text is None else text.replace(" ", "T").removesuffix("Z") + "Z" for text in texts]
 
 
-def _microseconds(kind: pa.DataType) -> pa.DataType:
-    """``kind`` with times inside it in microseconds, which Python can hold."""
+def _scalar(value: pa.Scalar[Any]) -> Any:
+    try:
+        return plain(value.as_py())
+    except (OverflowError, ValueError):
+        return None
+
+
+def _microseconds(kind: Any) -> Any:
+    """``kind`` with times in it in microseconds, which Python can hold."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.timestamp("us")
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_map(kind):
+        return pa.map_(_microseconds(kind.key_type), _microseconds(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_microseconds(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_microseconds(kind.value_type))
+    if pa.types.is_list(kind):
         return pa.list_(_microseconds(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, _microseconds(f.type)) for f in kind])
@@ -98,7 +177,12 @@ def dump_json(value: Any) -> str:
     return escape_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
+def dump_value(value: Any) -> str:
+    """``value`` as JSON on one line."""
+    return escape_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
 def dump_line(rows: Iterable[Any]) -> Iterable[str]:
     """One JSON document a line."""
     for row in rows:
-        yield escape_json(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n"
+        yield dump_value(row) + "\n"

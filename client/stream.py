@@ -37,7 +37,8 @@ _DICTIONARY, _BATCH = 2, 3
 class Stream:
     """The rows of one SELECT at one node: iterate for record batches, and close it. Not for several threads.
 
-    ``schema`` is known at once; ``node``, ``rows_scanned`` and ``warnings`` when the last batch has come.
+    ``schema`` waits for the first rows; ``node``, ``rows_scanned`` and ``warnings`` are known when the last batch has
+    come. All raise what the node raises, or PeerError.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Stream:
         *,
         max_bytes: int = UNLIMITED,
         watch: Callable[[pb.QueryProgress], None] | None = None,
+        ask_name: Callable[[], str] = str,
     ) -> None:
-        """``call`` gives messages QueryReply; waits for the first rows. Raises what the node raises, or PeerError.
+        """``call`` gives messages QueryReply, and ``translate`` makes our errors of those of gRPC.
 
-        Above ``max_bytes`` QueryMemory is raised. ``translate`` makes our errors of those of gRPC.
+        ``ask_name`` asks a node that does not say its name by itself. Above ``max_bytes`` QueryMemory is raised.
         """
         self.node = ""
         self.rows = 0
@@ -59,11 +61,8 @@ class Stream:
         self._call = call
         self._translate = translate
         self._source = _Source(call, max_bytes, watch)
-        try:
-            self._reader = self._guarded(self._source.open)
-        except BaseException:
-            self.close()
-            raise
+        self._reader: Any = None
+        self._ask_name = ask_name
 
     def __enter__(self) -> Stream:
         return self
@@ -79,14 +78,18 @@ class Stream:
 
     @property
     def schema(self) -> pa.Schema:
-        return self._reader.schema
+        if self._reader is None:
+            self._reader = self._guarded(self._source.open)
+        schema: pa.Schema = self._reader.schema
+        return schema
 
-    def name(self) -> str | None:
-        """The node's name as it says it ahead of its rows; None when it is too old to."""
+    def name(self) -> str:
+        """The node's name, before its rows end."""
         sent = dict(self._call.initial_metadata() or ()).get(NODE_KEY)
-        return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else None
+        return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        _ = self.schema
         while (batch := self._guarded(self._next)) is not None:
             self.rows += batch.num_rows
             yield batch
@@ -138,7 +141,9 @@ class _Source:
     def open(self) -> Any:
         import pyarrow as pa
 
-        return pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
+        # It needs no more of a file than read and closed.
+        file: Any = self
+        return pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
 
     def end(self) -> pb.QueryEnd:
         """What follows the rows."""

@@ -15,10 +15,9 @@ from probing.federation.errors import from_duckdb
 from probing.federation.fanout import Answered, Failed, Gathered, fan_out
 from probing.federation.split import Part, Plan
 
-__all__ = ("Ask", "run")
+__all__ = ("SAME_VERSION", "Ask", "create_part", "run")
 
-
-_SAME_VERSION = "run the same version of probingd on all nodes"
+SAME_VERSION = "run the same version of probingd on all nodes"
 
 Ask = Callable[[str, str, float], Reply]
 
@@ -50,7 +49,7 @@ def run(
     if budget.exceeded:
         raise QueryMemory(
             f"the nodes' answers are larger than {max_bytes >> 20} MB together",
-            hint="narrow the time range, or aggregate; a join or window over all nodes brings its rows here",
+            hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
         )
     gathered.require(strict=strict)
     with open_database(memory_limit=f"{max(512, 4 * (max_bytes >> 20))}MiB") as db:
@@ -80,7 +79,7 @@ class _Budget:
 
 def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Reply, ...]]) -> None:
     """Puts the answers into one table a part; a node whose answer does not fit is counted as failed."""
-    schemas = [_create(db, part) for part in plan.parts]
+    schemas = [create_part(db, part) for part in plan.parts]
     loads: list[list[pa.Table]] = [[] for _ in plan.parts]
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
@@ -100,7 +99,7 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Re
             db.unregister("arrow_answers")
 
 
-def _create(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
+def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
     """Makes the part's table; its Arrow schema, with columns named by number."""
     create_table(db, part.table, part.columns)
     schema: pa.Schema = db.sql(f"SELECT * FROM {quoted(part.table)}").to_arrow_table().schema
@@ -113,11 +112,11 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table
         if table.num_columns != len(schema):
-            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=_SAME_VERSION)
+            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=SAME_VERSION)
         try:
             fitted.append(table.rename_columns(schema.names).cast(schema))
         except pa.ArrowException:
-            return PeerError("its rows do not have the types of this version", hint=_SAME_VERSION)
+            return PeerError("its rows do not have the types of this version", hint=SAME_VERSION)
     return fitted
 
 

@@ -28,6 +28,11 @@ MIN_TIMEOUT_S = 0.05
 START_UP_S = 15.0
 MAX_PIDS = 4096
 MAX_NAMES = 64
+# As max_bytes: the caller takes the rows as they come, so that their sum needs no bound.
+UNLIMITED = (1 << 64) - 1
+NO_CAP = (1 << 63) - 1
+# Says who answers, ahead of the rows.
+NODE_KEY = "probing-node-bin"
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("probing.audit")
 _Reply = TypeVar("_Reply")
@@ -36,9 +41,13 @@ _Replies = Generator[pb.QueryReply, None, None]
 
 @dataclass(frozen=True)
 class Limits:
-    """``query_s``: deadline of a query that names none, and its upper bound; ``max_bytes`` of an answer likewise."""
+    """``query_s``: deadline of a query that names none, and its upper bound; ``max_bytes`` of an answer likewise.
+
+    ``stream_s`` is the upper bound where the caller streams: it may write for long what is read at once.
+    """
 
     query_s: float = 30.0
+    stream_s: float = 3600.0
     max_bytes: int = 1 << 30
     stacks_s: float = 2.0
     stacks_max_s: float = 30.0
@@ -116,10 +125,13 @@ class NodeService(NodeServicer):
         limits = self._limits
         if not request.sql.strip():
             raise QueryRejected("the query is empty")
+        streamed = request.max_bytes == UNLIMITED
+        most_s = max(limits.query_s, limits.stream_s) if streamed else limits.query_s
+        context.send_initial_metadata(((NODE_KEY, self._node.name.encode()),))
         parts = self._engine.run(
             request.sql,
-            timeout=_timeout(context, request.timeout_ms, limits.query_s, limits.query_s),
-            max_bytes=min(request.max_bytes or limits.max_bytes, limits.max_bytes),
+            timeout=_timeout(context, request.timeout_ms, limits.query_s, most_s),
+            max_bytes=NO_CAP if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
             cancelled=lambda: not context.is_active(),
         )
         for part in parts:
