@@ -112,6 +112,7 @@ def _import(args: list[str]) -> int:
     """Bring rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""
     import time
 
+    from probing.daemon.collector.changes import Changes
     from probing.daemon.collector.settings import limits_of
     from probing.daemon.store.importing import Target, import_sources
     from probing.daemon.user_probes.tables import UserTables
@@ -122,7 +123,8 @@ def _import(args: list[str]) -> int:
         raise UsageError("there is nothing to import", hint="probingd import SOURCE... [--state-dir DIR]")
     config = Config.from_args(rest, default_file=True)
     root = Path(config.state_dir)
-    target = Target(root, config.node_name, limits_of(config), UserTables(root / "user_tables.json"))
+    limits = limits_of(config, Changes(config, root / "changes.json", time.time_ns).value)
+    target = Target(root, config.node_name, limits, UserTables(root / "user_tables.json"))
     with _decoder(config) as decoder:
         done = import_sources(
             target, [Path(source) for source in sources], decoder,

@@ -6,7 +6,7 @@ a regular file; an answer is messages ``{"part": TABLE}`` with an Arrow IPC stre
 * ``segment``: reads all of a Parquet file, its pages' checksums too. End: ``table`` (what its metadata says, else
   ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
 * ``columns``: the same from the footer alone, without times and jobs.
-* ``rows`` (``skip``): its rows in pieces of ``PIECE_ROWS``, of which the first ``skip`` are left out.
+* ``rows`` (``piece``, ``skip``): its rows, ``piece`` at a time, without the first ``skip`` pieces.
 * ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
 * ``log`` (``void_from``, ``send``): the rows of a log part by table, unless ``send`` is false. End: ``rows`` by table,
   ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
@@ -33,9 +33,9 @@ from probing.daemon.sandbox import confine, limit
 from probing.daemon.store.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.tail import decode_records
 
-__all__ = ("PIECE_ROWS", "main", "serve")
+__all__ = ("main", "serve")
 
-PIECE_ROWS = 1 << 16
+BATCH_ROWS = 1 << 16
 MAX_JOBS = 32
 MEMORY_BYTES = 3 << 30
 # For its whole life: a directory of some 100 GB.
@@ -93,7 +93,7 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
         if op == "columns":
             return _columns(_open(file))
         if op == "rows":
-            return _rows(file, int(header["skip"]), send)
+            return _rows(file, int(header["piece"]), int(header["skip"]), send)
         if op == "header":
             return _header(_log(file))
         if op == "log":
@@ -124,7 +124,7 @@ def _segment(file: io.BufferedReader) -> dict[str, Any]:
     parquet = _open(file)
     found = _columns(parquet)
     rows, times, jobs = 0, _Times(), set[Any]()
-    for batch in parquet.iter_batches(PIECE_ROWS, use_threads=False):
+    for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
         batch.validate(full=True)
         rows += batch.num_rows
         times.add(batch)
@@ -159,16 +159,14 @@ class _Times:
         return {"ts_min": self._first or 0, "ts_max": self._last}
 
 
-def _rows(file: io.BufferedReader, skip: int, send: Send) -> dict[str, Any]:
+def _rows(file: io.BufferedReader, piece: int, skip: int, send: Send) -> dict[str, Any]:
     parquet = _open(file)
     found = _columns(parquet)
-    pieces = 0
-    for batch in parquet.iter_batches(PIECE_ROWS, use_threads=False):
+    for number, batch in enumerate(parquet.iter_batches(piece, use_threads=False)):
         batch.validate(full=True)
-        if pieces >= skip:
+        if number >= skip:
             send(found["table"], _stream(pa.Table.from_batches([batch])))
-        pieces += 1
-    return {**found, "pieces": pieces}
+    return found
 
 
 def _stream(rows: pa.Table) -> bytes:

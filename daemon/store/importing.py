@@ -24,6 +24,8 @@ from probing.daemon.store.store import Store
 
 __all__ = ("Imported", "Target", "import_sources")
 
+# Rows of one record. What was interrupted goes on at a multiple of it, so it stays as it is.
+PIECE_ROWS = 1 << 16
 _READ_BYTES = 1 << 20
 _DAY_NS = 86_400_000_000_000
 
@@ -188,17 +190,14 @@ class _Import:
     def _bring(self, unit: Unit, fd: int, sha: str, wanted: dict[str, Span]) -> None:
         with _acting_as(self._target.root):
             entry = self._journal.begin(sha, unit.node, unit.parts, wanted)
-        fields = {"void_from": unit.void_from, "send": True} if unit.log else {"skip": entry.pieces}
-        pieces = self._decoder.rows("log" if unit.log else "rows", fd, **fields)
-        if unit.log:
+        if unit.log and not entry.pieces:
             # All its tables are one record.
-            rows = {name: self._fit(name, piece) for name, piece in pieces if name in wanted}
-            if not entry.pieces:
-                self._append(entry, rows)
-        else:
-            name = next(iter(wanted))
-            for _, piece in pieces:
-                self._append(entry, {name: self._fit(name, piece)})
+            pieces = self._decoder.rows("log", fd, void_from=unit.void_from, send=True)
+            self._append(entry, {name: self._fit(name, rows) for name, rows in pieces if name in wanted})
+        elif not unit.log:
+            (name,) = wanted
+            for _, rows in self._decoder.rows("rows", fd, piece=PIECE_ROWS, skip=entry.pieces):
+                self._append(entry, {name: self._fit(name, rows)})
         with _acting_as(self._target.root):
             self._store.sync()
             self._journal.finish(entry)
