@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 
 import duckdb
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound
 from probing.api.tables import TABLES
+from probing.federation.dialect import needs_helper, parse, table_name, tables_in
 from probing.federation.errors import from_duckdb
 
 __all__ = (
@@ -79,6 +81,11 @@ class Catalog:
         self.lock = threading.RLock()
         self.columns: dict[str, Columns] = {}
 
+    @property
+    def schemas(self) -> dict[str, list[str]]:
+        """The names of the columns of each table."""
+        return {name: schema.names for name, schema in self._schemas.items()}
+
     def close(self) -> None:
         self._db.close()
 
@@ -90,13 +97,32 @@ class Catalog:
     def _add(self, schemas: Mapping[str, pa.Schema], name: str) -> None:
         if name not in schemas:
             near = difflib.get_close_matches(name, list(schemas), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables` lists the tables"
-            raise NotFound(f"there is no table {name}", hint=hint)
+            meant = f"did you mean {' or '.join(near)}?" if near else ""
+            if needs := needs_helper(name, meant):
+                raise needs
+            raise NotFound(f"there is no table {name}", hint=meant or "`probingctl tables` lists the tables")
         self._db.register("arrow_schema", schemas[name].empty_table())
         columns = self.describe("SELECT * FROM arrow_schema")
         self._db.unregister("arrow_schema")
         create_table(self._db, name, columns)
         self.columns[name] = columns
+
+    @contextmanager
+    def beside(self, selects: Mapping[str, str]) -> Iterator[None]:
+        """Tables of what ``selects`` return, by name, in place for the time of the context."""
+        made: list[str] = []
+        try:
+            for name, sql in selects.items():
+                self.require(table_name(table) for table in tables_in(parse(sql)))
+                self.columns[name] = self.describe(sql)
+                create_table(self._db, name, self.columns[name])
+                made.append(name)
+            yield
+        finally:
+            for name in selects:
+                self.columns.pop(name, None)
+            for name in made:
+                self._db.execute(f"DROP TABLE {quoted(name)}")
 
     def describe(self, sql: str) -> Columns:
         """Names and DuckDB types of what ``sql`` returns. Raises QueryError when it does not bind."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlglot
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
 
-__all__ = ("expression", "parse", "table_name", "tables_in", "to_sql")
+__all__ = ("evaluates_code", "expression", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
 
 MAX_TEXT = 64 * 1024
+_EXPRESSION = re.compile(r"\bpython\s*\.\s*`([^`]{1,200})`", re.IGNORECASE)
+_LATER = "needs the in-process helper, which does not exist yet"
+_READ = "`probingctl vars` reads variables from outside"
 
 
 def parse(sql: str) -> exp.Query:
@@ -19,13 +24,38 @@ def parse(sql: str) -> exp.Query:
     try:
         statements = [s for s in sqlglot.parse(sql, dialect="duckdb") if s is not None]
     except sqlglot.errors.SqlglotError as e:
-        raise QueryRejected(f"this is not SQL that can be read: {_first_line(e)}") from None
+        raise evaluates_code(sql) or QueryRejected(f"this is not SQL that can be read: {_first_line(e)}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise QueryRejected("a query is one SELECT")
     root = statements[0]
     if root.find(exp.Insert, exp.Update, exp.Delete, exp.Copy, exp.Command, exp.Create, exp.Into):
         raise QueryRejected("a query only reads")
     return root
+
+
+def evaluates_code(sql: str) -> QueryRejected | None:
+    """The refusal of a query that is no SQL for a python.`EXPRESSION` in it, as Probing has them; None: it has none."""
+    found = _EXPRESSION.search(sql)
+    return _evaluation(found.group(1)) if found else None
+
+
+def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
+    """The refusal of a table ``name`` that only code inside a job could fill; None: it is not such a name.
+
+    ``meant`` says which other names are near to it.
+    """
+    schema, _, table = name.partition(".")
+    if schema.lower() != "python" or not table:
+        return None
+    if not re.fullmatch(r"\w+", table):
+        return _evaluation(table)
+    hint = f"{meant} A table that a job fills itself (ExternalTable) {_LATER}".strip()
+    return QueryRejected(f"there is no table {name[:80]}", hint=hint)
+
+
+def _evaluation(code: str) -> QueryRejected:
+    shown = " ".join(code.split())[:80]
+    return QueryRejected(f"python.`{shown}` evaluates code inside a process: that {_LATER}", hint=_READ)
 
 
 def expression(sql: str) -> exp.Expr:

@@ -10,19 +10,22 @@ open (ties under LIMIT, the order of additions of floats). There are three ways,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
 from probing.api.errors import QueryError, QueryRejected
+from probing.api.tables.schema import View
+from probing.api.tables.views import VIEWS
 from probing.federation.aggregate import aggregate_plan
-from probing.federation.catalog import Catalog, Columns, api_catalog, quoted_column, same_types
+from probing.federation.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
 from probing.federation.dialect import parse, table_name, tables_in, to_sql
 from probing.federation.functions import require_row_functions
 from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
 from probing.federation.ship import ship_parts
 from probing.federation.times import fix_times
+from probing.federation.views import expand, known_columns, set_apart
 
 __all__ = ("Part", "Plan", "plan")
 
@@ -42,21 +45,37 @@ class Plan:
     columns: Columns
 
 
-def plan(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
+def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
     """How to answer ``sql`` from many nodes. ``now_ns`` (UTC ns) is what it means by now.
 
-    ``catalog`` has the tables as nodes show them; those of probing.api when left out.
+    ``catalog`` has the tables as nodes show them; those of probing.api when left out. ``views`` are put in here: nodes
+    need not know them.
     Raises QueryRejected for what is no SELECT, NotFound for an unknown table, QueryError when it does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
         with chosen.lock:
-            return _plan(fix_times(parse(sql), now_ns), chosen)
+            return _plan(parse(sql), now_ns, chosen, views)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply") from None
 
 
-def _plan(root: exp.Query, catalog: Catalog) -> Plan:
+def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, View]) -> Plan:
+    columns = known_columns(views, catalog.schemas)
+    apart = set_apart(root, views, columns)
+    root = fix_times(root, now_ns)
+
+    def with_views(sql: str) -> str:
+        return to_sql(fix_times(expand(parse(sql), {**views, **apart}, columns), now_ns))
+
+    with catalog.beside({name: with_views(f"SELECT * FROM {quoted(name)}") for name in apart}):
+        found = _split(root, catalog)
+    if not apart:
+        return found
+    return replace(found, parts=tuple(replace(part, sql=with_views(part.sql)) for part in found.parts))
+
+
+def _split(root: exp.Query, catalog: Catalog) -> Plan:
     names = [table_name(table) for table in tables_in(root)]
     catalog.require(names)
     columns = catalog.describe(to_sql(root))

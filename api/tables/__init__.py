@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.api.tables import comm, cuda, probing, process, python, train
+from probing.api.tables import comm, cuda, probing, process, python, rdma, train
 from probing.api.tables.schema import Column, Table
 
 __all__ = ("TABLES", "Column", "Table", "table_named")
@@ -28,11 +28,14 @@ TABLES: dict[str, Table] = {
         python.VARIABLES,
         python.TRAINING_METRICS,
         python.FLIGHT_RECORD,
+        rdma.PORTS,
         probing.SOURCES,
         probing.LOSSES,
         probing.COST,
         probing.TABLE_DOCS,
         probing.COLUMN_DOCS,
+        probing.VIEWS,
+        probing.SETTINGS,
         probing.MEMBERS,
     )
 }

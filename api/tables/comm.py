@@ -18,13 +18,18 @@ _BUS_FACTOR = (
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
     " ELSE 1.0 END"
 )
+# Of an exact end its difference to t_call is stored. Of others the time itself: operations that one wait or one look
+# of a watchdog has found finished share it, and then it costs nothing; and how much earlier the end can have been.
+# Rows of before that have differences for both. Each of these is NULL where the other is used.
+_HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
+_WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
+_LO = f"coalesce(done_lo_ns, {_HI} - done_within_ns)"
 # Of an operation on a CUDA stream the start is not seen, and its end lies in an interval: from its launch to the
 # middle, where the interval is a tenth of that at most.
-_LAUNCHED = "coalesce(launch_ns_after, 0)"
-_MIDDLE = f"(done_lo_ns + done_hi_ns) // 2 - {_LAUNCHED}"
+_MIDDLE = f"({_LO} + {_HI}) // 2 - coalesce(launch_ns_after, 0)"
 _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
-    f" WHEN (done_hi_ns - done_lo_ns) * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
+    f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
 _ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({_MOVED}) / ({_DURATION})::DOUBLE END"
 
@@ -95,9 +100,9 @@ _OPS_COLUMNS = (
         "t_done_lo",
         TIME,
         "The work was certainly not finished before this time, UTC.",
-        _AFTER_CALL.format("CASE WHEN timing_source = 'exact' THEN done_hi_ns ELSE done_lo_ns END"),
+        _AFTER_CALL.format(f"CASE WHEN timing_source = 'exact' THEN done_hi_ns ELSE {_LO} END"),
     ),
-    Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format("done_hi_ns")),
+    Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format(_HI)),
     Column(
         "timing_source",
         NAME,
@@ -143,6 +148,8 @@ OPS = Table(
         pa.field("start_ns_after", I64),
         pa.field("done_lo_ns", I64),
         pa.field("done_hi_ns", I64),
+        pa.field("done_hi", TIME),
+        pa.field("done_within_ns", I64),
     ),
     sort_by=("job", "comm", "rank", "ts"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SOURCES", "TABLE_DOCS")
+__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SETTINGS", "SOURCES", "TABLE_DOCS", "VIEWS")
 
 _NODE = (
     Column("node", NAME, "Name of the node."),
@@ -65,7 +65,10 @@ TABLE_DOCS = Table(
         Column("table_schema", TEXT, "Schema of the table."),
         Column("table_name", TEXT, "Name of the table in its schema."),
         Column("description", TEXT, "What it holds."),
-        Column("live", TEXT, "yes for a table that is filled when a query names it, else no."),
+        Column("live", TEXT, "yes for a table that is filled when a query names it, view for a view, else no."),
+        Column("synonyms", TEXT, "Other words for it, as Probing has them; NULL: none are kept."),
+        Column("notes", TEXT, "For a view, the tables that its rows come from; else NULL."),
+        Column("global_name", TEXT, "Its name for the rows of all nodes: global.SCHEMA.NAME."),
     ),
 )
 
@@ -79,6 +82,32 @@ COLUMN_DOCS = Table(
         Column("column_name", TEXT, "Name of the column."),
         Column("type", TEXT, "Arrow type of the column."),
         Column("description", TEXT, "What it means."),
+    ),
+)
+
+VIEWS = Table(
+    "probing.views",
+    "The views that users wrote, view.NAME, with their SQL (live).",
+    (
+        *_NODE,
+        Column("name", TEXT, "Name of the view behind view."),
+        Column("sql", TEXT, "Its SELECT; NULL where it cannot be used, see problem."),
+        Column("doc", TEXT, "What its first comment lines say."),
+        Column("problem", TEXT, "Why it cannot be used; NULL where it can."),
+    ),
+)
+
+SETTINGS = Table(
+    "probing.settings",
+    "Settings as they hold now, and those that were changed for single jobs or processes (live).",
+    (
+        *_NODE,
+        Column("key", TEXT, "Name of the setting."),
+        Column("value", TEXT, "Its value, as a configuration file would have it."),
+        Column("default", TEXT, "Its value where nothing sets it."),
+        Column("job", TEXT, "Job that it holds for; empty: all."),
+        Column("pid", I32, "Process that it holds for; 0: all."),
+        Column("doc", TEXT, "What it sets."),
     ),
 )
 

@@ -68,7 +68,8 @@ STACKS = Table(
     "The stacks that python.samples names. One stack can have several rows, all with the same frames.",
     _STACK_COLUMNS,
     stored(_STACK_COLUMNS),
-    sort_by=("stack_id", "ts"),
+    # In the order in which they came up neighbours have most frames in common.
+    sort_by=("ts", "stack_id"),
 )
 
 _VARIABLE_COLUMNS = (

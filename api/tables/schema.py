@@ -6,13 +6,14 @@ over stored columns. The query engine builds its views from these; ``probing.col
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ("BOOL", "F64", "I32", "I64", "NAME", "TEXT", "TIME", "U64", "Column", "Table", "stored")
+__all__ = ("BOOL", "F64", "I32", "I64", "NAME", "TEXT", "TIME", "U64", "Column", "Table", "View", "stored", "view")
 
 BOOL = pa.bool_()
 I32 = pa.int32()
@@ -24,6 +25,17 @@ TEXT = pa.string()
 NAME = pa.dictionary(pa.int32(), pa.string())
 # UTC by definition, without a zone, so that DuckDB reads it as TIMESTAMP_NS.
 TIME = pa.timestamp("ns")
+_SQL_TYPES = {
+    BOOL: "BOOLEAN",
+    I32: "INTEGER",
+    I64: "BIGINT",
+    U64: "UBIGINT",
+    F64: "DOUBLE",
+    TEXT: "VARCHAR",
+    NAME: "VARCHAR",
+    TIME: "TIMESTAMP_NS",
+}
+_PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,11 @@ class Column:
     type: pa.DataType
     doc: str
     sql: str | None = None
+
+    @property
+    def plain_type(self) -> pa.DataType:
+        """The type as shown."""
+        return self.type.value_type if isinstance(self.type, pa.DictionaryType) else self.type
 
 
 @dataclass(frozen=True)
@@ -58,12 +75,46 @@ class Table:
     @cached_property
     def logical(self) -> pa.Schema:
         """The Arrow schema of rows as shown."""
-        return pa.schema([pa.field(c.name, _plain(c.type)) for c in self.columns])
+        return pa.schema([pa.field(c.name, c.plain_type) for c in self.columns])
 
     @property
     def select_list(self) -> str:
         """The SQL that turns a stored row into a shown one."""
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in self.columns)
+
+
+@dataclass(frozen=True)
+class View:
+    """A name for a SELECT over tables and other views, which is put in where a query names it.
+
+    ``columns`` may be empty where only a database can tell them. ``local``: what it makes of the rows of all nodes
+    together is what it makes of each node's by themselves, so that a node can answer for its own. ``single``: each
+    LEFT JOIN in it finds at most one row, so that one whose columns nobody names can be left out.
+    """
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    sql: str
+    local: bool = False
+    single: bool = False
+
+
+def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:
+    """A view of ``columns`` over what follows FROM in ``source``; without one it has no rows.
+
+    The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions that name more than a
+    column are cast, so that each column has its type. Each LEFT JOIN of ``source`` must find at most one row.
+    """
+    items = ", ".join(f'{_typed(column)} AS "{column.name}"' for column in columns)
+    rows = f"FROM {source}" if source else "WHERE false"
+    return View(name, doc, columns, f"SELECT {items} {rows}", local=local and bool(source), single=True)
+
+
+def _typed(column: Column) -> str:
+    if column.sql is not None and _PLAIN_COLUMN.fullmatch(column.sql):
+        return column.sql
+    return f"CAST({column.sql or 'NULL'} AS {_SQL_TYPES[column.type]})"
 
 
 def stored(
@@ -72,7 +123,3 @@ def stored(
     """The storage of a table: its columns without an expression, and fields that only expressions read."""
     own = [pa.field(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -19,11 +19,16 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
+from probing.api.tables.schema import View
 from probing.api.tables.user import SCHEMA as USER
+from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.ranges import Range, job_names, time_ranges
+from probing.federation.dialect import evaluates_code, needs_helper
+from probing.federation.names import GLOBAL, USER_VIEWS
 from probing.federation.times import fix_times
+from probing.federation.views import expand, known_columns
 
 __all__ = ("Checked", "check")
 
@@ -32,11 +37,20 @@ MAX_NESTING = 64
 MAX_NODES = 10_000
 # DuckDB plans them recursively.
 MAX_QUERIES = 200
+# How much larger views may make a query.
+MAX_GROWTH = 4
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
 _TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
 _SHOW_TABLES = "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs"
+_HINTS: dict[type[exp.Expr], str] = {
+    exp.Show: _SHOW_TABLES,
+    exp.Describe: _SHOW_TABLES,
+    exp.Summarize: _SHOW_TABLES,
+    exp.Set: "`probingctl config KEY=VALUE` sets, and SELECT * FROM probing.settings shows what is set",
+}
+_ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
 
 # What it has to say of a query goes into the error.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
@@ -45,31 +59,37 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 @dataclass(frozen=True)
 class Checked:
     """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted, and ``ranges`` says
-    which times it can need of each, ``jobs`` which jobs (None: any). ``users`` are those that TABLES does not have."""
+    which times it can need of each, ``jobs`` which jobs (None: any). ``users`` are those that TABLES does not have.
+    ``warnings`` are for who asks."""
 
     sql: str
     tables: tuple[str, ...]
     ranges: dict[str, Range]
     users: dict[str, Table] = field(default_factory=dict)
     jobs: dict[str, frozenset[str] | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
-def check(sql: str, now_ns: int, users: Callable[[], Mapping[str, Table]] = dict) -> Checked:
+def check(
+    sql: str,
+    now_ns: int,
+    users: Callable[[], Mapping[str, Table]] = dict,
+    views: Callable[[], Mapping[str, View]] = dict,
+) -> Checked:
     """Check ``sql``; ``now_ns`` (UTC ns) is what ``now()`` and its kin mean in it. ``users`` gives the tables of the
-    schema ``user``, and is asked when the query names one.
+    schema ``user``, ``views`` the views of the schema ``view``; each is asked when the query names one.
 
-    Raises QueryRejected, which names what was refused, and what ``users`` raises.
+    Raises QueryRejected, which names what was refused, and what ``users`` and ``views`` raise.
     """
-    users = cache(users)
+    users, views = cache(users), cache(views)
     try:
         root = _parse(sql)
-        nodes = list(root.walk())
-        if len(nodes) > MAX_NODES or sum(isinstance(node, exp.Query) for node in nodes) > MAX_QUERIES:
-            raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")
-        for node in nodes:
+        _check_count(root, 1)
+        warnings = _expand(root, users, views)
+        for node in _check_count(root, MAX_GROWTH):
             _check_node(node)
         # Pairs, not a dict: sqlglot holds nodes of equal text for equal.
-        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users))]
+        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
         ranges, jobs = time_ranges(tables), job_names(tables)
@@ -79,10 +99,30 @@ def check(sql: str, now_ns: int, users: Callable[[], Mapping[str, Table]] = dict
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
     own = {name: users()[name] for name in ranges if name not in TABLES}
-    return Checked(printed, tuple(sorted(ranges)), ranges, own, jobs)
+    return Checked(printed, tuple(sorted(ranges)), ranges, own, jobs, warnings)
 
 
-def _parse(sql: str) -> exp.Expr:
+def _expand(
+    root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
+) -> tuple[str, ...]:
+    """Puts in the views that ``root`` names. A warning for names of all nodes, of which this is one."""
+    named = [(table.catalog.lower(), table.db.lower()) for table in root.find_all(exp.Table)]
+    own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
+    more = users() if any(place == (GLOBAL, USER) for place in named) else {}
+    known = {**VIEWS, **own}
+    expand(root, known, known_columns(known, {name: [c.name for c in table.columns] for name, table in more.items()}))
+    return (_ONE_NODE,) if any(catalog == GLOBAL for catalog, _ in named) else ()
+
+
+def _check_count(root: exp.Query, times: int) -> list[exp.Expr]:
+    """All nodes of ``root``, which may be ``times`` as many as those of a query without views."""
+    nodes = list(root.walk())
+    if len(nodes) > MAX_NODES * times or sum(isinstance(node, exp.Query) for node in nodes) > MAX_QUERIES * times:
+        raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")
+    return nodes
+
+
+def _parse(sql: str) -> exp.Query:
     if len(sql) > MAX_TEXT:
         raise QueryRejected(f"the query is longer than {MAX_TEXT} characters", hint="shorten it")
     if any(c < " " and c not in "\t\n\r" for c in sql):
@@ -93,13 +133,13 @@ def _parse(sql: str) -> exp.Expr:
         _check_nesting(tokens)
         statements = [s for s in dialect.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, sql) if s]
     except SqlglotError as e:
-        raise QueryRejected(f"syntax: {_syntax(e)}") from None
+        raise evaluates_code(sql) or QueryRejected(f"syntax: {_syntax(e)}") from None
     if len(statements) != 1:
         raise QueryRejected("no statement" if not statements else "more than one statement", hint="send one SELECT")
     root = statements[0]
     if not isinstance(root, exp.Query):
         kind = "EXPLAIN and the like" if isinstance(root, exp.Command) else type(root).__name__.upper()
-        hint = _SHOW_TABLES if isinstance(root, (exp.Show, exp.Describe, exp.Summarize)) else ""
+        hint = _HINTS.get(type(root), "")
         raise QueryRejected(f"{kind} is not allowed, only SELECT", hint=hint)
     return root
 
@@ -142,31 +182,37 @@ def _function_refused(name: str) -> QueryRejected:
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 
-def _resolve(table: exp.Table, users: Callable[[], Mapping[str, Table]]) -> str | None:
+def _resolve(
+    table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
+) -> str | None:
     """The name of our table, or None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
         raise _function_refused(table.this.name or type(table.this).__name__)
+    if table.catalog:
+        raise _unknown_table(f"{table.catalog}.{table.db}.{table.name}".lower(), TABLES)
     if extra := [key for key, value in table.args.items() if value and key not in _TABLE_ARGS]:
         raise QueryRejected(f"{', '.join(extra)} is not allowed on a table")
     if not table.db:
         if table.name.lower() in _ctes_in_scope(table):
             return None
-        raise _unknown_table(table.name, TABLES)
+        raise _unknown_table(table.name, [*TABLES, *VIEWS])
     name = f"{table.db}.{table.name}".lower()
     known = {**TABLES, **users()} if table.db.lower() == USER else TABLES
     if name not in known:
-        raise _unknown_table(name, known)
+        raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())])
     return name
 
 
-def _unknown_table(name: str, known: Mapping[str, Table]) -> QueryRejected:
-    lower = name.lower()
+def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:
+    lower, known = name.lower(), list(known)
     near = [full for full in known if full.split(".")[1] == lower.split(".")[-1]]
     near += [full for full in difflib.get_close_matches(lower, known, 3) if full not in near]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables` lists the tables"
-    return QueryRejected(f"there is no table {name[:80]}", hint=hint)
+    meant = f"did you mean {' or '.join(near)}?" if near else ""
+    if needs := needs_helper(name, meant):
+        return needs
+    return QueryRejected(f"there is no table {name[:80]}", hint=meant or "`probingctl tables` lists the tables")
 
 
 def _ctes_in_scope(table: exp.Expr) -> set[str]:

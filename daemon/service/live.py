@@ -1,4 +1,4 @@
-"""Live tables that the service makes itself: the docs of all tables, the nodes that it knows, and the sources."""
+"""Live tables that the service makes itself: docs, users' views, settings, the nodes that it knows, and the sources."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from probing.api.errors import PeerError
-from probing.api.tables import TABLES, Table
+from probing.api.tables import TABLES, Column, Table
+from probing.api.tables.schema import View
+from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
-from probing.daemon.service.rdma import read_ports
+from probing.federation.views import base_tables
 
 __all__ = ("live_tables",)
 
@@ -21,9 +23,13 @@ def live_tables(
     members: Callable[[], Rows],
     status: Callable[[], Mapping[str, Any]],
     users: Callable[[], Mapping[str, Table]] = dict,
+    *,
+    views: Callable[[], Rows] = list,
+    settings: Callable[[], Rows] = list,
 ) -> dict[str, Callable[[], bytes]]:
     """Makers of Arrow IPC streams by table name. ``members`` gives rows of cluster.members, ``status`` the
-    collector's status, whose ``sources`` become rows of probing.sources, ``users`` the tables of users' probes."""
+    collector's status, whose ``sources`` become rows of probing.sources, ``users`` the tables of users' probes,
+    ``views`` rows of probing.views, and ``settings`` rows of probing.settings."""
 
     def known() -> Iterable[Table]:
         try:
@@ -40,36 +46,46 @@ def live_tables(
         return make
 
     return {
-        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known())),
+        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known(), _usable(views()))),
         "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known())),
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
+        "probing.views": maker("probing.views", views),
+        "probing.settings": maker("probing.settings", settings),
         "cluster.members": maker("cluster.members", members),
-        "rdma.ports": maker("rdma.ports", read_ports),
     }
 
 
-def _table_docs(tables: Iterable[Table]) -> Rows:
-    rows = []
-    for table in tables:
-        schema, _, name = table.name.partition(".")
-        live = "yes" if table.live else "no"
-        rows.append({"table_schema": schema, "table_name": name, "description": table.doc, "live": live})
-    return rows
+def _usable(views: Rows) -> list[View]:
+    return [View(f"view.{row['name']}", row["doc"], (), row["sql"]) for row in views if row["sql"]]
+
+
+def _table_docs(tables: Iterable[Table], views: Iterable[View]) -> Rows:
+    rows = [_table_doc(table.name, table.doc, "yes" if table.live else "no") for table in tables]
+    return rows + [
+        {**_table_doc(view.name, view.doc, "view"), "notes": ", ".join(base_tables(view)) or None}
+        for view in (*VIEWS.values(), *views)
+    ]
+
+
+def _table_doc(name: str, doc: str, live: str) -> dict[str, Any]:
+    schema, _, table = name.partition(".")
+    return {
+        "table_schema": schema, "table_name": table, "description": doc, "live": live, "global_name": f"global.{name}"
+    }  # fmt: skip
 
 
 def _column_docs(tables: Iterable[Table]) -> Rows:
-    rows = []
-    for table in tables:
-        schema, _, name = table.name.partition(".")
-        for column in table.columns:
-            kind = str(table.logical.field(column.name).type)
-            rows.append(
-                {
-                    "table_schema": schema, "table_name": name, "column_name": column.name, "type": kind,
-                    "description": column.doc,
-                }
-            )  # fmt: skip
-    return rows
+    named: list[tuple[str, Iterable[Column]]] = [(table.name, table.columns) for table in tables]
+    named += [(view.name, view.columns) for view in VIEWS.values()]
+    return [_column_doc(name, column) for name, columns in named for column in columns]
+
+
+def _column_doc(table: str, column: Column) -> dict[str, Any]:
+    schema, _, name = table.partition(".")
+    return {
+        "table_schema": schema, "table_name": name, "column_name": column.name, "type": str(column.plain_type),
+        "description": column.doc,
+    }  # fmt: skip
 
 
 def _sources(status: Mapping[str, Any]) -> Rows:

@@ -9,6 +9,7 @@ import pytest
 from e2e_support import Daemon, wait_for
 
 from probing.api.tables import TABLES
+from probing.api.tables.views import VIEWS
 
 EVERYDAY = (
     "ts > now() - interval 5 minute",
@@ -42,10 +43,11 @@ def expressions() -> tuple[str, ...]:
     assert len(EVERYDAY) >= 20
     return EVERYDAY
 
+NAMED = (*TABLES.values(), *VIEWS.values())
 # What a job on gloo does not do, what nobody asked for, and what comes and goes.
 MAY_BE_EMPTY = {
     *("comm.inflight", "comm.ras", "cuda.launches", "cuda.memory", "cuda.syncs", "process.logs"),
-    *("probing.cost", "probing.losses", "python.torch_nccl_flight_record", "train.steps"),
+    *("probing.cost", "probing.losses", "probing.views", "python.torch_nccl_flight_record", "train.steps"),
 }
 
 
@@ -64,14 +66,14 @@ def test_every_column_has_a_doc(daemon: Daemon) -> None:
     rows = daemon.query(
         "SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs"
     )
-    assert {(r["t"], r["c"]) for r in rows} == {(t.name, c.name) for t in TABLES.values() for c in t.columns}
+    assert {(r["t"], r["c"]) for r in rows} == {(t.name, c.name) for t in NAMED for c in t.columns}
     assert all(len(r["d"]) > 10 for r in rows)
     documented = daemon.query("SELECT table_schema || '.' || table_name AS t, description AS d FROM probing.table_docs")
-    assert {r["t"] for r in documented} == set(TABLES)
+    assert {r["t"] for r in documented} == {t.name for t in NAMED}
 
 
 def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
-    for table in TABLES.values():
+    for table in NAMED:
         daemon.query(f"SELECT {', '.join(c.name for c in table.columns)} FROM {table.name} LIMIT 1")
 
 

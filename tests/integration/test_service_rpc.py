@@ -25,6 +25,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
 from probing.api.tables.user import user_table, user_table_to
+from probing.api.tables.views import VIEWS
 from probing.daemon.collector.control import ControlServer
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
@@ -221,10 +222,11 @@ def test_docs_members_and_sources_are_tables(service: Service) -> None:
     table, _ = service.query("SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d "
                              "FROM probing.column_docs")  # fmt: skip
     rows = table.to_pylist()
-    assert {(row["t"], row["c"]) for row in rows} == {(t.name, c.name) for t in TABLES.values() for c in t.columns}
+    tables = [*TABLES.values(), *VIEWS.values()]
+    assert {(row["t"], row["c"]) for row in rows} == {(t.name, c.name) for t in tables for c in t.columns}
     assert all(row["d"] for row in rows)
     table, _ = service.query("SELECT count(*) AS n, count(DISTINCT node) AS nodes FROM probing.table_docs")
-    assert table.to_pylist() == [{"n": len(TABLES), "nodes": 1}]
+    assert table.to_pylist() == [{"n": len(TABLES) + len(VIEWS), "nodes": 1}]
     table, _ = service.query("SELECT member, address, state FROM cluster.members ORDER BY state")
     assert table.to_pylist() == [
         {"member": "n0", "address": service.tcp, "state": "healthy"},

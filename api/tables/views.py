@@ -1,0 +1,12 @@
+"""The views: names and columns of Probing, whose SQL runs here, over the tables of this package."""
+
+from __future__ import annotations
+
+from probing.api.tables import views_nccl, views_node, views_python
+from probing.api.tables.schema import View
+
+__all__ = ("VIEWS",)
+
+VIEWS: dict[str, View] = {
+    view.name: view for view in (*views_python.VIEWS, *views_nccl.VIEWS, *views_node.VIEWS)
+}

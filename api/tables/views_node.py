@@ -1,0 +1,81 @@
+"""Ranks, tables and settings of a node under the names that Probing and other engines have for them."""
+
+from __future__ import annotations
+
+from probing.api.tables import probing
+from probing.api.tables.schema import I32, I64, TEXT, Column, view
+from probing.api.tables.views_columns import ROLE, identity, unknown
+
+__all__ = ("VIEWS",)
+
+_LAUNCHER = "only the launcher knows"
+
+CLUSTER_NODES = view(
+    "cluster.nodes",
+    "The ranks that train or have ended lately, a row a rank, from process.processes; cluster.members has the nodes.",
+    (
+        *identity("p"),
+        Column("host", TEXT, "Name of the node.", "p.node"),
+        Column("addr", TEXT, "Where the node's daemon is asked.", "m.address"),
+        Column("local_rank", I32, "Rank on the node.", "p.local_rank"),
+        Column("rank", I32, "Rank in the job.", "p.rank"),
+        Column("world_size", I32, "Ranks of the job.", "p.world_size"),
+        Column("group_rank", I32, "Index of the node in the job; NULL when the launcher does not say.", "p.node_rank"),
+        *unknown(I32, _LAUNCHER, "group_world_size"),
+        *unknown(TEXT, _LAUNCHER, "role_name"),
+        *unknown(I32, _LAUNCHER, "role_rank", "role_world_size"),
+        ROLE,
+        Column(
+            "status",
+            TEXT,
+            "running, or dead for a process that has ended.",
+            "CASE WHEN p.state IN ('exited', 'zombie') THEN 'dead' ELSE 'running' END",
+        ),
+        Column("timestamp", I64, "When that was so, microseconds since 1970.", "epoch_us(p.ts)"),
+    ),
+    "process.processes AS p LEFT JOIN cluster.members AS m ON p.node = m.node AND p.node = m.member"
+    " WHERE p.role = 'trainer'",
+)
+
+_CATALOG = Column("table_catalog", TEXT, "Always probe, Probing's name for what a node has.", "'probe'")
+_KINDS = "CASE WHEN t.live = 'view' THEN 'VIEW' ELSE 'BASE TABLE' END"
+TABLES = view(
+    "information_schema.tables",
+    "Tables and views, from probing.table_docs.",
+    (
+        _CATALOG,
+        Column("table_schema", TEXT, "Schema of the table.", "t.table_schema"),
+        Column("table_name", TEXT, "Name of the table in its schema.", "t.table_name"),
+        Column("table_type", TEXT, "BASE TABLE or VIEW.", _KINDS),
+        Column("node", TEXT, "Name of the node that says so.", "t.node"),
+    ),
+    "probing.table_docs AS t",
+)
+
+COLUMNS = view(
+    "information_schema.columns",
+    "Columns of all tables and views, from probing.column_docs.",
+    (
+        _CATALOG,
+        Column("table_schema", TEXT, "Schema of the table.", "c.table_schema"),
+        Column("table_name", TEXT, "Name of the table in its schema.", "c.table_name"),
+        Column("column_name", TEXT, "Name of the column.", "c.column_name"),
+        Column("data_type", TEXT, "Arrow type of the column.", "c.type"),
+        Column("node", TEXT, "Name of the node that says so.", "c.node"),
+    ),
+    "probing.column_docs AS c",
+)
+
+DF_SETTINGS = view(
+    "information_schema.df_settings",
+    "Settings, from probing.settings, with Probing's prefix before their names.",
+    (
+        Column("name", TEXT, "Name of the setting behind probing.", "'probing.' || s.key"),
+        Column("value", TEXT, "Its value, as a configuration file would have it.", "s.value"),
+        Column("description", TEXT, "What it sets.", "s.doc"),
+        Column("node", TEXT, "Name of the node.", "s.node"),
+    ),
+    f"{probing.SETTINGS.name} AS s",
+)
+
+VIEWS = (CLUSTER_NODES, TABLES, COLUMNS, DF_SETTINGS)

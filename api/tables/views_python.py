@@ -1,0 +1,202 @@
+"""What Probing's hooks inside a job write under ``python``, as far as it shows from outside."""
+
+from __future__ import annotations
+
+from probing.api.tables import comm, python, train
+from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, view
+from probing.api.tables.views_columns import MICRO, ROLE, chosen, identity, process_of, step_of, unknown
+
+__all__ = ("VIEWS",)
+
+_STEP = "CASE WHEN o.ts <= s.t_end THEN s.step END"
+_STEP_DOC = "Step of train.steps in which it was called; NULL where no step that has ended covers it."
+_STEPS = tuple(Column(name, I64, _STEP_DOC, _STEP) for name in ("local_step", "global_step"))
+_STEPS_THEMSELVES = chosen(train.STEPS, "s", local_step="step", global_step="step")
+_SIZE_DOC = "Ranks of the job; NULL once the node has forgotten the process."
+_WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, "p.world_size")
+_MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
+_MS = Column("duration_ms", F64, _MS_DOC, "o.duration_ns / 1e6")
+_NOT_READ = "tensors are not read from outside"
+_HELPER = "spans are known to the job alone; without the in-process helper the view is empty"
+
+COMM_COLLECTIVE = view(
+    "python.comm_collective",
+    "Collective operations under Probing's names, from comm.ops: seen in the library, not in torch.distributed.",
+    (
+        *identity("o"),
+        *MICRO,
+        *_STEPS,
+        *chosen(comm.OPS, "o", "rank"),
+        _WORLD_SIZE,
+        ROLE,
+        *chosen(comm.OPS, "o", "op", group_rank="comm_rank", group_size="comm_size"),
+        *unknown(TEXT, "other nodes know the other ranks; comm.communicators has them", "participate_ranks"),
+        *unknown(TEXT, _NOT_READ, "tensor_shape"),
+        *chosen(comm.OPS, "o", "bytes", tensor_dtype="dtype"),
+        _MS,
+        Column("async_op", I32, "1 when the caller asked not to wait, else 0; NULL when not known.", "o.async_op::INT"),
+        *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
+    ),
+    f"comm.ops AS o {step_of('o')} {process_of('o')} WHERE o.op NOT IN ('send', 'recv')",
+)
+
+_RANKS_OF_COMM = "a rank of the communicator; NULL but for send, recv and operations with a root."
+NCCL_TRACE = view(
+    "python.nccl_trace",
+    "Operations with their ends, from comm.ops of all backends.",
+    (
+        *identity("o"),
+        *chosen(comm.OPS, "o", "rank", operation="op"),
+        Column(
+            "src_rank",
+            I32,
+            f"Whose data it is, {_RANKS_OF_COMM}",
+            "CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
+            " WHEN o.op IN ('broadcast', 'scatter') THEN o.root END",
+        ),
+        Column(
+            "dst_rank",
+            I32,
+            f"Who gets it, {_RANKS_OF_COMM}",
+            "CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
+            " WHEN o.op IN ('reduce', 'gather') THEN o.root END",
+        ),
+        *chosen(comm.OPS, "o", bytes_transferred="bytes"),
+        _MS,
+        Column("step", I64, _STEP_DOC, _STEP),
+        *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
+    ),
+    f"comm.ops AS o {step_of('o')}",
+)
+
+# Allocations and frees change a sum over the rows of a process, which say how much each stack holds.
+_HELD = (
+    "(SELECT node, pid, start_ns, ts, held, max(held) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS peak"
+    " FROM (SELECT node, pid, start_ns, ts, sum(change) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS held"
+    " FROM (SELECT node, pid, start_ns, ts, live_bytes - coalesce(lag(live_bytes) OVER"
+    " (PARTITION BY node, pid, start_ns, kind, size_class, stack ORDER BY ts), 0) AS change"
+    " FROM cuda.memory WHERE kind <> 'host')))"
+)
+_SAME = "s.node = {0}.node AND s.pid = {0}.pid AND s.start_ns = {0}.start_ns"
+_HELD_BY_CUDA = (
+    "the process got from the CUDA runtime and holds at the end of the step, MB, counted since it is watched; the"
+    " allocator's caches are in it, unlike in torch's own figure; NULL where cuda.memory has nothing"
+)
+
+
+def _mb(name: str, sql: str, doc: str) -> Column:
+    return Column(name, F64, doc, f"({sql}) / 1048576.0")
+
+
+TORCH_TRACE = view(
+    "python.torch_trace",
+    "Steps as rows of Probing's module hooks: one row a step and rank, of stage post step; no module is seen.",
+    (
+        *identity("s"),
+        *MICRO,
+        *_STEPS_THEMSELVES,
+        *chosen(train.STEPS, "s", "step"),
+        Column("seq", I64, "Number of the row in its step: 0, as there is one.", "0"),
+        *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
+        Column("stage", TEXT, "Always post step.", "'post step'"),
+        _mb("allocated", "m.held", f"What {_HELD_BY_CUDA}."),
+        _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
+        _mb("cached", "m.held", "The same as allocated: a cache is not told from what is in use."),
+        _mb("max_cached", "m.peak", "The same as max_allocated."),
+        Column("time_offset", F64, "From the begin of the step to the row, s: as duration.", "s.duration_ns / 1e9"),
+        Column("duration", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "What allocated has grown by in the step, MB."),
+        _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "What max_allocated has grown by in the step, MB."),
+        *chosen(train.STEPS, "s", "rank"),
+        _WORLD_SIZE,
+        ROLE,
+        Column(
+            "allocated_source",
+            TEXT,
+            "Where allocated comes from: cuda.memory; NULL where it is not known.",
+            "CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' END",
+        ),
+    ),
+    f"train.steps AS s ASOF LEFT JOIN {_HELD} AS m ON {_SAME.format('m')} AND s.t_end >= m.ts"
+    f" ASOF LEFT JOIN {_HELD} AS b ON {_SAME.format('b')} AND s.ts >= b.ts {process_of('s')}",
+)
+
+_NO_HOOK = "no hook runs inside the job, so that none is sampled or left out"
+TORCH_STEP_TIMING = view(
+    "python.torch_step_timing",
+    "How long each step took, from train.steps; Probing compares steps with and without its hooks by it.",
+    (
+        *identity("s"),
+        *MICRO,
+        *_STEPS_THEMSELVES,
+        *chosen(train.STEPS, "s", "rank"),
+        _WORLD_SIZE,
+        ROLE,
+        Column("step_duration_sec", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column("is_shadow", I32, "1 for a step without Probing's hooks: always 1, no hook runs inside a job.", "1"),
+        Column("sampled", I32, "1 for a step that hooks have sampled: always 0.", "0"),
+        *unknown(I32, _NO_HOOK, "shadow_normal", "shadow_baseline"),
+        *unknown(F64, _NO_HOOK, "sample_rate"),
+        *unknown(TEXT, _NO_HOOK, "sample_mode"),
+        *chosen(train.STEPS, "s", "source", "confidence"),
+    ),
+    f"train.steps AS s {process_of('s')}",
+)
+
+TRACE_EVENT = view(
+    "python.trace_event",
+    "Spans and events that a job writes with Probing's library: empty until there is an in-process helper.",
+    (
+        *unknown(NAME, _HELPER, "node"),
+        *unknown(TIME, _HELPER, "ts"),
+        *unknown(TEXT, _HELPER, "record_type"),
+        *unknown(I64, _HELPER, "trace_id", "span_id", "parent_id"),
+        *unknown(TEXT, _HELPER, "name", "phase"),
+        *unknown(I64, _HELPER, "time", "thread_id"),
+        *unknown(TEXT, _HELPER, "location", "attributes", "event_attributes"),
+    ),
+)
+
+_GROUP = ("node", "job", "run", "pid", "rank", "snapshot_id", "world_size", "pg_id", "pg_name", "pg_desc")
+
+
+def _last(name: str, condition: str, doc: str) -> Column:
+    return Column(name, I64, doc, f"max(f.collective_seq_id) FILTER (NOT f.is_p2p{condition})")
+
+
+TORCH_NCCL_PG_STATUS = view(
+    "python.torch_nccl_pg_status",
+    "How far each process group had come, from the records of each dump of PyTorch's NCCL flight recorder.",
+    (
+        *chosen(python.FLIGHT_RECORD, "f", *_GROUP),
+        Column("ts", TIME, "When the last of its records was read, UTC.", "max(f.ts)"),
+        *unknown(TEXT, "the dump says nothing of the others", "ranks"),
+        _last("last_enqueued_collective", "", "Largest sequence number of a collective that was enqueued."),
+        _last("last_started_collective", " AND f.state IN ('started', 'completed')", "The same of those that started."),
+        _last("last_completed_collective", " AND f.state = 'completed'", "The same of those that were completed."),
+    ),
+    f"python.torch_nccl_flight_record AS f GROUP BY f.start_ns, {', '.join(f'f.{name}' for name in _GROUP)}",
+)
+
+TRACE_VARIABLES = view(
+    "python.trace_variables",
+    "Watched variables under the names of Probing's tracer, from python.variables.",
+    (
+        *identity("v"),
+        *chosen(python.VARIABLES, "v", "rank", "step", function_name="func"),
+        *unknown(TEXT, "python.variables keeps the function only", "filename"),
+        *unknown(I32, "python.variables keeps the function only", "lineno"),
+        *chosen(python.VARIABLES, "v", "value", variable_name="name", value_type="type"),
+    ),
+    "python.variables AS v",
+)
+
+VIEWS = (
+    COMM_COLLECTIVE,
+    NCCL_TRACE,
+    TORCH_TRACE,
+    TORCH_STEP_TIMING,
+    TRACE_EVENT,
+    TORCH_NCCL_PG_STATUS,
+    TRACE_VARIABLES,
+)

@@ -1,0 +1,40 @@
+"""What the names of tables in a query ask for. Reads the query only where a word of it makes that needed."""
+
+from __future__ import annotations
+
+import re
+
+from probing.api.errors import QueryRejected
+
+__all__ = ("GLOBAL", "LOCAL", "USER_VIEWS", "names_user_views", "wants_all_nodes")
+
+LOCAL = "probe"
+"""The catalog of what a node has: probe.SCHEMA.TABLE is SCHEMA.TABLE."""
+GLOBAL = "global"
+"""The catalog of what all nodes have."""
+USER_VIEWS = "view"
+"""The schema of views that users write."""
+_GLOBAL_WORD = re.compile(rf'\b{GLOBAL}"?\s*\.', re.IGNORECASE)
+_VIEW_WORD = re.compile(rf'\b{USER_VIEWS}"?\s*\.', re.IGNORECASE)
+
+
+def wants_all_nodes(sql: str) -> bool:
+    """Whether a table of ``sql`` is named ``global.SCHEMA.TABLE``; False for what is no query."""
+    return bool(_GLOBAL_WORD.search(sql)) and any(catalog == GLOBAL for catalog, _ in _places(sql))
+
+
+def names_user_views(sql: str) -> bool:
+    """Whether ``sql`` names a ``view.NAME``; False for what is no query."""
+    return bool(_VIEW_WORD.search(sql)) and any(schema == USER_VIEWS for _, schema in _places(sql))
+
+
+def _places(sql: str) -> list[tuple[str, str]]:
+    """Catalog and schema of each table that is named, in lower case."""
+    from sqlglot import exp
+
+    from probing.federation.dialect import parse
+
+    try:
+        return [(table.catalog.lower(), table.db.lower()) for table in parse(sql).find_all(exp.Table)]
+    except (QueryRejected, RecursionError):
+        return []
