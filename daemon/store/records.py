@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +24,12 @@ __all__ = (
     "Positions",
     "Record",
     "ShortHeader",
+    "checked_positions",
+    "checked_table",
     "cut_short",
+    "decoded",
     "newer_format",
+    "number_in",
     "pack_header",
     "pack_record",
     "scan",
@@ -35,6 +40,9 @@ FORMAT_VERSION = 1
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
+MAX_TABLE_NAME = 100
+# Numbers of records, times and counts have to fit a signed 64-bit column.
+MAX_NUMBER = (1 << 63) - 1
 # Small drains are mostly Arrow's metadata, which is mostly zeros; large ones gain too little for what it costs.
 COMPRESS_BELOW = 1 << 16
 
@@ -42,6 +50,8 @@ _HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, 
 _FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
 _CRC_END = 8
 _PLAIN, _ZSTD = 0, 1
+# A table's name becomes a folder.
+_TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 # {ring: {"boot_id": text, "map_id": number, "position": number}}
 Positions = dict[str, dict[str, Any]]
@@ -110,13 +120,13 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
     if version > FORMAT_VERSION:
         raise newer_format(version)
     try:
-        fields = json.loads(bytes(view[_HEADER.size : end]))
+        fields = decoded(bytes(view[_HEADER.size : end]))
         header = PartHeader(
-            int(fields["part"]),
-            int(fields["first_sequence"]),
+            number_in(fields["part"]),
+            number_in(fields["first_sequence"]),
             str(fields["node"]),
-            int(fields["created_ns"]),
-            dict(fields["positions"]),
+            number_in(fields["created_ns"], -MAX_NUMBER),
+            checked_positions(fields["positions"]),
             version,
         )
     except (ValueError, KeyError, TypeError) as e:
@@ -152,6 +162,8 @@ def pack_record(
         }
     )
     raw = b"".join((meta, *(c.data for c in chunks)))
+    if len(meta) > MAX_HEADER:
+        raise FormatError(f"what a record says of itself has {len(meta)} bytes, more than {MAX_HEADER}")
     if len(raw) > MAX_RECORD:
         raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
     stored, codec = raw, _PLAIN
@@ -190,7 +202,7 @@ def _unpack(view: memoryview, start: int) -> Record | None:
         return None
     stored_len, crc, sequence, raw_len, meta_len, codec = _FRAME.unpack_from(view, start)
     end = body + stored_len
-    if end > len(view) or raw_len > MAX_RECORD or meta_len > raw_len:
+    if end > len(view) or raw_len > MAX_RECORD or meta_len > min(raw_len, MAX_HEADER) or sequence >= MAX_NUMBER:
         return None
     if zlib.crc32(view[start + _CRC_END : end]) != crc:
         return None
@@ -198,10 +210,11 @@ def _unpack(view: memoryview, start: int) -> Record | None:
     if raw is None:
         return None
     try:
-        meta = json.loads(bytes(raw[:meta_len]))
-        mono, boot, real = meta["clock"]
+        meta = decoded(bytes(raw[:meta_len]))
+        mono, boot, real = (number_in(value, -MAX_NUMBER) for value in meta["clock"])
         chunks = tuple(_chunks(raw[meta_len:], meta["chunks"]))
-        return Record(sequence, str(meta["boot_id"]), ClockPair(mono, boot, real), meta["positions"], chunks, end)
+        positions = checked_positions(meta["positions"])
+        return Record(sequence, str(meta["boot_id"]), ClockPair(mono, boot, real), positions, chunks, end)
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -209,7 +222,8 @@ def _unpack(view: memoryview, start: int) -> Record | None:
 def _raw(stored: memoryview, raw_len: int, codec: int) -> memoryview | None:
     if codec == _PLAIN:
         return stored if len(stored) == raw_len else None
-    if codec != _ZSTD:
+    # Nothing larger is written compressed: a few bytes cannot ask for much memory.
+    if codec != _ZSTD or raw_len >= COMPRESS_BELOW:
         return None
     try:
         return memoryview(pa.Codec("zstd").decompress(stored, decompressed_size=raw_len, asbytes=True))
@@ -220,10 +234,47 @@ def _raw(stored: memoryview, raw_len: int, codec: int) -> memoryview | None:
 def _chunks(body: memoryview, listed: list[Any]) -> Iterator[Chunk]:
     at = 0
     for table, length, rows in listed:
-        if not isinstance(length, int) or length < 0 or at + length > len(body):
+        if number_in(length) > len(body) - at:
             raise ValueError("a chunk lies outside its record")
-        yield Chunk(str(table), body[at : at + length], int(rows))
+        yield Chunk(checked_table(table), body[at : at + length], number_in(rows, most=MAX_RECORD))
         at += length
+
+
+def decoded(text: bytes) -> dict[str, Any]:
+    """The object that ``text`` is in JSON. Raises ValueError for anything else."""
+    try:
+        value = json.loads(text)
+    except RecursionError as e:
+        raise ValueError("JSON is nested too deeply") from e
+    if not isinstance(value, dict):
+        raise ValueError("JSON is no object")
+    return value
+
+
+def checked_positions(value: Any) -> Positions:
+    """Raises ValueError for what are no ring positions."""
+    if not isinstance(value, dict):
+        raise ValueError("positions are no object")
+    for position in value.values():
+        if not isinstance(position, dict) or not isinstance(position.get("boot_id", ""), str):
+            raise ValueError("a position is no object with a boot")
+        for name in ("map_id", "position", "lost"):
+            number_in(position.get(name, 0))
+    return value
+
+
+def checked_table(name: Any) -> str:
+    """Raises ValueError for what cannot be the name of a table, and so of its folder."""
+    if not isinstance(name, str) or len(name) > MAX_TABLE_NAME or not _TABLE.fullmatch(name):
+        raise ValueError(f"{str(name)[:80]!r} is no name of a table")
+    return name
+
+
+def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
+    """Raises ValueError for what is no integer in these bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError("a number is out of bounds")
+    return value
 
 
 def _json(value: Any) -> bytes:

@@ -29,7 +29,8 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-_NAME = re.compile(r"(\d{12})\.wal")
+# Numbers that no store comes to are not ours: the next one must have twelve digits too.
+_NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
 def part_path(root: Path, number: int) -> Path:
