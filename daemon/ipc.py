@@ -73,8 +73,19 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, header: dict[str, Any], payload: bytes | memoryview = b"", fds: Sequence[int] = ()) -> None:
-        """Raises ChannelClosed when the other end is gone."""
+    def send(
+        self,
+        header: dict[str, Any],
+        payload: bytes | memoryview = b"",
+        fds: Sequence[int] = (),
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``timeout`` in seconds; None: what the last call left. Raises ChannelClosed when the other end is gone,
+        ChannelTimeout when it does not take the message, of which a part may have gone.
+        """
+        if timeout is not None:
+            self._sock.settimeout(timeout)
         text = json.dumps(header, separators=(",", ":")).encode()
         if len(text) > MAX_HEADER or len(payload) > MAX_PAYLOAD or len(fds) > MAX_FDS:
             raise InternalError(f"message too large: header {len(text)}, payload {len(payload)}, fds {len(fds)}")

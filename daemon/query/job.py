@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +27,7 @@ __all__ = ("Job", "Outcome", "new_connection", "run")
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
+PROGRESS_S = 0.25
 # Errors that come from the query and its values; any other may come from a file.
 _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
@@ -36,7 +39,8 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 @dataclass
 class Job:
     """What the engine asks for: checked SQL, ``segments`` (paths) by stored table, the log's ``parts`` (path, length),
-    ``live`` rows by table, the most bytes of the answer, and the tables of ``users`` that it names."""
+    ``live`` rows by table, the most bytes of the answer (0: any number), the tables of ``users`` that it names, and
+    whether its ``progress`` is to be told."""
 
     sql: str
     segments: dict[str, list[str]]
@@ -44,6 +48,7 @@ class Job:
     live: dict[str, pa.Table]
     max_bytes: int
     users: dict[str, Table] = field(default_factory=dict)
+    progress: bool = False
 
     @property
     def known(self) -> dict[str, Table]:
@@ -70,7 +75,9 @@ class Job:
         segments = {str(name): [str(path) for path in paths] for name, paths in spec["segments"].items()}
         parts = [(str(path), int(length)) for path, length in spec["parts"]]
         users = {table.name: table for table in map(user_table_from, spec.get("users", ()))}
-        return cls(str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]), users)
+        return cls(
+            str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]), users, bool(spec.get("progress"))
+        )
 
 
 @dataclass
@@ -106,18 +113,23 @@ def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection
 
 
 def run(
-    job: Job, connect: Callable[[], duckdb.DuckDBPyConnection], send: Callable[[memoryview], None], outcome: Outcome
+    job: Job,
+    connect: Callable[[], duckdb.DuckDBPyConnection],
+    send: Callable[[memoryview], None],
+    outcome: Outcome,
+    tell: Callable[[float], None] | None = None,
 ) -> None:
     """Answer ``job`` through ``send``, leaving out segments that cannot be read; ``outcome`` is filled on the way.
 
-    Raises QueryError and its kin.
+    ``tell`` gets the fraction of the work that is done, if the job wants that: on another thread, before anything is
+    sent. Raises QueryError and its kin.
     """
     tails = _read_tails(job, outcome)
     while True:
         connection = connect()
         try:
             _prepare(connection, job, tails)
-            _answer(connection, job, send, outcome)
+            _answer(connection, job, send, outcome, tell)
             return
         except _FAILURES as e:
             damaged = _damaged(job, e, connect)
@@ -154,6 +166,9 @@ def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str
     if folders := sorted({path.rpartition("/")[0] for paths in job.segments.values() for path in paths}):
         connection.execute(f"SET allowed_directories = {quoted_list(folders)}")
     connection.execute("SET enable_external_access = false")
+    if job.progress:
+        connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        connection.execute("SET progress_bar_time = 0")
     views = Views(connection, job.known)
     for name, segments in job.segments.items():
         views.stored(name, segments, tails.get(name))
@@ -163,20 +178,52 @@ def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str
 
 
 def _answer(
-    connection: duckdb.DuckDBPyConnection, job: Job, send: Callable[[memoryview], None], outcome: Outcome
+    connection: duckdb.DuckDBPyConnection,
+    job: Job,
+    send: Callable[[memoryview], None],
+    outcome: Outcome,
+    tell: Callable[[float], None] | None,
 ) -> None:
     statements = connection.extract_statements(job.sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise InternalError("the gate let something else than one SELECT through")
     outcome.rows, sent = 0, 0
-    reader = connection.sql(job.sql).to_arrow_reader(BATCH_ROWS)
-    for data in _stream(reader, outcome):
+    with _telling(connection, tell if job.progress else None):
+        pieces = _stream(connection.sql(job.sql).to_arrow_reader(BATCH_ROWS), outcome)
+        data: memoryview | None = next(pieces)
+    while data is not None:
         sent += len(data)
-        if sent > job.max_bytes:
+        if 0 < job.max_bytes < sent:
             raise QueryMemory(f"the answer is larger than {job.max_bytes} bytes")
         outcome.started = True
         for start in range(0, len(data), CHUNK_BYTES):
             send(data[start : start + CHUNK_BYTES])
+        data = next(pieces, None)
+
+
+@contextmanager
+def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None] | None) -> Iterator[None]:
+    """Say now and then how far the query has come, until the block ends."""
+    if tell is None:
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PROGRESS_S):
+            percent = connection.query_progress()
+            try:
+                tell(min(percent / 100, 1.0))
+            except InternalError:
+                return  # nobody listens, which the answer will meet as well
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class _Collected(io.RawIOBase):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,24 +13,26 @@ from dataclasses import dataclass
 
 from probing.api.errors import QueryError, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.query.waiting import wait_readable
 
 __all__ = ("WorkerPool",)
 
-# How soon a caller that went away is noticed.
-_GLANCE_MS = 50
+# A worker whose answer nobody takes is ended so long after its query's deadline, s.
+GRACE_S = 1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     channel: Channel
     queries: int = 0
+    deadline: float = 0.0
 
 
 class WorkerPool:
     """Keeps ``warm`` workers connected, so that their start is not part of a query; safe for many threads.
 
     A worker is retired after ``renew_after`` queries, and at once when its query is given up: closing the connection
-    ends it.
+    ends it. The one that was used last goes first: it remembers most, and the others have the time to start.
     """
 
     def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100) -> None:
@@ -36,12 +40,24 @@ class WorkerPool:
         self._warm = warm
         self._renew_after = renew_after
         self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def busy(self) -> int:
+        """Workers that have a query now."""
+        return len(self._busy)
+
     def fill(self) -> None:
-        """Connect workers ahead of need; quiet when nobody listens yet."""
+        """Connect workers ahead of need, and end those that are past their deadline; to be called now and then.
+
+        Quiet when nobody listens yet.
+        """
         with self._lock:
+            for worker in self._busy:
+                if worker.deadline + GRACE_S < time.monotonic():
+                    _hang_up(worker.channel)
             missing = 0 if self._closed else self._warm - len(self._idle)
         with contextlib.suppress(ChannelClosed):
             for _ in range(missing):
@@ -54,19 +70,18 @@ class WorkerPool:
 
         ``deadline``: on time.monotonic(). Raises QueryTimeout, or QueryError when it was cancelled or the worker died.
         """
-        worker = self._send(header, payload)
+        worker = self._send(header, payload, deadline)
         finished = False
         try:
             while not finished:
                 message = _receive(worker.channel, deadline, cancelled)
-                finished = "part" not in message.header
+                finished = "end" in message.header or "error" in message.header
                 if finished:
                     self._give_back(worker, bool(message.header.get("last")))
                 yield message
         finally:
             if not finished:
-                worker.channel.close()
-                self.fill()
+                self._end(worker)
 
     def close(self) -> None:
         with self._lock:
@@ -75,25 +90,32 @@ class WorkerPool:
         for worker in idle:
             worker.channel.close()
 
-    def _send(self, header: dict[str, object], payload: bytes) -> _Worker:
+    def _send(self, header: dict[str, object], payload: bytes, deadline: float) -> _Worker:
         """Hand the query to a worker; one that died while it was idle is passed over."""
         while True:
             with self._lock:
-                worker = self._idle.pop(0) if self._idle else None
+                worker = self._idle.pop() if self._idle else None
             fresh = worker is None
             if worker is None:
                 worker = self._connect()
+            worker.queries += 1
+            worker.deadline = deadline
+            with self._lock:
+                self._busy.add(worker)
             try:
                 if not fresh and _hung_up(worker.channel):
                     raise ChannelClosed("the worker ended")
-                worker.channel.send(dict(header), payload)
+                worker.channel.send(dict(header), payload, timeout=max(deadline - time.monotonic(), 0.001))
+                return worker
             except ChannelClosed as e:
-                worker.channel.close()
+                self._drop(worker)
                 if fresh:
                     raise _no_worker() from e
-            else:
-                worker.queries += 1
-                return worker
+            except BaseException as e:
+                self._drop(worker)
+                if isinstance(e, ChannelTimeout):
+                    raise QueryTimeout("no worker took the query in time") from None
+                raise
 
     def _connect(self) -> _Worker:
         try:
@@ -103,27 +125,32 @@ class WorkerPool:
 
     def _give_back(self, worker: _Worker, last: bool) -> None:
         if last or worker.queries >= self._renew_after:
-            worker.channel.close()
-            self.fill()
+            self._end(worker)
         else:
             self._keep(worker)
 
     def _keep(self, worker: _Worker) -> None:
         with self._lock:
+            self._busy.discard(worker)
             if not self._closed and len(self._idle) < self._warm:
-                self._idle.append(worker)
+                self._idle.insert(len(self._idle) if worker.queries else 0, worker)
                 return
+        worker.channel.close()
+
+    def _end(self, worker: _Worker) -> None:
+        self._drop(worker)
+        self.fill()
+
+    def _drop(self, worker: _Worker) -> None:
+        with self._lock:
+            self._busy.discard(worker)
         worker.channel.close()
 
 
 def _receive(channel: Channel, deadline: float, cancelled: Callable[[], bool]) -> Message:
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    while not poll.poll(_GLANCE_MS):
-        if cancelled():
-            raise QueryError("the query was cancelled: nobody waits for its answer")
-        if time.monotonic() >= deadline:
-            raise QueryTimeout("the query did not end in time")
+    # Also when something is there to be read: the deadline covers the time in which nobody took what came before.
+    if time.monotonic() >= deadline or not wait_readable(channel.fileno(), deadline, cancelled):
+        raise QueryTimeout("the query did not end in time")
     try:
         return channel.receive(max(deadline - time.monotonic(), 0.001))
     except ChannelTimeout:
@@ -137,6 +164,12 @@ def _hung_up(channel: Channel) -> bool:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
+
+
+def _hang_up(channel: Channel) -> None:
+    # Its owner may be about to read from it: for that one the stream ends.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _no_worker() -> QueryError:

@@ -1,7 +1,8 @@
 """A process that runs SQL: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
 
 It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
-messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``,
+messages ``{"progress": fraction}`` where it was asked for that and takes long, ``{"part": "arrow"}`` with a piece of an
+Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``,
 where ``last`` says that it answers no other. It ends when the other end hangs up, whatever it is doing: closing the
 connection is the deadline.
 """
@@ -87,7 +88,13 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
     outcome = Outcome()
     try:
         job = Job.unpack(request.header, request.payload)
-        run(job, connect, lambda data: channel.send({"part": "arrow"}, data), outcome)
+        run(
+            job,
+            connect,
+            lambda data: channel.send({"part": "arrow"}, data),
+            outcome,
+            lambda fraction: channel.send({"progress": fraction}),
+        )
     except ChannelClosed:
         raise
     except ProbingError as e:

@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from probing.api.errors import FormatError, InternalError, PeerError, error_from
+from probing.api.errors import FormatError, InternalError, PeerError, ProbingError, error_from
 from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
-from probing.daemon.query.engine import Segment, Snapshot
+from probing.daemon.query.engine import Need, Segment, Snapshot
+from probing.daemon.query.waiting import wait_readable
 
 __all__ = ("CollectorClient",)
 
 KEPT = 4
 RELEASE_TIMEOUT_S = 2.0
+MAX_TOLD = 1000
 _HINT = "it is started again by itself; ask again, and if it stays so, the daemon's log says why it ends"
+_Cancelled = Callable[[], bool]
+
+
+def _never() -> bool:
+    return False
 
 
 class CollectorClient:
     """Safe for many threads: each request has a connection for itself, of which up to KEPT are kept open.
 
-    Every method raises PeerError when the collector does not answer, and whatever error it answers with.
+    Every method raises PeerError when the collector does not answer, and whatever error it answers with; those that
+    take ``cancelled`` raise QueryError once it says that nobody waits any more.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,9 +56,15 @@ class CollectorClient:
         answer = self._request({"op": "pause", "paused": paused}, timeout)
         return bool(answer.header.get("paused", paused))
 
-    def live(self, table: str, timeout: float) -> bytes:
+    def live(self, table: str, timeout: float, cancelled: _Cancelled = _never) -> bytes:
         """Rows of a live table in its logical schema, as an Arrow IPC stream."""
-        return self._request({"op": "live", "table": table}, timeout).payload
+        return self._request({"op": "live", "table": table}, timeout, cancelled).payload
+
+    def damaged(self, paths: Sequence[str], timeout: float) -> None:
+        """Tell of segments that could not be read, so that the store looks at them. Raises nothing."""
+        # Whoever reads them next will tell again.
+        with suppress(ProbingError):
+            self._request({"op": "damaged", "paths": list(paths)[:MAX_TOLD]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
         """The tables of users' probes, now and before, by name."""
@@ -82,14 +96,17 @@ class CollectorClient:
         return _body(self._request(request, timeout + 1.0))
 
     @contextmanager
-    def snapshot(self, tables: tuple[str, ...], timeout: float) -> Iterator[Snapshot]:
-        """What a query over ``tables`` reads; the files stay until the context ends.
+    def snapshot(
+        self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled = _never
+    ) -> Iterator[Snapshot]:
+        """What a query reads that has ``needs`` by table; the files stay until the context ends.
 
         The connection is held for as long: the collector releases what a connection that breaks was given.
         """
-        channel, message = self._ask({"op": "snapshot", "tables": list(tables)}, timeout)
+        request = {"op": "snapshot", "tables": list(needs), "needs": {name: _asked(n) for name, n in needs.items()}}
+        channel, message = self._ask(request, timeout, cancelled)
         try:
-            yield _snapshot(_body(message).get("snapshot"), tables)
+            yield _snapshot(_body(message).get("snapshot"), needs)
         finally:
             self._release(channel, message)
 
@@ -103,12 +120,12 @@ class CollectorClient:
         else:
             self._keep(channel)
 
-    def _request(self, header: dict[str, Any], timeout: float) -> Message:
-        channel, message = self._ask(header, timeout)
+    def _request(self, header: dict[str, Any], timeout: float, cancelled: _Cancelled = _never) -> Message:
+        channel, message = self._ask(header, timeout, cancelled)
         self._keep(channel)
         return message
 
-    def _ask(self, header: dict[str, Any], timeout: float) -> tuple[Channel, Message]:
+    def _ask(self, header: dict[str, Any], timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -117,7 +134,7 @@ class CollectorClient:
             if channel is None:
                 channel = self._connect(timeout)
             try:
-                return channel, self._exchange(channel, header, deadline - time.monotonic())
+                return channel, self._exchange(channel, header, deadline, cancelled)
             except ChannelClosed as e:
                 # A kept connection may be to a collector that has been replaced since.
                 if not reused:
@@ -125,11 +142,13 @@ class CollectorClient:
             except ChannelTimeout as e:
                 raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
 
-    def _exchange(self, channel: Channel, header: dict[str, Any], timeout: float) -> Message:
+    def _exchange(self, channel: Channel, header: dict[str, Any], deadline: float, cancelled: _Cancelled) -> Message:
         """One request and its answer; ``channel`` is closed unless it stays in step."""
         try:
-            channel.send(header)
-            message = channel.receive(max(timeout, 0.001))
+            channel.send(header, timeout=max(deadline - time.monotonic(), 0.001))
+            if not wait_readable(channel.fileno(), deadline, cancelled):
+                raise ChannelTimeout("no answer in time")
+            message = channel.receive(max(deadline - time.monotonic(), 0.001))
         except BaseException:
             channel.close()
             raise
@@ -163,7 +182,12 @@ def _body(message: Message) -> dict[str, Any]:
         raise InternalError("the collector's answer is no JSON object") from e
 
 
-def _snapshot(found: Any, tables: tuple[str, ...]) -> Snapshot:
+def _asked(need: Need) -> dict[str, Any]:
+    jobs = None if need.jobs is None else sorted(need.jobs)
+    return {"low": need.times.low, "high": need.times.high, "jobs": jobs}
+
+
+def _snapshot(found: Any, tables: Iterable[str]) -> Snapshot:
     try:
         segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in tables}
         return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in found["parts"]])
@@ -172,4 +196,11 @@ def _snapshot(found: Any, tables: tuple[str, ...]) -> Snapshot:
 
 
 def _segment(entry: Mapping[str, Any]) -> Segment:
-    return Segment(str(entry["path"]), int(entry["rows"]), int(entry["ts_min"]), int(entry["ts_max"]))
+    jobs = entry.get("jobs")
+    return Segment(
+        str(entry["path"]),
+        int(entry["rows"]),
+        int(entry["ts_min"]),
+        int(entry["ts_max"]),
+        None if jobs is None else frozenset(map(str, jobs)),
+    )

@@ -14,7 +14,7 @@ import grpc
 from probing.api.errors import InternalError, PeerError, ProbingError, QueryRejected, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
-from probing.daemon.query.engine import End, Engine
+from probing.daemon.query.engine import End, Engine, Progress
 from probing.daemon.service.auth import Scope, require
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
@@ -133,9 +133,20 @@ class NodeService(NodeServicer):
             timeout=_timeout(context, request.timeout_ms, limits.query_s, most_s),
             max_bytes=NO_CAP if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
             cancelled=lambda: not context.is_active(),
+            progress=request.progress,
         )
         for part in parts:
-            yield pb.QueryReply(end=self._end(part)) if isinstance(part, End) else pb.QueryReply(arrow=part)
+            yield self._reply(part)
+
+    def _reply(self, part: bytes | Progress | End) -> pb.QueryReply:
+        if isinstance(part, End):
+            return pb.QueryReply(end=self._end(part))
+        if isinstance(part, Progress):
+            progress = pb.QueryProgress(
+                fraction=part.fraction, rows_to_scan=part.rows_to_scan, elapsed_ms=part.elapsed_ms
+            )
+            return pb.QueryReply(progress=progress)
+        return pb.QueryReply(arrow=part)
 
     def _end(self, end: End) -> pb.QueryEnd:
         return pb.QueryEnd(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, Segment, Snapshot
+from probing.daemon.query.engine import End, Engine, Need, Segment, Snapshot
 
 T0 = 1_795_000_000_000_000_000
 
@@ -67,6 +67,7 @@ class Files:
         self.parts: list[tuple[str, int]] = []
         self.live_rows: dict[str, bytes] = {}
         self.held = 0
+        self.told_damaged: list[str] = []
 
     def segment(self, table: str, rows: pa.Table | Sequence[Mapping[str, Any]]) -> Path:
         data = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([batch_of(table, rows)])
@@ -79,15 +80,20 @@ class Files:
         return path
 
     @contextmanager
-    def snapshot(self, tables: tuple[str, ...], timeout: float) -> Iterator[Snapshot]:
+    def snapshot(
+        self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool] = lambda: False
+    ) -> Iterator[Snapshot]:
         self.held += 1
         try:
-            yield Snapshot({name: list(self.segments.get(name, [])) for name in tables}, list(self.parts))
+            yield Snapshot({name: list(self.segments.get(name, [])) for name in needs}, list(self.parts))
         finally:
             self.held -= 1
 
-    def live(self, table: str, timeout: float) -> bytes:
+    def live(self, table: str, timeout: float, cancelled: Callable[[], bool] = lambda: False) -> bytes:
         return self.live_rows[table]
+
+    def damaged(self, paths: Sequence[str], timeout: float) -> None:
+        self.told_damaged.extend(paths)
 
 
 def operations(count: int, *, start: int = 0, rank: int = 0) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class Collector:
     server: ControlServer | None = None
 
     def start(self) -> None:
-        ops = ("snapshot", "release", "live", "stacks", "vars", "config", "status", "pause", "tables")
+        ops = ("snapshot", "release", "damaged", "live", "stacks", "vars", "config", "status", "pause", "tables")
         self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
         self.server.start()
 
@@ -75,6 +75,10 @@ class Collector:
 
     def release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         self.released.append(request["generation"])
+        return {}, b""
+
+    def damaged(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self.files.told_damaged.extend(request["paths"])
         return {}, b""
 
     def live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
