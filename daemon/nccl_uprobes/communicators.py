@@ -26,7 +26,10 @@ _TABLE = "comm.communicators"
 _MAX_KNOWN = 16384
 _FIRST_WAIT = 0.5
 # What of an operation is the same whenever its record is read.
-_SAME = ("pid", "start_ns", "tid", "comm", "seq", "op", "count", "start_ns_after", "done_hi_ns")
+_SAME = (
+    *("pid", "start_ns", "tid", "comm", "seq", "op", "count"),
+    *("launch_ns_after", "start_ns_after", "done_hi_ns", "done_within_ns"),
+)
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
 # enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)

@@ -48,7 +48,7 @@ class Rows:
             return {}
         entities, first, inverse = self._entities.of(records)
         columns = self._shared(records, pair, entities, inverse)
-        columns.update(self._ending(records))
+        columns.update(self._ending(records, pair))
         self._note_backends(records, entities, first)
         batches = {"comm.ops": _batch("comm.ops", columns)}
         if rows := self._new_communicators(records, pair, entities, first):
@@ -104,11 +104,12 @@ class Rows:
         numbers: npt.NDArray[np.int32] = self._tables[field][backend * 256 + records[field]]
         return numbers
 
-    def _ending(self, records: Array) -> dict[str, pa.Array[Any]]:
+    def _ending(self, records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         state = records["state"]
         gone = state == names.STATE_ABANDONED
         timing = np.where(gone, -1, records["timing"].astype(np.int32) - 1)
-        call = records["t_call"]
+        call, low, high = records["t_call"], records["t_done_lo"], records["t_done_hi"]
+        exact, open_ended = timing == names.TIMINGS.index("exact"), high == 0
         return {
             "timing_source": _named(timing, names.TIMINGS),
             "state": _named(np.where(state > names.STATE_ABANDONED, -1, state.astype(np.int32) - 1), names.STATES),
@@ -116,9 +117,13 @@ class Rows:
             "step": pa.nulls(len(records), pa.int64()),
             "launch_ns_after": _after(records["t_launch"], call),
             "start_ns_after": _after(records["t_start"], call),
-            # The view knows that both bounds of an exact time are one.
-            "done_lo_ns": _after(np.where(timing == names.TIMINGS.index("exact"), 0, records["t_done_lo"]), call),
-            "done_hi_ns": _after(records["t_done_hi"], call),
+            # The view puts the bounds together again; both of an exact time are one.
+            "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
+            "done_hi_ns": _after(np.where(exact, high, 0), call),
+            "done_hi": _numbers(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended).view(
+                pa.timestamp("ns")
+            ),
+            "done_within_ns": _numbers((high - low).astype(np.int64), exact | open_ended | (low == 0)),
         }
 
     def _note_backends(self, records: Array, entities: Sequence[Entity], first: npt.NDArray[np.intp]) -> None:

@@ -204,7 +204,7 @@ def check_arguments(rows: list[dict[str, Any]]) -> None:
 
 def check_what_cannot_be_seen(rows: list[dict[str, Any]]) -> None:
     assert {row["timing_source"] for row in rows} == {"enqueue_only"}
-    unseen = ("state", "start_ns_after", "done_lo_ns", "done_hi_ns", "async_op", "error")
+    unseen = ("state", "start_ns_after", "done_lo_ns", "done_hi_ns", "done_hi", "async_op", "error")
     assert {row[field] for row in rows for field in unseen} == {None}
     strange = [row for row in rows if row["comm"] is None]
     assert [(row["comm_size"], row["comm_rank"], row["bytes"]) for row in strange] == [

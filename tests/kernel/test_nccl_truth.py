@@ -127,12 +127,12 @@ def check_ends(watching: Watching, found: list[tuple[Row, Call]]) -> None:
     """Of each operation that ended, the interval holds the end; of one in a graph, nothing is claimed."""
     for row, call in found:
         if call.captured:
-            assert (row["state"], row["timing_source"], row["done_hi_ns"]) == (None, "graph", None)
+            assert (row["state"], row["timing_source"], row["done_hi"]) == (None, "graph", None)
             continue
         ((start, end),) = call.ends
-        low, high = watching.mono(row, "done_lo_ns"), watching.mono(row, "done_hi_ns")
         assert row["state"] == "done", (row, call)
-        assert high is not None
+        high = int(row["done_hi"]) - watching.pair.mono_to_utc_ns
+        low = None if row["done_within_ns"] is None else high - int(row["done_within_ns"])
         assert (low or 0) <= end <= high, (row, call)
         launched = watching.mono(row, "launch_ns_after")
         assert launched is None or launched <= high, (row, start)
