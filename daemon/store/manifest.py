@@ -7,6 +7,7 @@ there or it is not; the file is written anew, aside, at each start and when edit
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from probing.daemon.store.files import Files, write_all
-from probing.daemon.store.records import FORMAT_VERSION, Positions, newer_format
+from probing.daemon.store.records import (
+    FORMAT_VERSION,
+    MAX_NUMBER,
+    MAX_PART,
+    Positions,
+    checked_positions,
+    checked_table,
+    decoded,
+    newer_format,
+    number_in,
+)
 
 __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_manifest")
 
@@ -22,7 +33,10 @@ MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
 # Edits may grow to the size of what they edit, and this: then the file is written anew.
 _SLACK_BYTES = 1 << 14
+# Longer than the edit that drops all that a large store has.
+MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
+_PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +123,43 @@ def _check_format(fields: Mapping[str, Any]) -> None:
 
 def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
     try:
-        added = tuple(map(_segment, fields.get("add", ())))
-        if not all(_inside(s.path) for s in added):
-            return False
-        loaded.apply(
-            Edit(
-                added,
-                tuple(fields.get("drop", ())),
-                fields.get("sealed_to"),
-                fields.get("next_sequence"),
-                fields.get("positions"),
-            )
+        sealed_to, positions = fields.get("sealed_to"), fields.get("positions")
+        next_sequence = fields.get("next_sequence")
+        edit = Edit(
+            tuple(map(_segment, fields.get("add", ()))),
+            tuple(map(str, fields.get("drop", ()))),
+            None if sealed_to is None else number_in(sealed_to, most=MAX_PART),
+            None if next_sequence is None else number_in(next_sequence),
+            None if positions is None else checked_positions(positions),
         )
     except (KeyError, TypeError, ValueError):
         return False
+    loaded.apply(edit)
     return True
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
+    # What is written down may become a path, a column of a table or a statement.
+    first, last = (number_in(part, most=MAX_PART) for part in fields["parts"])
     # Manifests of before jobs were written down lack them.
     jobs = fields.get("jobs")
-    return Segment(**{**fields, "parts": tuple(fields["parts"]), "jobs": None if jobs is None else tuple(jobs)})
+    return Segment(
+        checked_table(fields["table"]),
+        _path(fields["path"], fields["table"]),
+        number_in(fields["size"]),
+        number_in(fields["crc"]),
+        number_in(fields["rows"]),
+        number_in(fields["ts_min"], -MAX_NUMBER),
+        number_in(fields["ts_max"], -MAX_NUMBER),
+        (first, last),
+        None if jobs is None else tuple(map(str, jobs)),
+    )
 
 
-def _inside(path: str) -> bool:
-    return not path.startswith("/") and ".." not in path.split("/")
+def _path(path: Any, table: str) -> str:
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or path.partition("/")[0] != table:
+        raise ValueError("a segment lies outside its folder")
+    return path
 
 
 class Manifest:
@@ -216,9 +242,6 @@ def _pack(fields: Mapping[str, Any]) -> bytes:
 def _unpack(line: bytes) -> dict[str, Any] | None:
     crc, _, text = line.partition(b" ")
     try:
-        if int(crc, 16) != zlib.crc32(text):
-            return None
-        fields = json.loads(text)
+        return decoded(text) if len(text) <= MAX_LINE and int(crc, 16) == zlib.crc32(text) else None
     except ValueError:
         return None
-    return fields if isinstance(fields, dict) else None

@@ -17,6 +17,8 @@ from probing.daemon.clock import ClockPair
 
 __all__ = (
     "FORMAT_VERSION",
+    "MAX_NUMBER",
+    "MAX_PART",
     "PART_MAGIC",
     "Chunk",
     "NewerFormat",
@@ -41,6 +43,8 @@ PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
 MAX_TABLE_NAME = 100
+# A part's name has twelve digits, and no store comes so far that it needs the first.
+MAX_PART = 10**11 - 1
 # Numbers of records, times and counts have to fit a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
 # Small drains are mostly Arrow's metadata, which is mostly zeros; large ones gain too little for what it costs.
@@ -122,7 +126,7 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
     try:
         fields = decoded(bytes(view[_HEADER.size : end]))
         header = PartHeader(
-            number_in(fields["part"]),
+            number_in(fields["part"], most=MAX_PART),
             number_in(fields["first_sequence"]),
             str(fields["node"]),
             number_in(fields["created_ns"], -MAX_NUMBER),

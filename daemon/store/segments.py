@@ -27,8 +27,9 @@ __all__ = (
     "write_segment",
 )
 
-_NAME = re.compile(r"(\d{12})-(\d{12})\.parquet")
-_DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}")
+# Of log parts up to MAX_PART.
+_NAME = re.compile(r"(0\d{11})-(0\d{11})\.parquet", re.ASCII)
+_DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
 _MAX_DATES = 8

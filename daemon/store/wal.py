@@ -29,7 +29,7 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Numbers that no store comes to are not ours: the next one must have twelve digits too.
+# Up to MAX_PART: after a larger one, which is not ours, there might be no name for the next.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
