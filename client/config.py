@@ -22,6 +22,8 @@ _FIELDS = (
     Field("UNTIL", "ends"),
     Field("MEANING", "doc", flex=True),
 )
+# Of Probing, whose server can move while it runs.
+_ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 
 
 def run(
@@ -40,6 +42,9 @@ def run(
 def _check(
     what: str | None, key: str, setting: bool, job: str, pid: int, length: float, *, persist: bool, reset: bool
 ) -> None:
+    if key in _ADDRESSES:
+        hint = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
+        raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=hint)
     if what is not None and not key:
         raise UsageError(f"{what}: there is no key", hint="`probingctl config` lists the keys")
     if job and pid:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from probing.api.errors import InternalError, ProbingError, UsageError
-from probing.client import main_python, main_query
-from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, hoist, node_list, read_token, seconds
+from probing.client import later, main_python, main_query
+from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, format_of, hoist, node_list, read_token, seconds
 
 __all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
@@ -43,11 +43,15 @@ def _options(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless every node answers.")] = False,
     token_file: Annotated[str | None, typer.Option(help="File with the bearer token.")] = None,
     token: Annotated[str | None, typer.Option(help="The token itself; the process list shows it.")] = None,
-    output_format: Annotated[str, typer.Option("-f", "--format", help=", ".join(FORMATS) + ".")] = "table",
+    output_format: Annotated[
+        str | None, typer.Option("-f", "--format", help=f"{', '.join(FORMATS)}; as the file is named, or table.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
     report: Annotated[Path | None, typer.Option(help="File for who answered and who did not, as JSON.")] = None,
     timeout: Annotated[str, typer.Option(help="Time for all answers, such as 5 or 500ms.")] = "30s",
 ) -> None:
+    if output_format is None:
+        output_format = format_of(output)
     if output_format not in FORMATS:
         raise UsageError(f"unknown format {output_format}", hint=f"one of {', '.join(FORMATS)}")
     context.obj = Settings(
@@ -174,6 +178,7 @@ def version() -> None:
 
 
 main_python.register(app)
+later.register(app)
 main_query.register(app, cluster_app)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,17 @@ from pathlib import Path
 
 from probing.api.errors import UsageError
 
-__all__ = ("DEFAULT_TARGET", "FORMATS", "Settings", "hoist", "node_list", "process_id", "read_token", "seconds")
+__all__ = (
+    "DEFAULT_TARGET",
+    "FORMATS",
+    "Settings",
+    "format_of",
+    "hoist",
+    "node_list",
+    "process_id",
+    "read_token",
+    "seconds",
+)
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
@@ -39,6 +51,26 @@ class Settings:
     output: Path | None = None
     report: Path | None = None
     timeout: float = 30.0
+
+
+def format_of(output: Path | None) -> str:
+    """The format that the file is named after, -o or the one that stdout is: ``x.csv`` gets CSV, any other a table.
+
+    What is appended to (``>> x.json``) gets a JSON document a line, so that what was there before stays readable.
+    """
+    path, appended = output, False
+    if path is None:
+        try:
+            if not stat.S_ISREG(os.fstat(1).st_mode):
+                return "table"
+            path = Path("/proc/self/fd/1").readlink()
+            appended = bool(fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND)
+        except OSError:
+            return "table"
+    kind = path.suffix[1:].lower()
+    if kind == "json" and appended:
+        return "jsonl"
+    return kind if kind in FORMATS else "table"
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:

@@ -1,0 +1,79 @@
+"""Commands of Probing that need code in the job: known by name, so that each says what it lacks and what is nearest."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from typing import Annotated
+
+import typer
+
+from probing.api.errors import UsageError
+
+__all__ = ("nearest", "register")
+
+_MAX_NAMES = 5
+_MAX_CODE = 1 << 16
+_HELPER = "needs the in-process helper, which does not exist yet"
+_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
+_Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to ``app``; --help does not list them."""
+    for name, command in (("eval", _eval), ("repl", _repl), ("launch", _launch), ("inject", _launch)):
+        app.command(name, hidden=True, context_settings=_CONTEXT)(command)
+
+
+def _eval(words: _Words = None) -> None:
+    """Run Python in a job."""
+    raise UsageError(f"eval {_HELPER}: nothing is run inside a job", hint=nearest(" ".join(words or ())))
+
+
+def _repl(words: _Words = None) -> None:  # noqa: ARG001
+    """A Python prompt in a job."""
+    hint = "`probingctl query` without SQL is a shell for SQL; `probingctl vars NAME` and `stacks --locals` read values"
+    raise UsageError(f"repl {_HELPER}", hint=hint)
+
+
+def _launch(words: _Words = None) -> None:  # noqa: ARG001
+    """Start a job, or get into one."""
+    hint = "start it as always: the daemon finds it by itself, `probingctl ps` shows it"
+    raise UsageError("a job needs no launcher and no injected library", hint=hint)
+
+
+def nearest(code: str) -> str:
+    """What to type instead of ``code``: the variables that it names, read from outside."""
+    try:
+        tree = ast.parse(code[:_MAX_CODE])
+        found = list(dict.fromkeys(_names(tree)))[:_MAX_NAMES]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        found = []
+    if found:
+        return f"to read it from outside: probingctl vars {' '.join(found)}"
+    return "`probingctl ps` has rank, world size and backends, `probingctl vars NAME` values of variables"
+
+
+def _names(tree: ast.AST) -> list[str]:
+    """Dotted names that are only read, outermost first: no calls, no imports, no builtins."""
+    skipped = {alias.asname or alias.name.partition(".")[0] for node in ast.walk(tree)
+               if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}  # fmt: skip
+    found = []
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.Call):
+            pending += [*node.args, *node.keywords]
+        elif (name := _dotted(node)) is None:
+            pending += ast.iter_child_nodes(node)
+        elif (first := name.partition(".")[0]) not in skipped and not hasattr(builtins, first):
+            found.append(name)
+    return found
+
+
+def _dotted(node: ast.AST) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
