@@ -11,8 +11,8 @@ __all__ = ("certain_of", "looks_at_many_rows", "names_whole_rows", "select_of")
 _MANY_ROWS = (exp.AggFunc, exp.Window, exp.Explode, exp.Unnest)
 # Functions that sqlglot knows by name only and that look at their arguments alone, or at the query's present.
 _PURE = frozenset(
-    "current_localtimestamp epoch_ns epoch_us get_current_timestamp make_timestamp_ms make_timestamp_ns now"
-    " transaction_timestamp".split()
+    {"current_localtimestamp", "epoch_ns", "epoch_us", "get_current_timestamp", "make_timestamp_ms"}
+    | {"make_timestamp_ns", "now", "transaction_timestamp"}
 )
 
 

@@ -69,7 +69,7 @@ def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collecti
 
 def _shown(view: View, columns: _Columns) -> Collection[str]:
     """The names of the columns of ``view``; none when only a database can tell."""
-    if view.columns:
+    if view.columns or view.problem:
         return [column.name for column in view.columns]
     tree = _tree(view.sql)
     if not tree.is_star:
@@ -101,8 +101,9 @@ def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
     found: dict[str, View] = {}
     for row in rows:
         name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
-        if sql and name not in found and len(found) < MAX_USER_VIEWS:
-            found[name] = View(name, str(row.get("doc") or ""), (), str(sql))
+        if name not in found and len(found) < MAX_USER_VIEWS:
+            doc, problem = str(row.get("doc") or ""), str(row.get("problem") or "")
+            found[name] = View(name, doc, (), str(sql or ""), problem=problem if sql is None else "")
     return found
 
 
@@ -181,6 +182,8 @@ class _Expansion:
             raise QueryRejected(
                 f"the views that the query names are more than {MAX_DEPTH} deep or {MAX_PLACES}", hint="name fewer"
             )
+        if view.problem:
+            raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="probing.views tells it of each")
         inner = _tree(view.sql).copy()
         if isinstance(inner, exp.Select):
             if view.single and words:
@@ -230,7 +233,7 @@ def _only_source(tree: exp.Query) -> exp.Table | None:
 
 def _is_local(view: View, views: Mapping[str, View]) -> bool:
     """Whether the rows that ``view`` makes of all nodes' tables are those that it makes of each node's."""
-    if view.local or view.columns:
+    if view.local or view.columns or view.problem:
         return view.local
     tree = _tree(view.sql)
     source = _only_source(tree)
@@ -281,5 +284,8 @@ def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, 
 
 @lru_cache(maxsize=512)
 def _tree(sql: str) -> exp.Query:
-    """The tree of a view's SQL; copy it before it is changed."""
-    return parse(sql)
+    """The tree of a view's SQL, without its comments; copy it before it is changed."""
+    tree = parse(sql)
+    for node in tree.walk():
+        node.comments = None
+    return tree

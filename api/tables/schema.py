@@ -89,7 +89,8 @@ class View:
 
     ``columns`` may be empty where only a database can tell them. ``local``: what it makes of the rows of all nodes
     together is what it makes of each node's by themselves, so that a node can answer for its own. ``single``: each
-    LEFT JOIN in it finds at most one row, so that one whose columns nobody names can be left out.
+    LEFT JOIN in it finds at most one row, so that one whose columns nobody names can be left out. ``problem``: why it
+    cannot be used; it has no ``sql`` then.
     """
 
     name: str
@@ -98,6 +99,7 @@ class View:
     sql: str
     local: bool = False
     single: bool = False
+    problem: str = ""
 
 
 def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:

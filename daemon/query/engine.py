@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from probing.api.errors import InternalError, QueryError, QueryTimeout, error_from
 from probing.api.tables import TABLES, Table
+from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.daemon.query.gate import Checked, check
 from probing.daemon.query.pool import WorkerPool
@@ -132,11 +133,13 @@ class Engine:
         live: Mapping[str, Callable[[], bytes]] | None = None,
         concurrent: int = 4,
         now_ns: Callable[[], int] = time.time_ns,
+        views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``live`` makes live tables that need no ``store``."""
+        """``live`` makes live tables that need no ``store``; ``views`` gives the views of the schema ``view``."""
         self._store = store
         self._pool = pool
         self._live = dict(live or {})
+        self._views = views
         self._slots = Slots(concurrent)
         self._now_ns = now_ns
         self._damaged: dict[str, float] = {}
@@ -162,7 +165,9 @@ class Engine:
         """
         started = time.monotonic()
         deadline = started + timeout
-        checked = check(sql, self._now_ns(), lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)))
+        checked = check(
+            sql, self._now_ns(), lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)), self._views
+        )
         asked = _Asked(checked, started, deadline, max_bytes, cancelled, progress)
         with self._slots.taken(deadline, cancelled) as slot:
             live_ones = [name for name in checked.tables if name in TABLES and TABLES[name].live]
@@ -195,7 +200,8 @@ class Engine:
     def _ask(
         self, asked: _Asked, snapshot: Snapshot, needed: Mapping[str, list[Segment]], live: Mapping[str, bytes]
     ) -> Iterator[bytes | Progress | End]:
-        segments, warnings = self._readable(needed)
+        segments, damaged = self._readable(needed)
+        warnings = [*asked.checked.warnings, *damaged]
         spec = {
             "sql": asked.checked.sql,
             "segments": {name: [segment.path for segment in found] for name, found in segments.items()},

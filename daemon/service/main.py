@@ -12,6 +12,7 @@ from importlib.metadata import version
 from probing.daemon.config import Config
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.user_views import UserViews
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.server import listen
@@ -58,14 +59,17 @@ def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> No
         address=config.listen or f"unix:{config.public_socket}",
         peers=config.cluster.peers,
     )
+    views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
     live = live_tables(
         node.name,
         time.time_ns,
         node.members,
         lambda: collector.status(limits.control_s),
         lambda: collector.tables(limits.control_s),
+        views=views.rows,
+        settings=lambda: collector.config({}, limits.control_s),
     )
-    return NodeService(node, collector, Engine(collector, pool, live=live), limits)
+    return NodeService(node, collector, Engine(collector, pool, live=live, views=views.views), limits)
 
 
 if __name__ == "__main__":

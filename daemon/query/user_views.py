@@ -1,0 +1,154 @@
+"""Views that users write: NAME.sql in a directory, one SELECT over tables or other views, named ``view.NAME``."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import PeerError, ProbingError, QueryRejected
+from probing.api.tables import Table
+from probing.api.tables.schema import View
+from probing.daemon.query.gate import check
+from probing.federation.names import USER_VIEWS
+from probing.federation.views import base_tables
+
+__all__ = ("UserViews",)
+
+MAX_VIEWS = 64
+MAX_BYTES = 64 * 1024
+MAX_DOC = 400
+FRESH_S = 2.0
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_Stamp = tuple[tuple[str, int, int, int], ...]
+
+
+class UserViews:
+    """The views of a directory, read again when a file has changed and somebody asks. Safe for many threads.
+
+    A file that cannot be used is a view with a problem, which is told to who names it. Only files of root or of our
+    own user count, and only those that nobody else may write.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        users: Callable[[], Mapping[str, Table]] = dict,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``users`` gives the tables of users' probes, which views may read too."""
+        self._directory = Path(directory)
+        self._users = users
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._looked = -FRESH_S
+        self._stamp: _Stamp | None = None
+        self._unasked = False
+        self._views: dict[str, View] = {}
+
+    def views(self) -> Mapping[str, View]:
+        """The views by name, ``view.NAME``, as they were within the last FRESH_S seconds."""
+        with self._lock:
+            if self._now_s() - self._looked >= FRESH_S:
+                stamp = self._look()
+                if stamp != self._stamp:
+                    self._views = self._read([name for name, *_ in stamp])
+                    # What could not be asked for may be there the next time.
+                    self._stamp = None if self._unasked else stamp
+                self._looked = self._now_s()
+            return self._views
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of probing.views."""
+        return [
+            {
+                "name": view.name.partition(".")[2],
+                "sql": view.sql or None,
+                "doc": view.doc,
+                "problem": view.problem or None,
+            }
+            for view in self.views().values()
+        ]
+
+    def _look(self) -> _Stamp:
+        found: list[tuple[str, int, int, int]] = []
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".sql") and len(found) < 4 * MAX_VIEWS:
+                        status = entry.stat()
+                        found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            return ()
+        return tuple(sorted(found)[:MAX_VIEWS])
+
+    def _read(self, files: list[str]) -> dict[str, View]:
+        self._unasked = False
+        views = [self._load(file) for file in files]
+        pending = {view.name: view for view in views if not view.problem}
+        done = {view.name: view for view in views if view.problem}
+        while pending:
+            ready = [view for view in pending.values() if not set(base_tables(view)) & set(pending)]
+            for view in ready or pending.values():
+                problem = self._problem(view, done) if ready else "it reads itself, perhaps through other views"
+                done[view.name] = replace(view, problem=problem, sql="" if problem else view.sql)
+            pending = {name: view for name, view in pending.items() if name not in done}
+        return dict(sorted(done.items()))
+
+    def _load(self, file: str) -> View:
+        name = file.removesuffix(".sql")
+        try:
+            if not _NAME.fullmatch(name):
+                raise QueryRejected("a view's name is made of a-z, 0-9 and _, at most 41, a letter first")
+            text = _trusted_text(self._directory / file)
+            view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
+            base_tables(view)
+        except (OSError, ValueError, ProbingError) as e:
+            shown = "".join(c if c.isprintable() else "?" for c in name[:41])
+            return View(f"{USER_VIEWS}.{shown}", "", (), "", problem=_words(e))
+        return view
+
+    def _problem(self, view: View, others: Mapping[str, View]) -> str:
+        try:
+            check(view.sql, time.time_ns(), self._users, lambda: others)
+        except ProbingError as e:
+            self._unasked |= isinstance(e, PeerError)
+            return _words(e)
+        return ""
+
+
+def _trusted_text(path: Path) -> str:
+    # Not to wait for a pipe.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        for status in (os.fstat(fd), path.parent.stat()):
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+                raise QueryRejected("others may write it: the file and its directory belong to root, mode 644 and 755")
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise QueryRejected("it is no regular file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise QueryRejected(f"it is longer than {MAX_BYTES} bytes")
+    return data.decode()
+
+
+def _doc(text: str) -> str:
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("--").strip())
+    return " ".join(" ".join(lines).split())[:MAX_DOC]
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ProbingError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return str(getattr(error, "strerror", None) or error)
