@@ -74,9 +74,10 @@ def operations_by_process(batch: pa.RecordBatch, texts: Texts) -> dict[tuple[int
     found["sign"] = signs(kind, found["count"])
     found["bytes"] = integers(batch.column("bytes"))
     found["seq"] = integers(batch.column("seq"))
-    for name, column in (("begin", "start_ns_after"), ("end", "done_hi_ns")):
-        after = integers(batch.column(column))
-        found[name] = np.where(after < 0, -1, found["t"] + after)
+    began, ended = integers(batch.column("start_ns_after")), integers(batch.column("done_hi_ns"))
+    found["begin"] = np.where(began < 0, -1, found["t"] + began)
+    # Of an end that is not exact the time itself is stored.
+    found["end"] = np.where(ended < 0, integers(batch.column("done_hi")), found["t"] + ended)
     pids, starts = integers(batch.column("pid")), integers(batch.column("start_ns"))
     return {
         (int(pid), int(start)): _ordered(found[(pids == pid) & (starts == start)])

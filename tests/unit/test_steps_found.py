@@ -291,6 +291,7 @@ hostile = st.fixed_dictionaries(
         "seq": numbers_by_chance,
         "start_ns_after": numbers_by_chance,
         "done_hi_ns": numbers_by_chance,
+        "done_hi": st.none() | st.integers(0, 2**62),
     }
 )
 
