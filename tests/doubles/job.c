@@ -464,14 +464,17 @@ static void do_pace(uint64_t turns, uint64_t seconds, const char *path)
 static uint64_t do_burst(uint64_t times, uint64_t rate)
 {
 	static char buffer[8];
-	uint64_t begin = now_ns(), i, due;
+	uint64_t begin = now_ns(), i, due, now;
 
 	ncclDoubleInstant(1);
 	for (i = 0; i < times; i++) {
 		ncclAllReduce(buffer, buffer, 1 + i, ncclFloat32, ncclSum, used->comm, current);
+		if (!rate || i % 100 != 99)
+			continue;
 		due = begin + (i + 1) * 1000000000ULL / rate;
-		if (rate && i % 100 == 99 && now_ns() < due)
-			pass(due - now_ns());
+		now = now_ns();
+		if (now < due)
+			pass(due - now);
 	}
 	ncclDoubleInstant(0);
 	return now_ns() - begin;
