@@ -14,6 +14,7 @@ from probing.daemon.arrow import ipc_bytes
 from probing.daemon.collector.changes import Changes
 from probing.daemon.collector.control import Handler
 from probing.daemon.collector.stacks import StackAnswers
+from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
 
 __all__ = ("Requests",)
@@ -69,10 +70,8 @@ class Requests:
 
     def _snapshot(self, request: dict[str, Any]) -> _Answer:
         self._flush()
-        snapshot = self._store.snapshot()
+        snapshot = self._store.snapshot(_wanted(request))
         self._held().add(snapshot["generation"])
-        if names := request.get("tables"):
-            snapshot["tables"] = {name: files for name, files in snapshot["tables"].items() if name in names}
         return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
 
     def _release(self, request: dict[str, Any]) -> _Answer:
@@ -134,6 +133,30 @@ class Requests:
         if job or pid:
             settings = [s for s in settings if (s.get("job", ""), s.get("pid", 0)) in ((job, pid), ("", 0))]
         return {}, json.dumps({"settings": settings}).encode()
+
+
+def _wanted(request: Mapping[str, Any]) -> Callable[[Segment], bool]:
+    """What tells the segments that a query can need from its ``tables`` and the ``needs`` of each: times from ``low``
+    to ``high``, UTC ns, and ``jobs``; a table without them is needed whole, no tables at all: everything."""
+    needs: dict[str, tuple[int | None, int | None, frozenset[str] | None]] = {}
+    for name in request.get("tables") or ():
+        need = (request.get("needs") or {}).get(name) or {}
+        low, high, jobs = need.get("low"), need.get("high"), need.get("jobs")
+        needs[str(name)] = (
+            None if low is None else int(low),
+            None if high is None else int(high),
+            None if jobs is None else frozenset(map(str, jobs)),
+        )
+
+    def wanted(segment: Segment) -> bool:
+        if segment.table not in needs:
+            return not needs
+        low, high, jobs = needs[segment.table]
+        if jobs is not None and segment.jobs is not None and jobs.isdisjoint(segment.jobs):
+            return False
+        return (low is None or segment.ts_max >= low) and (high is None or segment.ts_min <= high)
+
+    return wanted
 
 
 def _meant(request: Mapping[str, Any]) -> tuple[list[int], str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -187,10 +187,12 @@ def _asked(need: Need) -> dict[str, Any]:
     return {"low": need.times.low, "high": need.times.high, "jobs": jobs}
 
 
-def _snapshot(found: Any, tables: Iterable[str]) -> Snapshot:
+def _snapshot(found: Any, needs: Mapping[str, Need]) -> Snapshot:
     try:
-        segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in tables}
-        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in found["parts"]])
+        segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in needs}
+        # A part that does not say which tables it has rows of may have any.
+        parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
+        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts])
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the collector's snapshot makes no sense") from e
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +130,14 @@ class Inventory:
             losses, self._losses = self._losses, []
         return losses
 
-    def lease(self, until_ns: int) -> tuple[int, list[Segment], list[Part]]:
-        """A generation, and what its reader may read until it is released or ``until_ns`` (monotonic) is past."""
+    def lease(
+        self, until_ns: int, wanted: Callable[[Segment], bool] = lambda _: True
+    ) -> tuple[int, list[Segment], list[Part]]:
+        """A generation, and what its reader may read until it is released or ``until_ns`` (monotonic) is past: of the
+        segments those that are ``wanted``."""
         with self._lock:
             parts = [p for p in (*self._closed, *([self._live] if self._live else [])) if p.rows]
-            segments = list(self._segments.values())
+            segments = [segment for segment in self._segments.values() if wanted(segment)]
             names = {self._root / s.path for s in segments} | {p.path for p in parts}
             return self._leases.take(names, until_ns), segments, parts
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,10 @@ class Store:
             return bool(self._keeper.quarantine(Path(path).relative_to(self._root).as_posix(), reason))
         return False
 
-    def snapshot(self) -> Snapshot:
-        """What a query reads, as JSON-able values. Its files stay until ``release(snapshot["generation"])``."""
-        generation, segments, parts = self._inventory.lease(self._lease_end())
+    def snapshot(self, wanted: Callable[[Segment], bool] = lambda _: True) -> Snapshot:
+        """What a query reads, as JSON-able values: the ``wanted`` segments and the log. Its files stay until
+        ``release(snapshot["generation"])``."""
+        generation, segments, parts = self._inventory.lease(self._lease_end(), wanted)
         tables: dict[str, list[dict[str, Any]]] = {}
         for segment in sorted(segments, key=lambda s: (s.ts_min, s.path)):
             tables.setdefault(segment.table, []).append(describe_segment_file(self._root, segment))

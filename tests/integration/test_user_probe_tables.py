@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.clock import FakeClock
-from probing.daemon.query.engine import Engine, Segment, Snapshot
+from probing.daemon.query.engine import Engine, Need, Segment, Snapshot
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.store import Store
 from probing.daemon.user_probes.spec import Attach, Field, Spec
@@ -39,19 +39,24 @@ class Collector:
         self.open()
 
     @contextmanager
-    def snapshot(self, tables: tuple[str, ...], timeout: float) -> Iterator[Snapshot]:
+    def snapshot(
+        self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
+    ) -> Iterator[Snapshot]:
         found = self.store.snapshot()
         segments = {
             name: [Segment(s["path"], s["rows"], s["ts_min"], s["ts_max"]) for s in found["tables"].get(name, ())]
-            for name in tables
+            for name in needs
         }
         try:
             yield Snapshot(segments, [(part["path"], part["length"]) for part in found["parts"]])
         finally:
             self.store.release(found["generation"])
 
-    def live(self, table: str, timeout: float) -> bytes:
+    def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         raise AssertionError(table)
+
+    def damaged(self, paths: Sequence[str], timeout: float) -> None:
+        raise AssertionError(paths)
 
     def tables(self, timeout: float) -> Mapping[str, Table]:
         return {table.name: table for table in map(user_table_from, self.known.described())}

@@ -164,3 +164,26 @@ def test_what_is_damaged_is_set_aside_with_its_loss(tmp_path: Path) -> None:
         assert "a query could not read it" in losses[0].reason
         assert ids(store) == [0, 2, 3]
         assert not Path(path).exists()
+
+
+def test_a_snapshot_has_the_segments_that_are_asked_for(tmp_path: Path) -> None:
+    with opened(tmp_path / "state", made(tmp_path, [1])) as store:
+        fill(store)
+        found = store.snapshot()["tables"]
+        first = min(s["ts_min"] for s in found["t.small"])
+        snapshot = requests(store).handlers()["snapshot"]
+
+        def asked(**request: object) -> dict[str, int]:
+            _, payload = snapshot(dict(request))
+            return {name: len(files) for name, files in json.loads(payload)["snapshot"]["tables"].items()}
+
+        assert asked() == {name: len(files) for name, files in found.items()}
+        assert asked(tables=["t.small"]) == {"t.small": len(found["t.small"])}
+        inside = [s for s in found["t.small"] if s["ts_min"] <= first]
+        assert asked(tables=["t.small"], needs={"t.small": {"high": first}}) == {"t.small": len(inside)}
+        assert asked(tables=["t.small"], needs={"t.small": {"high": first - 1}}) == {}
+        last = max(s["ts_max"] for s in found["t.small"])
+        assert asked(tables=["t.small"], needs={"t.small": {"low": last + 1}}) == {}
+        # What jobs a segment has is not known where it says none.
+        everything = asked(tables=["t.small"], needs={"t.small": {"jobs": ["nobody"]}})
+        assert everything == {"t.small": sum(s["jobs"] is None for s in found["t.small"])}
