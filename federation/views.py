@@ -8,33 +8,37 @@ where a row comes from: ``_host, _addr, _rank, _node_rank, _local_rank, _role``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
-from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
-from probing.federation.dialect import parse
+from probing.federation.dialect import table_name
 from probing.federation.filters import certain_of, looks_at_many_rows, names_whole_rows, select_of
-from probing.federation.names import GLOBAL, LOCAL, USER_VIEWS, names_user_views, wants_all_nodes
+from probing.federation.names import GLOBAL, LOCAL, names_user_views, wants_all_nodes
+from probing.federation.view_lookup import (
+    REDUCING,
+    NamesOf,
+    base_tables,
+    is_local,
+    known_columns,
+    named_view,
+    tree_of,
+    views_from,
+)
 
 __all__ = ("base_tables", "expand", "known_columns", "names_user_views", "set_apart", "views_from", "wants_all_nodes")
 
 MAX_DEPTH = 8
 MAX_PLACES = 200
-MAX_USER_VIEWS = 64
 _Tree = TypeVar("_Tree", bound=exp.Expr)
-_Columns = Callable[[str], Collection[str]]
 _KEPT = ("joins", "laterals", "sample", "pivots")
-_REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
-_SAME_PROCESS = ("node", "pid", "start_ns")
 
 
-def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: _Columns | None = None) -> _Tree:
+def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | None = None) -> _Tree:
     """``root`` with a subquery for every view that it names; its own tree is changed.
 
     ``columns`` gives the names of a table's or view's columns, none for one that it does not know.
@@ -44,7 +48,7 @@ def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: _Columns | N
     return root
 
 
-def set_apart(root: exp.Query, views: Mapping[str, View], columns: _Columns) -> dict[str, View]:
+def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> dict[str, View]:
     """Makes a view that each node can answer for a table of ``root``, by the name that it has in what is returned.
 
     Other views are put in. The tree of ``root`` is changed.
@@ -54,92 +58,11 @@ def set_apart(root: exp.Query, views: Mapping[str, View], columns: _Columns) -> 
     return apart
 
 
-def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collection[str]] | None = None) -> _Columns:
-    """The names of columns of our tables, of ``views`` and of ``more`` tables."""
-
-    def names(table: str) -> Collection[str]:
-        if more and table in more:
-            return more[table]
-        if table in TABLES:
-            return [column.name for column in TABLES[table].columns]
-        return _shown(views[table], names) if table in views else ()
-
-    return names
-
-
-def _shown(view: View, columns: _Columns) -> Collection[str]:
-    """The names of the columns of ``view``; none when only a database can tell."""
-    if view.columns or view.problem:
-        return [column.name for column in view.columns]
-    tree = _tree(view.sql)
-    if not tree.is_star:
-        return [name for name in tree.named_selects if name]
-    source = _only_source(tree)
-    if source is None or len(tree.expressions) > 1 or any(tree.expressions[0].args.values()):
-        return ()
-    return columns(_name(source))
-
-
-def _named_view(table: exp.Table, views: Mapping[str, View], columns: _Columns) -> View | None:
-    # One of `views`, or the one that stands for global.SCHEMA.TABLE.
-    if not isinstance(table.this, exp.Identifier) or not table.db or table.catalog.lower() not in ("", LOCAL, GLOBAL):
-        return None
-    name = _name(table)
-    if table.catalog.lower() != GLOBAL:
-        return views.get(name)
-    names = columns(name)
-    return _tagged(name, names, name not in views or _is_local(views[name], views)) if names else None
-
-
-def base_tables(view: View) -> list[str]:
-    """The names of the tables and views that ``view`` reads, sorted."""
-    return sorted({f"{table.db}.{table.name}" for table in _tree(view.sql).find_all(exp.Table) if table.db})
-
-
-def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
-    """The views of users that rows of probing.views tell; of several nodes' views of one name the first."""
-    found: dict[str, View] = {}
-    for row in rows:
-        name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
-        if name not in found and len(found) < MAX_USER_VIEWS:
-            doc, problem = str(row.get("doc") or ""), str(row.get("problem") or "")
-            found[name] = View(name, doc, (), str(sql or ""), problem=problem if sql is None else "")
-    return found
-
-
-def _tagged(name: str, names: Collection[str], local: bool) -> View:
-    # The table `name` with columns for where its rows come from.
-    has = {column.lower() for column in names}
-    process = has.issuperset(_SAME_PROCESS)
-
-    def of_process(column: str) -> str:
-        return f"t.{column}" if column in has else f"p.{column}" if process else "CAST(NULL AS INTEGER)"
-
-    node = "node" in has
-    tags = {
-        "_host": "t.node" if node else "CAST(NULL AS VARCHAR)",
-        "_addr": "m.address" if node else "CAST(NULL AS VARCHAR)",
-        "_rank": of_process("rank"),
-        "_node_rank": of_process("node_rank"),
-        "_local_rank": of_process("local_rank"),
-        "_role": "CAST('' AS VARCHAR)",
-    }
-    schema, _, table = name.partition(".")
-    items = [f't."{column}" AS "{column}"' for column in names] + [f"{sql} AS {tag}" for tag, sql in tags.items()]
-    source = f'"{schema}"."{table}" AS t'
-    if any("p." in sql for sql in tags.values()):
-        same = " AND ".join(f"t.{column} = p.{column}" for column in _SAME_PROCESS)
-        source += f" LEFT JOIN process.processes AS p ON {same}"
-    if node:
-        source += " LEFT JOIN cluster.members AS m ON t.node = m.node AND t.node = m.member"
-    return View(f"{GLOBAL} {name}", "", (), f"SELECT {', '.join(items)} FROM {source}", local=local, single=True)
-
-
 class _Expansion:
     """One query's views, with bounds on all of them together."""
 
     def __init__(
-        self, views: Mapping[str, View], columns: _Columns, apart: dict[str, View] | None = None
+        self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None
     ) -> None:
         """``apart`` collects the views that nodes can answer for, which then stay."""
         self._views = views
@@ -151,8 +74,8 @@ class _Expansion:
         words: set[str] | None = None
         replaced: set[tuple[str, str]] = set()
         for table in list(root.find_all(exp.Table)):
-            view = _named_view(table, self._views, self._columns)
-            if view is not None and self._apart is not None and _is_local(view, self._views):
+            view = named_view(table, self._views, self._columns)
+            if view is not None and self._apart is not None and is_local(view, self._views):
                 replaced.add((table.db.lower(), table.name.lower()))
                 self._set_apart(table, view, self._apart)
             elif view is not None:
@@ -184,7 +107,7 @@ class _Expansion:
             )
         if view.problem:
             raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="probing.views tells it of each")
-        inner = _tree(view.sql).copy()
+        inner = tree_of(view.sql).copy()
         if isinstance(inner, exp.Select):
             if view.single and words:
                 _leave_out(inner, words)
@@ -198,7 +121,7 @@ class _Expansion:
     def _plain_columns(self, select: exp.Select) -> dict[str, exp.Column]:
         """Those of what ``select`` shows that are columns of its first source as they are, by lower-case name."""
         source = select.args["from_"].this if select.args.get("from_") else None
-        if not isinstance(source, exp.Table) or any(select.args.get(key) for key in _REDUCING):
+        if not isinstance(source, exp.Table) or any(select.args.get(key) for key in REDUCING):
             return {}
         if any(map(looks_at_many_rows, select.expressions)) or select_of(source)[0] is None:
             return {}
@@ -207,39 +130,13 @@ class _Expansion:
         for item in select.expressions:
             shown = item.this if isinstance(item, exp.Alias) else item
             if isinstance(shown, exp.Star) and alone and not any(shown.args.values()):
-                for name in self._columns(_name(source)):
+                for name in self._columns(table_name(source)):
                     found[name.lower()] = exp.column(name, table=source.alias_or_name, quoted=True)
             elif isinstance(shown, exp.Column) and not shown.is_star and (alone or shown.table.lower() == own):
                 found[item.alias_or_name.lower()] = shown
             else:
                 found.pop(item.alias_or_name.lower(), None)
         return found
-
-
-def _name(table: exp.Table) -> str:
-    return f"{table.db}.{table.name}".lower()
-
-
-def _only_source(tree: exp.Query) -> exp.Table | None:
-    """The one table or view that ``tree`` reads, if it is a SELECT that makes at most a row of each of its rows."""
-    if not isinstance(tree, exp.Select) or any(tree.args.get(key) for key in ("joins", "order", "with_", *_REDUCING)):
-        return None
-    source = tree.args["from_"].this if tree.args.get("from_") else None
-    if not isinstance(source, exp.Table) or not source.db or source.args.get("joins"):
-        return None
-    renamed = any(alias.args.get("columns") for alias in tree.find_all(exp.TableAlias))
-    return None if renamed or sum(1 for _ in tree.find_all(exp.Query)) > 1 else source
-
-
-def _is_local(view: View, views: Mapping[str, View]) -> bool:
-    """Whether the rows that ``view`` makes of all nodes' tables are those that it makes of each node's."""
-    if view.local or view.columns or view.problem:
-        return view.local
-    tree = _tree(view.sql)
-    source = _only_source(tree)
-    if source is None or looks_at_many_rows(tree) or tree.find(exp.Rand):
-        return False
-    return _name(source) not in views or _is_local(views[_name(source)], views)
 
 
 def _words(root: exp.Expr) -> set[str]:
@@ -280,12 +177,3 @@ def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, 
         source.replace(exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True))))
     else:
         select.where(*conditions, copy=False)
-
-
-@lru_cache(maxsize=512)
-def _tree(sql: str) -> exp.Query:
-    """The tree of a view's SQL, without its comments; copy it before it is changed."""
-    tree = parse(sql)
-    for node in tree.walk():
-        node.comments = None
-    return tree

@@ -1,0 +1,145 @@
+"""What views there are for a query, and what is known of each before any database binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from sqlglot import exp
+
+from probing.api.tables import TABLES
+from probing.api.tables.schema import View
+from probing.api.tables.user import USER_NAME
+from probing.api.tables.views import VIEWS
+from probing.federation.dialect import parse, table_name
+from probing.federation.filters import looks_at_many_rows
+from probing.federation.names import GLOBAL, LOCAL, USER_VIEWS
+
+__all__ = ("REDUCING", "NamesOf", "base_tables", "is_local", "known_columns", "named_view", "tree_of", "views_from")
+
+MAX_USER_VIEWS = 64
+NamesOf = Callable[[str], Collection[str]]
+"""The names of the columns of a table or view; none for one that is not known."""
+REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
+"""Clauses of a SELECT under which a row of its source need not be one of its own."""
+_SAME_PROCESS = ("node", "pid", "start_ns")
+
+
+def base_tables(view: View) -> list[str]:
+    """The names of the tables and views that ``view`` reads, sorted."""
+    return sorted({f"{table.db}.{table.name}" for table in tree_of(view.sql).find_all(exp.Table) if table.db})
+
+
+def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
+    """The views of users that rows of probing.views tell; of several nodes' views of one name the first."""
+    found: dict[str, View] = {}
+    for row in rows:
+        name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
+        if USER_NAME.fullmatch(str(row["name"])) and name not in found and len(found) < MAX_USER_VIEWS:
+            doc, problem = str(row.get("doc") or ""), str(row.get("problem") or "")
+            found[name] = View(name, doc, (), str(sql or ""), problem=problem if sql is None else "")
+    return found
+
+
+def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collection[str]] | None = None) -> NamesOf:
+    """The names of columns of our tables, of ``views`` and of ``more`` tables."""
+
+    def names(table: str) -> Collection[str]:
+        if more and table in more:
+            return more[table]
+        if table in TABLES:
+            return [column.name for column in TABLES[table].columns]
+        return _shown(views[table], names) if table in views else ()
+
+    return names
+
+
+def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) -> View | None:
+    """The view that ``table`` names: one of ``views``, or one that stands for global.SCHEMA.TABLE."""
+    if not isinstance(table.this, exp.Identifier) or not table.db or table.catalog.lower() not in ("", LOCAL, GLOBAL):
+        return None
+    name = f"{table.db}.{table.name}".lower()
+    if table.catalog.lower() != GLOBAL:
+        return views.get(name)
+    names = columns(name)
+    return _tagged(name, names, name not in views or is_local(views[name], views)) if names else None
+
+
+def is_local(view: View, views: Mapping[str, View]) -> bool:
+    """Whether the rows that ``view`` makes of all nodes' tables are those that it makes of each node's."""
+    if view.local or view.columns or view.problem:
+        return view.local
+    tree = tree_of(view.sql)
+    source = _only_source(tree)
+    if source is None or looks_at_many_rows(tree) or tree.find(exp.Rand):
+        return False
+    return table_name(source) not in views or is_local(views[table_name(source)], views)
+
+
+@lru_cache(maxsize=512)
+def tree_of(sql: str) -> exp.Query:
+    """The tree of a view's SQL, without its comments; copy it before it is changed."""
+    tree = parse(sql)
+    for node in tree.walk():
+        node.comments = None
+    return tree
+
+
+def _shown(view: View, columns: NamesOf) -> Collection[str]:
+    """The names of the columns of ``view``; none when only a database can tell."""
+    if view.columns or view.problem:
+        return [column.name for column in view.columns]
+    tree = tree_of(view.sql)
+    if not tree.is_star:
+        return [name for name in tree.named_selects if name]
+    source = _only_source(tree)
+    found: list[str] = []
+    for item in tree.expressions:
+        if not isinstance(item, exp.Star):
+            found.append(item.alias_or_name)
+        elif source is None or any(item.args.values()):
+            return ()
+        else:
+            found.extend(columns(table_name(source)))
+    return found
+
+
+def _only_source(tree: exp.Query) -> exp.Table | None:
+    """The one table or view that ``tree`` reads, if it is a SELECT that makes at most a row of each of its rows."""
+    if not isinstance(tree, exp.Select) or any(tree.args.get(key) for key in ("joins", "order", "with_", *REDUCING)):
+        return None
+    source = tree.args["from_"].this if tree.args.get("from_") else None
+    if not isinstance(source, exp.Table) or not source.db or source.args.get("joins"):
+        return None
+    renamed = any(alias.args.get("columns") for alias in tree.find_all(exp.TableAlias))
+    return None if renamed or sum(1 for _ in tree.find_all(exp.Query)) > 1 else source
+
+
+def _tagged(name: str, names: Collection[str], local: bool) -> View:
+    # The table `name` with columns for where its rows come from.
+    has = {column.lower() for column in names}
+    process = has.issuperset(_SAME_PROCESS)
+
+    def of_process(column: str) -> str:
+        return f"t.{column}" if column in has else f"p.{column}" if process else "CAST(NULL AS INTEGER)"
+
+    node = "node" in has
+    tags = {
+        "_host": "t.node" if node else "CAST(NULL AS VARCHAR)",
+        "_addr": "m.address" if node else "CAST(NULL AS VARCHAR)",
+        "_rank": of_process("rank"),
+        "_node_rank": of_process("node_rank"),
+        "_local_rank": of_process("local_rank"),
+        "_role": "CAST('' AS VARCHAR)",
+    }
+    schema, _, table = name.partition(".")
+    own = ['"' + column.replace('"', '""') + '"' for column in names]
+    items = [f"t.{column} AS {column}" for column in own] + [f"{sql} AS {tag}" for tag, sql in tags.items()]
+    source = f'"{schema}"."{table}" AS t'
+    if any("p." in sql for sql in tags.values()):
+        same = " AND ".join(f"t.{column} = p.{column}" for column in _SAME_PROCESS)
+        source += f" LEFT JOIN process.processes AS p ON {same}"
+    if node:
+        source += " LEFT JOIN cluster.members AS m ON t.node = m.node AND t.node = m.member"
+    return View(f"{GLOBAL} {name}", "", (), f"SELECT {', '.join(items)} FROM {source}", local=local, single=True)
