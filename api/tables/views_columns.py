@@ -41,10 +41,14 @@ def process_of(alias: str) -> str:
     """A join with the process of each row, as ``p``, while the node knows it."""
     return f"LEFT JOIN process.processes AS p ON {_same_process(alias, 'p')}"
 
+_CLOCK_JITTER_NS = 20_000
+
 
 def step_of(alias: str) -> str:
     """A join with the last step that began before each row, as ``s``."""
-    return f"ASOF LEFT JOIN train.steps AS s ON {_same_process(alias, 's')} AND {alias}.ts >= s.ts"
+    # A step begins with an operation, and each drain turns the kernel's time into UTC by a pair of clocks of its own.
+    began = f"epoch_ns({alias}.ts) + {_CLOCK_JITTER_NS} >= epoch_ns(s.ts)"
+    return f"ASOF LEFT JOIN train.steps AS s ON {_same_process(alias, 's')} AND {began}"
 
 
 def _same_process(one: str, other: str) -> str:
