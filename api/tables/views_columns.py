@@ -15,6 +15,8 @@ MICRO = (
 )
 ROLE = Column("role", TEXT, "Parallel role that a job declares to Probing; empty: no job declares one here.", "''")
 
+_CLOCK_JITTER_NS = 1_000
+
 
 def identity(alias: str) -> tuple[Column, ...]:
     """Who and when, of the table that ``alias`` stands for."""
@@ -40,8 +42,6 @@ def unknown(kind: pa.DataType, why: str, *names: str) -> tuple[Column, ...]:
 def process_of(alias: str) -> str:
     """A join with the process of each row, as ``p``, while the node knows it."""
     return f"LEFT JOIN process.processes AS p ON {_same_process(alias, 'p')}"
-
-_CLOCK_JITTER_NS = 20_000
 
 
 def step_of(alias: str) -> str:

@@ -42,7 +42,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         for i, (op, peer, root, ts) in enumerate(
             [
                 ("all_reduce", None, None, 10 * SECOND),
-                ("send", 0, None, 11 * SECOND - 1),
+                ("send", 0, None, 11 * SECOND - 5_000),
                 ("recv", 0, None, 11 * SECOND),
                 ("broadcast", None, 0, 11 * SECOND + 5),
                 ("reduce", None, 0, 12 * SECOND),
