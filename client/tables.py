@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from probing.api.errors import NotFound
+from probing.client.cluster import Cluster
 from probing.client.output import write_rows
 from probing.client.render import Field
 from probing.client.session import opened, sql_text
 from probing.client.settings import Settings
 
-__all__ = ("run",)
+__all__ = ("run", "show")
 
 _TABLES = """
 SELECT table_schema || '.' || table_name AS "table", any_value(live) AS live, any_value(description) AS description
@@ -33,10 +34,15 @@ _COLUMN_FIELDS = (
 def run(settings: Settings, name: str | None) -> None:
     """All tables, or the columns of table ``name``."""
     with opened(settings) as cluster:
-        if name is None:
-            write_rows(settings, cluster.query(_TABLES), _TABLE_FIELDS)
-            return
-        table = cluster.query(_COLUMNS.format(name=sql_text(name.lower())))
-        if not table.num_rows:
-            raise NotFound(f"there is no table {name}", hint="`probingctl tables` lists the tables")
-        write_rows(settings, table, _COLUMN_FIELDS)
+        show(settings, cluster, name)
+
+
+def show(settings: Settings, cluster: Cluster, name: str | None) -> None:
+    """As ``run``, where nodes are asked already."""
+    if name is None:
+        write_rows(settings, cluster.query(_TABLES), _TABLE_FIELDS)
+        return
+    table = cluster.query(_COLUMNS.format(name=sql_text(name.lower())))
+    if not table.num_rows:
+        raise NotFound(f"there is no table {name}", hint="`probingctl tables` lists the tables")
+    write_rows(settings, table, _COLUMN_FIELDS)

@@ -1,0 +1,100 @@
+"""What the shell can complete: words of SQL, tables, and the columns of the tables that a statement names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = ("COMMANDS", "KEYWORDS", "Catalog", "candidates")
+
+# Tables by name, each with its columns and their types.
+Catalog = Mapping[str, Mapping[str, str]]
+
+COMMANDS = {
+    "\\d": "tables; \\d TABLE: its columns",
+    "\\x": "a column a line: on, off or auto (where a row does not fit)",
+    "\\timing": "how long each query took: on or off",
+    "\\f": "format: table, json, jsonl, csv",
+    "\\o": "write to FILE (of -f's format); \\o alone: to the screen again",
+    "\\all": "ask all nodes: on or off",
+    "\\set": "value of $NAME: \\set NAME=VALUE; \\set alone shows them",
+    "\\?": "this help",
+    "\\q": "leave, as Ctrl-D does",
+}
+_KEYWORDS = """
+ALL AND ANTI AS ASC ASOF BETWEEN BY CASE CAST COUNT CROSS CURRENT_TIMESTAMP DESC DISTINCT ELSE END EPOCH_NS EXCEPT
+EXISTS FALSE FILTER FIRST FROM FULL GROUP HAVING ILIKE IN INNER INTERSECT INTERVAL IS JOIN LAST LEFT LIKE LIMIT MAX
+MEDIAN MIN NATURAL NOT NOW NULL NULLS OFFSET ON OR ORDER OVER PARTITION QUALIFY QUANTILE RIGHT SELECT SEMI SUM THEN
+TIME_BUCKET TRUE UNION USING VALUES WHEN WHERE WINDOW WITH
+"""
+KEYWORDS = tuple(_KEYWORDS.split())
+_WORD = re.compile(r"[A-Za-z_][\w.]*$|\\\w*$")
+_AFTER_TABLE = re.compile(r"\b(?:from|join)\s+(?:[\w.\"]+(?:\s+(?:as\s+)?\w+)?\s*,\s*)*[\w.]*$", re.IGNORECASE)
+_SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?", re.IGNORECASE)
+
+
+def candidates(before: str, whole: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
+    """What may follow ``before`` in the statement ``whole``: text, how many characters it replaces, what it is."""
+    match = _WORD.search(before)
+    word = match.group() if match else ""
+    if before.lstrip().startswith("\\"):
+        yield from _of_command(before.lstrip(), word, catalog)
+        return
+    if _in_quotes(before):
+        return
+    if _AFTER_TABLE.search(before):
+        yield from _matching(word, [(name, "table") for name in catalog()])
+        return
+    if not word:
+        return
+    tables = catalog()
+    sources = _sources(whole, tables)
+    alias, dot, _ = word.rpartition(".")
+    if dot:
+        columns = tables.get(sources.get(alias.lower(), alias.lower()), {})
+        yield from _matching(word, [(f"{alias}.{name}", kind) for name, kind in columns.items()])
+        yield from _matching(word, [(name, "table") for name in tables])
+        return
+    named: dict[str, str] = {}
+    for table in sources.values():
+        named.update(tables[table])
+    yield from _matching(word, list(named.items()))
+    yield from _matching(word, [(alias, "alias") for alias in sources if "." not in alias])
+    if len(word) > 1:
+        upper = word.isupper()
+        yield from _matching(word, [(k if upper else k.lower(), "") for k in KEYWORDS])
+
+
+def _of_command(line: str, word: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
+    command, space, _ = line.partition(" ")
+    if not space:
+        yield from _matching(word, list(COMMANDS.items()))
+        return
+    choices = {"\\x": ("on", "off", "auto"), "\\timing": ("on", "off"), "\\all": ("on", "off"),
+               "\\f": ("table", "json", "jsonl", "csv")}  # fmt: skip
+    found = list(catalog()) if command == "\\d" else choices.get(command, ())
+    yield from _matching(word, [(name, "") for name in found])
+
+
+def _matching(word: str, entries: Sequence[tuple[str, str]]) -> Iterator[tuple[str, int, str]]:
+    lower = word.lower()
+    for text, meaning in entries:
+        if text.lower().startswith(lower) and text.lower() != lower:
+            yield text, len(word), meaning
+
+
+def _sources(statement: str, tables: Catalog) -> dict[str, str]:
+    """The tables that the statement reads, by name and alias."""
+    found: dict[str, str] = {}
+    for table, alias in _SOURCE.findall(statement):
+        name = table.lower()
+        if name in tables:
+            found[name] = name
+            found[name.partition(".")[2]] = name
+            if alias and alias.upper() not in KEYWORDS:
+                found[alias.lower()] = name
+    return found
+
+
+def _in_quotes(before: str) -> bool:
+    return before.count("'") % 2 == 1
