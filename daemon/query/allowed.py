@@ -6,7 +6,7 @@ files, settings and secrets or that sleep, and each version adds more. Names are
 
 from __future__ import annotations
 
-__all__ = ("FUNCTION_CLASSES", "FUNCTION_NAMES", "NODE_CLASSES", "TYPE_NAMES")
+__all__ = ("AGGREGATES", "FUNCTION_CLASSES", "FUNCTION_NAMES", "NODE_CLASSES", "TYPE_NAMES")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -62,6 +62,15 @@ FUNCTION_NAMES = _words(
     reservoir_quantile row sem strip_accents strlen struct_insert subtract suffix to_hours to_json to_microseconds
     to_milliseconds to_minutes to_months to_seconds to_weeks to_years transaction_timestamp try_strptime weekday
     weighted_avg yearweek
+    """
+)
+
+# What list_aggregate may be told to do with a list.
+AGGREGATES = _words(
+    """
+    any_value approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or count entropy favg first fsum
+    geomean histogram kahan_sum kurtosis last mad max mean median min mode product sem skewness stddev stddev_pop
+    stddev_samp string_agg sum var_pop var_samp variance
     """
 )
 

@@ -1,4 +1,4 @@
-"""Bounds on what one small expression can blow up to.
+"""Bounds on what one small expression can blow up to, and on functions that are named by a text.
 
 DuckDB looks at deadlines and memory between vectors, so one huge scalar call escapes both: ``repeat('x', 4000000000)``
 under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls take literal sizes only.
@@ -11,6 +11,7 @@ import re
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
+from probing.daemon.query.allowed import AGGREGATES
 
 __all__ = ("check_sizes",)
 
@@ -18,11 +19,12 @@ MAX_STRING = 100_000
 MAX_SERIES = 1_000_000
 # Widths such as %9999d or {:>9999}; a star or a nested brace takes the width from an argument.
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
+_BY_NAME = frozenset(("list_aggr", "list_aggregate"))
 _TIME_STEPS = frozenset(("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"))
 
 
 def check_sizes(root: exp.Expr) -> None:
-    """Raises QueryRejected for a call whose size is too large or is no literal."""
+    """Raises QueryRejected for a call whose size is too large or is no literal, or that names no allowed function."""
     for node in root.find_all(exp.Repeat, exp.Pad, exp.GenerateSeries, exp.Format, exp.Anonymous, exp.DataTypeParam):
         if isinstance(node, exp.Repeat):
             _check_repeat(node)
@@ -36,6 +38,8 @@ def check_sizes(root: exp.Expr) -> None:
         elif isinstance(node, exp.Format) or node.name.lower() == "printf":
             template = node.this if isinstance(node, exp.Format) else next(iter(node.expressions), None)
             _check_template(template)
+        elif node.name.lower() in _BY_NAME:
+            _check_aggregate(node)
 
 
 def _check_repeat(node: exp.Repeat) -> None:
@@ -73,6 +77,13 @@ def _check_template(template: exp.Expr | None) -> None:
         raise QueryRejected("format and printf take a literal format")
     if _WIDE.search(template.name):
         raise QueryRejected("a width in the format is too large or is no literal", hint="use at most three digits")
+
+
+def _check_aggregate(node: exp.Anonymous) -> None:
+    name = node.expressions[1] if len(node.expressions) > 1 else None
+    if not (isinstance(name, exp.Literal) and name.is_string and name.name.lower() in AGGREGATES):
+        hint = f"write one of {', '.join(sorted(AGGREGATES))}"
+        raise QueryRejected(f"{node.name.lower()} takes the name of an aggregate", hint=hint)
 
 
 def _integer(node: exp.Expr | None, what: str) -> int:

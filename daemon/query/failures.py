@@ -11,6 +11,7 @@ __all__ = ("explain",)
 _KIND = re.compile(r"^\s*([A-Z][A-Za-z -]+?) Error: ")
 _CANDIDATES = re.compile(r'(?:Candidate bindings|Did you mean):?\s*((?:"[^"]{1,100}"(?:, )?)+)')
 _PATH = re.compile(r"(?:/[^\s/'\",:]+){2,}")
+_NO_MEMORY = re.compile(r"malloc of size|\b[Aa]llocation failure|bad_alloc|bad allocation")
 _ZONE_HINT = "ts and t_* are UTC without a zone: write ts > TIMESTAMP '2026-01-31 12:00:00'"
 
 
@@ -19,7 +20,7 @@ def explain(error: BaseException) -> ProbingError:
     text = str(error)
     match = _KIND.match(text)
     kind = match[1] if match else ""
-    if isinstance(error, MemoryError) or kind == "Out of Memory" or "malloc of size" in text:
+    if isinstance(error, MemoryError) or kind == "Out of Memory" or _NO_MEMORY.search(text):
         return QueryMemory("the query needs more memory than a worker has")
     if kind in ("INTERRUPT", "Interrupt"):
         return QueryTimeout("the query was interrupted")

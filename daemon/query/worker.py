@@ -9,6 +9,7 @@ connection is the deadline.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from probing.api.errors import ProbingError, QueryMemory
+from probing.api.errors import InternalError, ProbingError, QueryMemory
 from probing.daemon.config import Config
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.sandbox import MemoryBound, confine, limit, stand_back
@@ -35,6 +36,7 @@ THREADS = 2
 DUCKDB_SHARE = 0.9
 # A worker that kept more of it than this after a query is replaced by a fresh one.
 WORN = 0.25
+_log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -101,6 +103,9 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
         return {"error": e.to_dict(), "damaged": outcome.damaged}
     except MemoryError:
         return {"error": QueryMemory("the request needs more memory than a worker has").to_dict()}
+    except Exception as e:  # what a query makes of the worker is that query's answer, and no more
+        _log.exception("a query could not be answered")
+        return {"error": InternalError(f"a worker failed: {type(e).__name__}").to_dict()}
     return {"end": outcome.to_dict()}
 
 

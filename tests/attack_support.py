@@ -1,0 +1,148 @@
+"""A worker that is attacked, and what can be seen of it from outside: its memory, its descriptors, and files."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from probing.daemon.arrow import batch_of
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
+from probing.daemon.store import Store
+
+# A worker that was given up is gone after this: a kill, not a speed.
+GONE_S = 10.0
+READY_S = 60.0
+MAX_ANSWER = 64 << 20
+_OF_THE_MACHINE = ("/sys/fs/cgroup/", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu/")
+
+
+class Victim:
+    """A worker of ``memory_bytes`` that may read ``state``. ``segments`` are files by table."""
+
+    def __init__(self, state: Path, memory_bytes: int, segments: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._segments = {name: list(paths) for name, paths in (segments or {}).items()}
+        ours, theirs = socket.socketpair()
+        options = [f"--state_dir={state}", f"--query.memory_bytes={memory_bytes}"]
+        argv = [sys.executable, "-m", "probing.daemon.query.worker", *options]
+        self.process = subprocess.Popen(argv, stdin=theirs, cwd="/")
+        theirs.close()
+        self._channel = Channel(ours)
+        assert self.ask("SELECT 1", READY_S) == "end"
+        self._rest = self._peak()
+        self._descriptors = self.descriptors()
+
+    def ask(self, sql: str, seconds: float) -> str:
+        """How it ended: ``end``, the kind of an error, ``deadline``, or ``gone``: the worker died."""
+        spec = {"sql": sql, "segments": self._segments, "parts": [], "max_bytes": MAX_ANSWER}
+        text = json.dumps(spec).encode()
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.send({"op": "query", "spec_bytes": len(text), "live": []}, text)
+            while True:
+                header = self._channel.receive(max(deadline - time.monotonic(), 0.001)).header
+                if "end" in header or "error" in header:
+                    self.last = bool(header.get("last"))
+                    return str(header["error"]["kind"]) if "error" in header else "end"
+        except ChannelTimeout:
+            return "deadline"
+        except ChannelClosed:
+            return "gone"
+
+    def grown(self) -> int:
+        """Bytes that its resident memory rose above what it was before the first attack, at most, ever."""
+        return self._peak() - self._rest
+
+    def descriptors(self) -> set[str]:
+        """What it has open."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        return {str(entry.readlink()) for entry in folder.iterdir()}
+
+    def opened(self) -> set[str]:
+        """What it has open and had not before the first attack, but for what DuckDB asks of the machine."""
+        return {name for name in self.descriptors() - self._descriptors if not name.startswith(_OF_THE_MACHINE)}
+
+    def close(self) -> None:
+        """Give it up, as one does at a deadline. Raises subprocess.TimeoutExpired when it stays."""
+        self._channel.close()
+        try:
+            self.process.wait(GONE_S)
+        finally:
+            self.process.kill()
+
+    def _peak(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+class Watched:
+    """Tells whether anything in directories is opened, read, made or changed, by inotify (inotify(7))."""
+
+    _OPEN, _ACCESS, _MODIFY, _ATTRIB, _CREATE, _DELETE, _MOVED = 0x20, 0x1, 0x2, 0x4, 0x100, 0x200, 0xC0
+    _EVENT = struct.Struct("iIII")
+
+    def __init__(self, *folders: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        mask = self._OPEN | self._ACCESS | self._MODIFY | self._ATTRIB | self._CREATE | self._DELETE | self._MOVED
+        for folder in folders:
+            if libc.inotify_add_watch(self._fd, os.fsencode(folder), mask) < 0:
+                raise OSError(ctypes.get_errno(), f"inotify: {folder}")
+
+    def events(self) -> list[tuple[str, int]]:
+        """Names and kinds, since the last call."""
+        found: list[tuple[str, int]] = []
+        try:
+            data = os.read(self._fd, 1 << 20)
+        except BlockingIOError:
+            return found
+        at = 0
+        while at < len(data):
+            _, mask, _, length = self._EVENT.unpack_from(data, at)
+            name = data[at + self._EVENT.size : at + self._EVENT.size + length]
+            found.append((name.rstrip(b"\0").decode(), mask))
+            at += self._EVENT.size + length
+        return found
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Collection:
+    """A store to which a thread appends rows, as the collector does, as long as the context lasts."""
+
+    def __init__(self, root: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        self._store = Store.open(root, node="n0")
+        self._batch = batch_of("comm.ops", rows)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._append)
+        self.appended = 0
+
+    def __enter__(self) -> Collection:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._store.close()
+
+    def stored(self) -> int:
+        """Rows that the store has; to be asked for when nothing is appended any more."""
+        self._stop.set()
+        self._thread.join()
+        return self._store.rows("comm.ops", ["seq"]).num_rows
+
+    def _append(self) -> None:
+        while not self._stop.wait(0.01):
+            self._store.append({"comm.ops": [self._batch]}, {})
+            self.appended += self._batch.num_rows
