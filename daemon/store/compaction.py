@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+import pyarrow as pa
+
 from probing.api.errors import FormatError
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
@@ -69,10 +71,8 @@ class Compactor:
         """
         start = self._clock.pair().mono_ns
         finished = 0
-        if start < self._rest_until_ns:
-            return 0
         try:
-            while self._begun():
+            while start >= self._rest_until_ns and self._begun():
                 finished += self._step()
                 if self._clock.pair().mono_ns - start >= _TURN_NS:
                     break
@@ -83,6 +83,8 @@ class Compactor:
             if e.errno not in NO_SPACE:
                 self._inventory.problems["compaction"] = f"segments cannot be merged: {e.strerror or e}"
             self.stop()
+        finally:
+            pa.default_memory_pool().release_unused()
         return finished
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import FormatError
@@ -21,9 +22,9 @@ from probing.daemon.store.streams import conform
 
 __all__ = ("Merge",)
 
-# Of rows that are sorted and encoded together, before compression.
-_CHUNK_BYTES = 16 << 20
-_BATCH_ROWS = 1 << 14
+# Of rows that are sorted and encoded together, before compression: some six times as much memory is used for a moment.
+_CHUNK_BYTES = 8 << 20
+_BATCH_ROWS = 1 << 13
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
 
@@ -144,7 +145,15 @@ class Merge:
     def _sorted(self, pending: list[pa.Table]) -> pa.Table:
         rows = pa.concat_tables(pending).unify_dictionaries()
         pending.clear()
-        return sort_rows(rows, self._sort_by)
+        keys = rows.select([name for name in self._sort_by if name in rows.column_names])
+        keys = keys.append_column("", pa.array(np.arange(rows.num_rows)))
+        order = sort_rows(keys, self._sort_by).column(keys.num_columns - 1)
+        # One column after the other, so that there are never two of all.
+        schema, columns = rows.schema, list(rows.columns)
+        del rows, keys
+        for i in range(len(columns)):
+            columns[i] = columns[i].take(order)
+        return pa.Table.from_arrays(columns, schema=schema)
 
     def _batches(self) -> Iterator[pa.Table]:
         for source in self.sources:
