@@ -27,6 +27,7 @@ from probing.federation.fanout import Answered, Gathered, fan_out
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from probing.api.tables.schema import View
     from probing.client.stream import Stream
     from probing.federation.split import Plan
 
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 _USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
 _USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
+_VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
@@ -125,6 +127,14 @@ class Cluster:
             self._nodes = self._peers()
         return self._nodes
 
+    def asked(self, sql: str) -> tuple[str, ...]:
+        """Who is asked for ``sql`` together: all nodes as well where it names ``global.`` tables; none: the target."""
+        from probing.federation.names import wants_all_nodes
+
+        if self.many:
+            return self.addresses()
+        return self._peers() if wants_all_nodes(sql) else ()
+
     def _peers(self) -> tuple[str, ...]:
         target = self.connection(self.target)
         own = target.status(self.timeout).node
@@ -153,15 +163,16 @@ class Cluster:
         (ORDER BY, DISTINCT, LIMIT, aggregates, joins) is held, and bounded by ``max_bytes``.
         """
         text = _bound(sql, params)
-        if not self.many:
+        asked = self.asked(text)
+        if not asked:
             return self._stream_one(text)
         from probing.federation.streams import concatenates, pour
 
         split = self.plan(text)
         if not concatenates(split):
-            return _held(self._merged(split))
+            return _held(self._merged(split, asked))
         return pour(
-            split, self.addresses(), self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append
+            split, asked, self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append
         )
 
     def _stream_one(self, sql: str) -> Rows:
@@ -203,36 +214,45 @@ class Cluster:
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
         """As ``query``, with who answered."""
         text = _bound(sql, params)
-        if self.many:
-            return self._merged(self.plan(text))
+        if asked := self.asked(text):
+            return self._merged(self.plan(text), asked)
         reply = self._node(self.target, text, self.timeout)
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
         gathered.answered.append(Answered(self.target, reply.node, (reply,)))
         self.outcomes.append(gathered)
         return Answer(reply.table, gathered)
 
-    def _merged(self, split: Plan) -> Answer:
+    def _merged(self, split: Plan, asked: tuple[str, ...]) -> Answer:
         from probing.federation.merge import run
 
         return run(
-            split, self.addresses(), self._node, timeout=self.timeout, max_bytes=self.max_bytes,
+            split, asked, self._node, timeout=self.timeout, max_bytes=self.max_bytes,
             strict=self.strict, watch=self.outcomes.append,
         )  # fmt: skip
 
     def plan(self, sql: str) -> Plan:
         """How a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
+        from probing.api.tables.views import VIEWS
+        from probing.federation.names import names_user_views
         from probing.federation.split import plan
 
-        if not _USER_TABLE.search(sql):
-            return plan(sql, time.time_ns())
+        views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
+        if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
+            return plan(sql, time.time_ns(), views=views)
         # Tables of users' probes are known to the nodes alone.
         from probing.federation.catalog import Catalog, api_schemas
 
         catalog = Catalog({**api_schemas(), **self._user_schemas()})
         try:
-            return plan(sql, time.time_ns(), catalog)
+            return plan(sql, time.time_ns(), catalog, views)
         finally:
             catalog.close()
+
+    def _views(self) -> dict[str, View]:
+        """The views of users that the target has: all nodes are asked for what these mean."""
+        from probing.federation.views import views_from
+
+        return views_from(self._node(self.target, _VIEWS, self.timeout).table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
         """The union of the columns that the nodes have in each table of a user's probe."""

@@ -70,11 +70,12 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, A
 
     sql = bind(sql, params)
     rows: list[dict[str, str]] = []
-    if not cluster.many:
+    asked = cluster.asked(sql)
+    if not asked:
         rows.append({"step": "node", "where": cluster.target, "sql": " ".join(sql.split())})
     else:
         split = cluster.plan(sql)
-        where = f"each of {len(cluster.addresses())} nodes"
+        where = f"each of {len(asked)} nodes"
         rows.extend({"step": split.kind, "where": where, "sql": part.sql} for part in split.parts)
         rows.append({"step": "merge", "where": "here", "sql": split.final})
     write_table(settings, (Field("STEP", "step"), Field("WHERE", "where"), Field("SQL", "sql")), rows)
