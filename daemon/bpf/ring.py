@@ -92,6 +92,10 @@ class Ring:
         """Bytes that wait behind the committed position."""
         return int(self._memory.producer[0]) - self.position
 
+    def records_in(self, size: int) -> int:
+        """How many records ``size`` bytes of the ring hold, discarded ones among them."""
+        return size // self._slot.itemsize
+
     def drain(self, max_bytes: int = 1 << 30, until: int | None = None) -> Drained:
         """All finished records behind the committed position, up to ``max_bytes`` of ring (at least one record).
 

@@ -92,13 +92,21 @@ class DrainLoop:
         self.failure: str | None = None
 
     def resume(self) -> dict[str, int]:
-        """Set every ring behind what the log already holds; gives the losses of each that the log tells already."""
+        """Set every ring behind what the log already holds; gives the losses of each that the log tells already.
+
+        A ring that was given back further than the log goes lost records with a part of the log: that is a loss.
+        """
         boot_id = self._clock.boot_id
         for name, ring in self._rings.items():
             known = self._log.positions.get(name)
             if known and known.get("boot_id") == boot_id and known.get("map_id") == ring.map_id:
-                ring.reset(int(known["position"]))
-                self._positions[name] = dict(known)
+                ring.reset(position := int(known["position"]))
+                if ring.position > position:
+                    now, count = self._clock.pair().real_ns, ring.records_in(ring.position - position)
+                    reason = "the end of the log is missing: the ring was read further"
+                    self._outbox.lost(Loss(name, "", "log", reason, now, now, count))
+                # With the row of the loss, so that it is told once.
+                self._positions[name] = {**known, "position": ring.position}
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
     def run(self) -> None:
@@ -158,22 +166,25 @@ class DrainLoop:
             if self._record is not None:
                 self._record(name, pair, records)
             ends[name] = end
-            positions[name] = {
-                "boot_id": self._clock.boot_id,
-                "map_id": ring.map_id,
-                "position": end,
-                "lost": lost.get(name, 0),
-            }
+            positions[name] = self._place(ring, end, lost)
             for table, batch in self._assembled(name, records, pair).items():
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._outbox.rows[table] += batch.num_rows
+        # The row that tells a loss is in this record, though nothing of its ring may be: it must not be told again.
+        for name, ring in self._rings.items():
+            if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
+                positions[name] = self._place(ring, ring.position, lost)
         if batches or ends:
             self._log.append(batches, positions, pair)
             self._positions = positions
         for name, end in ends.items():
             self._rings[name].commit(end)
         return size
+
+    def _place(self, ring: Ring, position: int, lost: Mapping[str, int]) -> dict[str, Any]:
+        told = lost.get(ring.name, 0)
+        return {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": position, "lost": told}
 
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:

@@ -15,6 +15,7 @@ from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.collector.drain import DrainLoop, Positions
 from probing.daemon.collector.outbox import Outbox
+from probing.daemon.source import Loss
 
 RECORD = np.dtype([("value", "<u8")])
 SLOT = 16
@@ -107,6 +108,47 @@ def test_a_restart_goes_on_behind_the_log(machine: Machine) -> None:
     assert loop.resume() == {"collectives": 11}
     loop.once()
     assert machine.seen == [5, 7]
+
+
+def test_a_log_that_lost_its_end_is_a_loss_of_as_many_records_as_the_ring_knows(machine: Machine) -> None:
+    # GIVEN a ring that was read to the fifth record, and a log that only has the second
+    machine.push(1, 2, 3, 5, 7, 11)
+    machine.memory.consumer[0] = 5 * SLOT
+    machine.log.positions = {
+        "collectives": {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 2 * SLOT, "lost": 0}
+    }
+    loop = machine.loop()
+    loop.resume()
+    (losses,) = machine.outbox.take()["probing.losses"]
+    assert losses["stage"].to_pylist() == ["log"]
+    assert losses["count"].to_pylist() == [3]
+    # It is told once, also when nothing comes from the ring for a while.
+    machine.outbox.put_back({"probing.losses": [losses]})
+    loop.once(due=[])
+    machine.loop().resume()
+    assert machine.outbox.take() == {}
+    loop.once()
+    assert machine.seen == [11]
+
+
+def test_a_loss_that_is_told_while_its_ring_is_empty_is_not_told_again_after_a_kill(machine: Machine) -> None:
+    # GIVEN a record with the row of a loss, and nothing of the ring that lost
+    loop = machine.loop()
+    machine.outbox.lost(Loss("collectives", "comm.ops", "ring", "the ring was full", 1, 2, 3))
+    loop.once()
+    # THEN a restart knows that it was told
+    assert machine.log.records[-1][0] == {"probing.losses": 1}
+    assert machine.loop().resume() == {"collectives": 3}
+    # and the same when the ring is not looked at
+    machine.push(1)
+    machine.log.positions["collectives"]["lost"] = 2
+    later = machine.loop()
+    later.resume()
+    machine.outbox.lost(Loss("collectives", "comm.ops", "ring", "the ring was full", 1, 2, 1))
+    later.once(due=[])
+    assert machine.seen == []
+    assert machine.log.positions["collectives"]["lost"] == 3
+    assert machine.log.positions["collectives"]["position"] == 0
 
 
 @pytest.mark.parametrize("other", [{"boot_id": "another boot"}, {"map_id": 8}])
