@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,9 @@ def record(seconds: float, kept: Path) -> None:
                 double.do(line)
             nccl_steps(double, time.monotonic() + seconds)
             pids = [p.pid for p in (*ddp, *double.ranks)] + accumulation + grid
+            # So that none outlives another to complain of it.
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
         daemon.stop()
         shutil.copytree(daemon.base / "state", kept, dirs_exist_ok=True)
         (kept / PIDS).write_text(json.dumps(pids))

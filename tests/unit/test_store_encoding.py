@@ -19,7 +19,7 @@ from store_support import START_NS, MemoryFiles
 
 from probing.api.tables import TABLES
 from probing.api.tables.schema import TEXT
-from probing.daemon.store.encoding import ROW_GROUP, encode_rows, sort_rows
+from probing.daemon.store.encoding import ROW_GROUP, encode_rows, segment_writer, sort_rows
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
 from probing.daemon.store.segments import describe_segment, read_segment, write_segment
@@ -159,6 +159,22 @@ def test_what_the_tried_rows_do_not_show_is_kept(tmp_path: Path) -> None:
     data = encode_rows("t.any", rows)
     assert pq.read_metadata(pa.BufferReader(data)).num_row_groups == 2
     check(rows, tmp_path / "s.parquet")
+
+
+def test_later_row_groups_can_differ_from_the_first(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.timestamp("ns")), ("d", pa.float64())])
+    first = pa.Table.from_pylist([{"b": "same"}] * 1000, schema=schema)
+    columns = [RNG.integers(0, 2**50, 5000), [f"{i}" for i in range(5000)], RNG.integers(0, 2**50, 5000)]
+    later = pa.table([pa.array(c) for c in (*columns, RNG.random(5000))], names=schema.names).cast(schema)
+    sink = pa.BufferOutputStream()
+    with segment_writer(sink, "t.any", first) as writer:
+        writer.write_table(first)
+        writer.write_table(later)
+    both = pa.concat_tables([first, later])
+    assert plain(pq.read_table(pa.BufferReader(sink.getvalue()))) == plain(both)
+    assert plain(of_duckdb(memoryview(sink.getvalue()), tmp_path / "s.parquet")) == plain(both)
+    # Seven bytes of each number cannot be had shorter, the eighth is nothing.
+    assert sink.getvalue().size < 5000 * (7 + 7 + 8 + 6)
 
 
 def test_only_what_queries_narrow_by_has_statistics() -> None:
