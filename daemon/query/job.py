@@ -18,8 +18,8 @@ from probing.api.errors import FormatError, InternalError, QueryError, QueryMemo
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.query.failures import explain
+from probing.daemon.query.tails import Tails
 from probing.daemon.query.views import Views, quoted, quoted_list
-from probing.daemon.store.tail import read_tail
 
 __all__ = ("Job", "Outcome", "new_connection", "run")
 
@@ -33,6 +33,7 @@ _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
 )
+_tails = Tails()
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
 
@@ -148,7 +149,7 @@ def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
     known = job.known
     for path, length in job.parts:
         try:
-            tail = read_tail(path, length, found, known)
+            tail = _tails.read(path, length, found, known)
         except (OSError, StoreError) as e:
             reason = e.message if isinstance(e, StoreError) else str(getattr(e, "strerror", e))
             outcome.warnings.append(f"a part of the log was left out: {reason}")
