@@ -10,6 +10,7 @@ from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
+from probing.daemon.service.rdma import read_ports
 from probing.federation.views import base_tables
 
 __all__ = ("live_tables",)
@@ -52,6 +53,7 @@ def live_tables(
         "probing.views": maker("probing.views", views),
         "probing.settings": maker("probing.settings", settings),
         "cluster.members": maker("cluster.members", members),
+        "rdma.ports": maker("rdma.ports", read_ports),
     }
 
 

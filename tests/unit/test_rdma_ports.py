@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+
 from probing.api.tables.rdma import COUNTERS, HW_COUNTERS, PORTS
 from probing.daemon.arrow import batch_of
+from probing.daemon.service.live import live_tables
 from probing.daemon.service.rdma import read_ports
 
 
@@ -72,3 +75,8 @@ def test_every_column_is_filled(tmp_path: Path) -> None:
     (row,) = read_ports(tmp_path)
     assert set(row) == {column.name for column in PORTS.columns} - {"node", "ts"}
     assert None not in row.values()
+
+
+def test_the_service_answers_for_the_table() -> None:
+    made = live_tables("node7", lambda: 1, list, dict)["rdma.ports"]()
+    assert pa.ipc.open_stream(made).read_all().schema == PORTS.logical
