@@ -31,7 +31,7 @@ def test_other_code_is_told_of_ps(code: str) -> None:
     assert "probingctl ps" in nearest(code)
 
 
-@pytest.mark.parametrize("words", [["eval", "1"], ["repl"], ["launch", "-r", "python", "x.py"], ["inject", "-D", "k=v"]])
+@pytest.mark.parametrize("words", [["eval", "1"], ["repl"], ["launch", "-r", "python"], ["inject", "-D", "k=v"]])
 def test_the_commands_are_known(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     told = capsys.readouterr().err
