@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
 from probing.daemon.store import Store
@@ -26,65 +30,7 @@ MAX_ANSWER = 64 << 20
 _OF_THE_MACHINE = ("/sys/fs/cgroup/", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu/")
 
 
-class Victim:
-    """A worker of ``memory_bytes`` that may read ``state``. ``segments`` are files by table."""
-
-    def __init__(self, state: Path, memory_bytes: int, segments: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._segments = {name: list(paths) for name, paths in (segments or {}).items()}
-        ours, theirs = socket.socketpair()
-        options = [f"--state_dir={state}", f"--query.memory_bytes={memory_bytes}"]
-        argv = [sys.executable, "-m", "probing.daemon.query.worker", *options]
-        self.process = subprocess.Popen(argv, stdin=theirs, cwd="/")
-        theirs.close()
-        self._channel = Channel(ours)
-        assert self.ask("SELECT 1", READY_S) == "end"
-        self._rest = self._peak()
-        self._descriptors = self.descriptors()
-
-    def ask(self, sql: str, seconds: float) -> str:
-        """How it ended: ``end``, the kind of an error, ``deadline``, or ``gone``: the worker died."""
-        spec = {"sql": sql, "segments": self._segments, "parts": [], "max_bytes": MAX_ANSWER}
-        text = json.dumps(spec).encode()
-        deadline = time.monotonic() + seconds
-        try:
-            self._channel.send({"op": "query", "spec_bytes": len(text), "live": []}, text)
-            while True:
-                header = self._channel.receive(max(deadline - time.monotonic(), 0.001)).header
-                if "end" in header or "error" in header:
-                    self.last = bool(header.get("last"))
-                    return str(header["error"]["kind"]) if "error" in header else "end"
-        except ChannelTimeout:
-            return "deadline"
-        except ChannelClosed:
-            return "gone"
-
-    def grown(self) -> int:
-        """Bytes that its resident memory rose above what it was before the first attack, at most, ever."""
-        return self._peak() - self._rest
-
-    def descriptors(self) -> set[str]:
-        """What it has open."""
-        folder = Path(f"/proc/{self.process.pid}/fd")
-        return {str(entry.readlink()) for entry in folder.iterdir()}
-
-    def opened(self) -> set[str]:
-        """What it has open and had not before the first attack, but for what DuckDB asks of the machine."""
-        return {name for name in self.descriptors() - self._descriptors if not name.startswith(_OF_THE_MACHINE)}
-
-    def close(self) -> None:
-        """Give it up, as one does at a deadline. Raises subprocess.TimeoutExpired when it stays."""
-        self._channel.close()
-        try:
-            self.process.wait(GONE_S)
-        finally:
-            self.process.kill()
-
-    def _peak(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-class Watched:
+class _Watched:
     """Tells whether anything in directories is opened, read, made or changed, by inotify (inotify(7))."""
 
     _OPEN, _ACCESS, _MODIFY, _ATTRIB, _CREATE, _DELETE, _MOVED = 0x20, 0x1, 0x2, 0x4, 0x100, 0x200, 0xC0
@@ -115,6 +61,98 @@ class Watched:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class Place:
+    """Under ``root``: ``state``, which workers may read, with a segment of ``rows`` of comm.ops, and ``outside``; both
+    have files that nobody may open."""
+
+    def __init__(self, root: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        self.root, self.state, self.outside = root, root / "state", root / "outside"
+        for folder in (self.state, self.outside):
+            folder.mkdir()
+            for name in ("secret", "secret.csv", "x.parquet"):
+                (folder / name).write_text("42\n")
+        (self.state / "comm.ops").mkdir()
+        self.segment = self.state / "comm.ops" / "0.parquet"
+        pq.write_table(pa.Table.from_batches([batch_of("comm.ops", rows)]), self.segment)
+        self._watched = _Watched(self.state, self.outside)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        self._watched.close()
+
+    def of(self, attack: str) -> str:
+        """The text of an attack here."""
+        return attack.replace("{state}", str(self.state)).replace("{outside}", str(self.outside))
+
+    def events(self) -> list[tuple[str, int]]:
+        """What was opened, read, made or changed in both since the last call: names, and inotify's masks."""
+        return self._watched.events()
+
+
+class Victim:
+    """A worker of ``memory_bytes`` at a place."""
+
+    def __init__(self, place: Place, memory_bytes: int) -> None:
+        self._segment = str(place.segment)
+        self.last = False
+        ours, theirs = socket.socketpair()
+        options = [f"--state_dir={place.state}", f"--query.memory_bytes={memory_bytes}"]
+        argv = [sys.executable, "-m", "probing.daemon.query.worker", *options]
+        self.process = subprocess.Popen(argv, stdin=theirs, cwd="/")
+        theirs.close()
+        self._channel = Channel(ours)
+        assert self.ask("SELECT 1", READY_S) == "end"
+        self._rest = self._peak()
+        self._descriptors = self._open()
+
+    def ask(self, sql: str, seconds: float) -> str:
+        """How it ended: ``end``, the kind of an error, ``deadline``, or ``gone``: the worker died."""
+        spec = {"sql": sql, "segments": {"comm.ops": [self._segment]}, "parts": [], "max_bytes": MAX_ANSWER}
+        text = json.dumps(spec).encode()
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.send({"op": "query", "spec_bytes": len(text), "live": []}, text)
+            while True:
+                header = self._channel.receive(max(deadline - time.monotonic(), 0.001)).header
+                if "end" in header or "error" in header:
+                    self.last = bool(header.get("last"))
+                    return str(header["error"]["kind"]) if "error" in header else "end"
+        except ChannelTimeout:
+            return "deadline"
+        except ChannelClosed:
+            return "gone"
+
+    def grown(self) -> int:
+        """Bytes that its resident memory rose above what it was before the first attack, at most, ever."""
+        return self._peak() - self._rest
+
+    def opened(self) -> set[str]:
+        """What it has open and had not before the first attack, but for what DuckDB asks of the machine."""
+        return {name for name in self._open() - self._descriptors if not name.startswith(_OF_THE_MACHINE)}
+
+    def close(self) -> None:
+        """Give it up, as one does at a deadline. Raises subprocess.TimeoutExpired when it stays."""
+        self._channel.close()
+        try:
+            self.process.wait(GONE_S)
+        finally:
+            self.process.kill()
+
+    def _open(self) -> set[str]:
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        found = set()
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(str(entry.readlink()))
+        return found
+
+    def _peak(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 class Collection:
