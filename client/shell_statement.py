@@ -6,7 +6,8 @@ import re
 
 __all__ = ("is_whole", "statements")
 
-_TOKEN = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|;", re.DOTALL)
+# What is not closed goes to the end.
+_TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
 
 
 def statements(text: str) -> tuple[list[str], str]:

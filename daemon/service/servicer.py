@@ -30,7 +30,6 @@ MAX_PIDS = 4096
 MAX_NAMES = 64
 # As max_bytes: the caller takes the rows as they come, so that their sum needs no bound.
 UNLIMITED = (1 << 64) - 1
-NO_CAP = (1 << 63) - 1
 # Says who answers, ahead of the rows.
 NODE_KEY = "probing-node-bin"
 _log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ class NodeService(NodeServicer):
         parts = self._engine.run(
             request.sql,
             timeout=_timeout(context, request.timeout_ms, limits.query_s, most_s),
-            max_bytes=NO_CAP if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
+            max_bytes=0 if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
             cancelled=lambda: not context.is_active(),
             progress=request.progress,
         )
