@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import stat
 import zlib
@@ -13,7 +14,17 @@ from typing import Protocol
 
 from probing.api.errors import FormatError, StateLocked, StoreError, StoreFull
 
-__all__ = ("DIR_MODE", "FILE_MODE", "Files", "SystemFiles", "checksum", "lock_directory", "read_file", "write_all")
+__all__ = (
+    "DIR_MODE",
+    "FILE_MODE",
+    "FileReader",
+    "Files",
+    "SystemFiles",
+    "checksum",
+    "lock_directory",
+    "read_file",
+    "write_all",
+)
 
 # Files are read by SQL workers of the same group; a new file takes the group of its directory (the set-group-id bit).
 FILE_MODE = 0o640
@@ -126,6 +137,34 @@ class SystemFiles:
     def free_bytes(self, path: Path) -> int:
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize
+
+
+class FileReader(io.RawIOBase):
+    """A file of ``size`` bytes for Arrow to read from, piece by piece, through ``Files``."""
+
+    def __init__(self, files: Files, path: Path, size: int) -> None:
+        self._files = files
+        self._path = path
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int | None = -1) -> bytes:
+        data = self._files.read(self._path, None if count is None or count < 0 else count, self._at)
+        self._at += len(data)
+        return data
 
 
 def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:

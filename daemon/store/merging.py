@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from probing.api.tables import Table
 from probing.daemon.store.encoding import ROW_GROUP, segment_writer, sort_rows
 from probing.daemon.store.files import Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments import check_segment
+from probing.daemon.store.segments import all_jobs, check_segment, open_segment
 from probing.daemon.store.streams import conform
 
 __all__ = ("Merge",)
@@ -25,8 +24,6 @@ __all__ = ("Merge",)
 # Of rows that are sorted and encoded together, before compression: some six times as much memory is used for a moment.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
-_MAX_JOBS = 32
-_MAX_JOBS_LENGTH = 4096
 
 
 class Merge:
@@ -113,7 +110,7 @@ class Merge:
             min(s.ts_min for s in self.sources),
             max(s.ts_max for s in self.sources),
             (self.sources[0].parts[0], self.sources[-1].parts[1]),
-            _all_jobs(self.sources),
+            all_jobs(self.sources),
         )
 
     def _close(self) -> None:
@@ -142,6 +139,9 @@ class Merge:
         if pending:
             yield self._sorted(pending)
 
+    def _open(self, source: Segment) -> Any:
+        return open_segment(self._files, self._root / source.path, source.size, self._names)
+
     def _sorted(self, pending: list[pa.Table]) -> pa.Table:
         rows = pa.concat_tables(pending).unify_dictionaries()
         pending.clear()
@@ -162,49 +162,6 @@ class Merge:
             with self._open(source) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                     yield pa.Table.from_batches([batch])
-
-    @contextlib.contextmanager
-    def _open(self, source: Segment) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
-        stream = pa.PythonFile(_Source(self._files, self._root / source.path, source.size), mode="r")
-        with pq.ParquetFile(stream, page_checksum_verification=True, read_dictionary=self._names) as file:
-            yield file
-
-
-def _all_jobs(sources: Sequence[Segment]) -> tuple[str, ...] | None:
-    known = [s.jobs for s in sources if s.jobs is not None]
-    jobs = sorted({job for found in known for job in found})
-    few = len(jobs) <= _MAX_JOBS and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH
-    return tuple(jobs) if len(known) == len(sources) and few else None
-
-
-class _Source(io.RawIOBase):
-    """A file for Arrow to read from, through ``Files``."""
-
-    def __init__(self, files: Files, path: Path, size: int) -> None:
-        self._files = files
-        self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, count: int | None = -1) -> bytes:
-        data = self._files.read(self._path, None if count is None or count < 0 else count, self._at)
-        self._at += len(data)
-        return data
 
 
 class _Sink(io.RawIOBase):

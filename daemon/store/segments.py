@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.daemon.store.encoding import META, column_numbers, encode_rows, sort_rows
-from probing.daemon.store.files import Files, checksum, write_all
+from probing.daemon.store.files import FileReader, Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
 
 __all__ = (
+    "all_jobs",
     "check_segment",
     "describe_segment",
     "is_date_dir",
+    "open_segment",
     "read_segment",
     "segment_parts",
     "split_by_date",
@@ -33,6 +36,7 @@ _DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
 _MAX_DATES = 8
+_BATCH_ROWS = 1 << 13
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
 
@@ -108,7 +112,9 @@ def check_segment(files: Files, root: Path, segment: Segment) -> str:
     except FileNotFoundError:
         return "it is missing"
     except (OSError, FormatError) as e:
-        return f"it cannot be read: {e}"
+        # Ours, and it passes: of the file it says nothing.
+        passing = isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        return "" if passing else f"it cannot be read: {e}"
     if size != segment.size:
         return f"it has {size} bytes instead of {segment.size}"
     return "" if crc == segment.crc else "its checksum is wrong"
@@ -119,16 +125,44 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
 
     Raises FormatError when it is no segment of ours, or OSError.
     """
-    data = files.read(root / path)
+    size, crc = checksum(files, root / path)
     table, _, name = path.split("/")
     parts = segment_parts(name)
-    meta = _footer(data).metadata or {}
-    if parts is None or meta.get(META.encode()) != table.encode():
-        raise FormatError(f"{path} is no segment of probingd")
-    rows = _read(data, path, None)
-    if not rows.num_rows:
+    found: list[Segment] = []
+    try:
+        with open_segment(files, root / path, size) as file:
+            if parts is None or (file.metadata.metadata or {}).get(META.encode()) != table.encode():
+                raise FormatError(f"{path} is no segment of probingd")
+            # All columns, so that all pages are checked, and never many rows at once.
+            batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+            found += (_describe(table, path, b"", pa.Table.from_batches([batch]), parts) for batch in batches)
+    except (pa.ArrowException, OSError) as e:
+        if getattr(e, "errno", None) is not None:
+            raise
+        raise FormatError(f"the segment {path} cannot be read: {e}") from e
+    if not found:
         raise FormatError(f"{path} has no rows")
-    return _describe(table, path, data, rows, parts)
+    first, last = min(s.ts_min for s in found), max(s.ts_max for s in found)
+    return Segment(table, path, size, crc, sum(s.rows for s in found), first, last, found[0].parts, all_jobs(found))
+
+
+def open_segment(files: Files, path: Path, size: int, names: Sequence[str] = ()) -> Any:
+    """A ParquetFile that reads from disk what is asked of it; columns ``names`` come as dictionaries.
+
+    Raises OSError, or pa.ArrowException or OSError without a number for what is no Parquet.
+    """
+    import pyarrow.parquet as pq
+
+    stream = pa.PythonFile(FileReader(files, path, size), mode="r")
+    return pq.ParquetFile(stream, page_checksum_verification=True, read_dictionary=list(names))
+
+
+def all_jobs(segments: Sequence[Segment]) -> tuple[str, ...] | None:
+    """The jobs of segments together, as ``Segment.jobs`` has them."""
+    known = [s.jobs for s in segments if s.jobs is not None]
+    jobs = sorted({job for found in known for job in found})
+    few = len(jobs) <= _MAX_JOBS and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH
+    return tuple(jobs) if len(known) == len(segments) and few else None
 
 
 def _describe(table: str, path: str, data: bytes | memoryview, rows: pa.Table, parts: tuple[int, int]) -> Segment:
