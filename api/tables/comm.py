@@ -22,6 +22,7 @@ _BUS_FACTOR = (
 # of a watchdog has found finished share it, and then it costs nothing; and how much earlier the end can have been.
 # Rows of before that have differences for both. Each of these is NULL where the other is used.
 _HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
+_BEFORE_DONE = "make_timestamp_ns(epoch_ns(done_hi) - done_within_ns)"
 _WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
 _LO = f"coalesce(done_lo_ns, {_HI} - done_within_ns)"
 # Of an operation on a CUDA stream the start is not seen, and its end lies in an interval: from its launch to the
@@ -100,9 +101,15 @@ _OPS_COLUMNS = (
         "t_done_lo",
         TIME,
         "The work was certainly not finished before this time, UTC.",
-        _AFTER_CALL.format(f"CASE WHEN timing_source = 'exact' THEN done_hi_ns ELSE {_LO} END"),
+        f"CASE WHEN timing_source = 'exact' THEN {_AFTER_CALL.format('done_hi_ns')}"
+        f" ELSE coalesce({_AFTER_CALL.format('done_lo_ns')}, {_BEFORE_DONE}) END",
     ),
-    Column("t_done_hi", TIME, "The work was certainly finished at this time, UTC.", _AFTER_CALL.format(_HI)),
+    Column(
+        "t_done_hi",
+        TIME,
+        "The work was certainly finished at this time, UTC.",
+        f"coalesce({_AFTER_CALL.format('done_hi_ns')}, done_hi)",
+    ),
     Column(
         "timing_source",
         NAME,
