@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from probing.api.errors import FormatError
 from probing.daemon.store.files import Files, write_all
 from probing.daemon.store.records import (
     FORMAT_VERSION,
@@ -70,7 +71,8 @@ class Edit:
 @dataclass(slots=True)
 class LoadedManifest:
     """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest; ``cut_short``:
-    its last line has no end, as when a daemon dies while it writes; ``boot_id`` is that of the daemon that wrote it."""
+    its last line has no end, as when a daemon dies while it writes; ``unreadable`` says why nothing of it can be read;
+    ``boot_id`` is that of the daemon that wrote it."""
 
     segments: dict[str, Segment] = field(default_factory=dict)
     sealed_to: int = 0
@@ -79,6 +81,7 @@ class LoadedManifest:
     bad_lines: int = 0
     found: bool = False
     cut_short: bool = False
+    unreadable: str = ""
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
@@ -94,12 +97,14 @@ class LoadedManifest:
 
 
 def load_manifest(files: Files, root: Path) -> LoadedManifest:
-    """Raises NewerFormat for a manifest of a newer probingd, OSError when it cannot be read."""
+    """Raises NewerFormat for a manifest of a newer probingd."""
     loaded = LoadedManifest()
     try:
         data = files.read(root / MANIFEST, MAX_MANIFEST)
     except FileNotFoundError:
         return loaded
+    except (FormatError, OSError) as e:
+        return LoadedManifest(bad_lines=1, found=True, unreadable=str(e))
     loaded.found = True
     lines = data.split(b"\n")
     loaded.cut_short = lines[-1] != b""

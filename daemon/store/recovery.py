@@ -75,7 +75,9 @@ class SetAside:
         for kept, name in enumerate(reversed(self._files.listdir(self._root / CORRUPT_DIR)), 1):
             size += self._size(name)
             if kept > _MAX_CORRUPT or (self._most_bytes is not None and size > self._most_bytes):
-                self._files.unlink(self._root / CORRUPT_DIR / name)
+                # What is no file stays, and keeps no other from going.
+                with contextlib.suppress(OSError):
+                    self._files.unlink(self._root / CORRUPT_DIR / name)
 
     def _size(self, name: str) -> int:
         with contextlib.suppress(OSError):
@@ -106,8 +108,9 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
     numbers = _part_numbers(files, root, found)
     on_disk = list(_segment_paths(files, root, found))
     damaged = state.bad_lines > 0 or state.cut_short or (not state.found and bool(numbers or on_disk))
-    scanned = _scan(files, root, [n for n in numbers if n > state.sealed_to], found, aside, clock)
+    scanned = _scan(files, root, node, [n for n in numbers if n > state.sealed_to], found, aside, clock)
     _reconcile(files, root, clock, aside, found, set(on_disk), damaged, {s.part.number for s in scanned})
+    _clear(files, root / f"{MANIFEST}.tmp", aside)
     try:
         found.manifest.commit(Edit())
     except OSError as e:
@@ -118,6 +121,15 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
     found.next_part = max([state.sealed_to, *numbers]) + 1
     del found.foreign[_MAX_FOREIGN:]
     return found
+
+
+def _clear(files: Files, path: Path, aside: SetAside) -> None:
+    # What is no file, and so cannot be unlinked, would keep the name for ever.
+    with contextlib.suppress(OSError):
+        try:
+            files.unlink(path)
+        except OSError:
+            aside.move(path)
 
 
 def _part_numbers(files: Files, root: Path, found: Recovered) -> list[int]:
@@ -145,7 +157,8 @@ def _segment_paths(files: Files, root: Path, found: Recovered) -> Iterator[str]:
                 if segment_parts(name):
                     yield path
                 elif segment_parts(name.removesuffix(".tmp")):
-                    files.unlink(root / path)
+                    with contextlib.suppress(OSError):
+                        files.unlink(root / path)
                 else:
                     found.foreign.append(path)
             if not is_date_dir(date):
@@ -153,7 +166,7 @@ def _segment_paths(files: Files, root: Path, found: Recovered) -> Iterator[str]:
 
 
 def _scan(
-    files: Files, root: Path, numbers: list[int], found: Recovered, aside: SetAside, clock: Clock
+    files: Files, root: Path, node: str, numbers: list[int], found: Recovered, aside: SetAside, clock: Clock
 ) -> list[ScannedPart]:
     scanned: list[ScannedPart] = []
     void_from = None
@@ -174,11 +187,27 @@ def _scan(
             with contextlib.suppress(OSError):
                 aside.move(path)
             continue
-        void_from = part.header.first_sequence
-        if part.size > part.part.length:
-            _cut_tail(files, part, found, aside, clock)
-        scanned.insert(0, part)
+        while part.voided > 1:
+            # A record may be written again behind a failure, but one alone: one of these parts is not of this log.
+            stranger = scanned.pop(0) if part.header.node == node else part
+            _send_away(stranger, found, aside, clock)
+            if stranger is part:
+                break
+            part = scan_part(files, path, scanned[0].header.first_sequence if scanned else None)
+        else:
+            if part.size > part.part.length:
+                _cut_tail(files, part, found, aside, clock)
+            scanned.insert(0, part)
+        void_from = scanned[0].header.first_sequence if scanned else None
     return scanned
+
+
+def _send_away(part: ScannedPart, found: Recovered, aside: SetAside, clock: Clock) -> None:
+    now, number = clock.pair().real_ns, part.part.number
+    reason = f"log part {number} is of another store, of node {part.header.node[:80]}"
+    found.losses.append(Loss("store", "", "log", reason, now, now))
+    with contextlib.suppress(OSError):
+        aside.move(part.part.path)
 
 
 def _cut_tail(files: Files, part: ScannedPart, found: Recovered, aside: SetAside, clock: Clock) -> None:
@@ -218,11 +247,14 @@ def _reconcile(
         # A last line without an end is what a daemon leaves that was killed while it wrote: then nothing is amiss.
         if state.bad_lines or not state.found or adopted:
             now = clock.pair().real_ns
-            what = f"damaged ({state.bad_lines} bad lines)" if state.found else "missing"
+            what = f"damaged ({state.unreadable or f'{state.bad_lines} bad lines'})" if state.found else "missing"
             reason = f"the manifest is {what}; {adopted} segments were added from their files"
             found.losses.append(Loss("store", "", "store", reason, now, now))
             with contextlib.suppress(OSError):
-                aside.copy(root / MANIFEST, files.read(root / MANIFEST))
+                if state.unreadable:
+                    aside.move(root / MANIFEST)
+                elif state.found:
+                    aside.copy(root / MANIFEST, files.read(root / MANIFEST))
     for segment in list(state.segments.values()):
         problem = _missing(files, root, segment, on_disk)
         if problem:

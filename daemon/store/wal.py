@@ -118,13 +118,14 @@ class PartWriter:
 @dataclass(frozen=True, slots=True)
 class ScannedPart:
     """What a start finds of a part. ``problem`` says what the bytes behind ``part.length`` are; empty when there are
-    none, or only a record that the next part has again."""
+    none, or only a record that the next part has again; ``voided`` counts records that it says it has."""
 
     part: Part
     header: PartHeader
     size: int
     problem: str
     last_clock: ClockPair | None
+    voided: int = 0
 
 
 def scan_part(files: Files, path: Path, void_from: int | None = None) -> ScannedPart:
@@ -136,13 +137,14 @@ def scan_part(files: Files, path: Path, void_from: int | None = None) -> Scanned
     header, end = unpack_header(data)
     if header.number != part_number(path.name):
         raise FormatError(f"{path.name} says it is log part {header.number}")
-    clock, void = None, False
+    clock, voided = None, 0
     part = Part(header.number, path, end, 0, {}, header.first_sequence, header.positions)
     rows: dict[str, int] = {}
     raw = 0
     for record in scan(data, end):
-        if void := void_from is not None and record.sequence >= void_from:
-            break
+        if void_from is not None and record.sequence >= void_from:
+            voided += 1
+            continue
         if record.sequence != part.next_sequence:
             break
         for chunk in record.chunks:
@@ -151,6 +153,6 @@ def scan_part(files: Files, path: Path, void_from: int | None = None) -> Scanned
         clock = record.clock
         part = Part(header.number, path, record.end, raw, rows, record.sequence + 1, record.positions)
     problem = ""
-    if part.length < len(data) and not void:
+    if part.length < len(data) and not voided:
         problem = TORN if cut_short(data, part.length) else "a record is damaged"
-    return ScannedPart(part, header, len(data), problem, clock)
+    return ScannedPart(part, header, len(data), problem, clock, voided)
