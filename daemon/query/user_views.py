@@ -83,8 +83,7 @@ class UserViews:
             with os.scandir(self._directory) as entries:
                 for entry in entries:
                     if entry.name.endswith(".sql") and len(found) < 4 * MAX_VIEWS:
-                        status = entry.stat()
-                        found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+                        found.append((entry.name, *_version(entry)))
         except OSError:
             return ()
         return tuple(sorted(found)[:MAX_VIEWS])
@@ -110,7 +109,7 @@ class UserViews:
             text = _trusted_text(self._directory / file)
             view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
             base_tables(view)
-        except (OSError, ValueError, ProbingError) as e:
+        except (OSError, ValueError, ProbingError, RecursionError) as e:
             shown = "".join(c if c.isprintable() else "?" for c in name[:41])
             return View(f"{USER_VIEWS}.{shown}", "", (), "", problem=_words(e))
         return view
@@ -122,6 +121,15 @@ class UserViews:
             self._unasked |= isinstance(e, PeerError)
             return _words(e)
         return ""
+
+
+def _version(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+    try:
+        status = entry.stat()
+    except OSError:
+        # A link to nothing is told when it is read.
+        return 0, 0, 0
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _trusted_text(path: Path) -> str:
@@ -149,6 +157,8 @@ def _doc(text: str) -> str:
 
 
 def _words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     if isinstance(error, ProbingError):
         return f"{error.message} ({error.hint})" if error.hint else error.message
     return str(getattr(error, "strerror", None) or error)

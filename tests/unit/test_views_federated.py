@@ -44,8 +44,8 @@ def rows_of(node: str) -> dict[str, list[dict[str, Any]]]:
     start = NOW_NS - 20 * SECOND + number * 1000
     return {
         "comm.ops": [
-            {**who, "ts": start + i * SECOND // 4, "op": ("all_reduce", "broadcast", "send")[i % 3], "seq": i, "peer": 1,
-             "comm": "c", "comm_rank": number, "root": 0, "bytes": i << 10, "backend": "nccl",
+            {**who, "ts": start + i * SECOND // 4, "op": ("all_reduce", "broadcast", "send")[i % 3], "seq": i,
+             "peer": 1, "comm": "c", "comm_rank": number, "root": 0, "bytes": i << 10, "backend": "nccl",
              "duration_ns": i * 100_000 + number}
             for i in range(24)
         ],
