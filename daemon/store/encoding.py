@@ -18,6 +18,7 @@ _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "st
 # Encodings are tried on rows from several places: a table is sorted, and one place may hold but one process.
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
+_TRIED_BYTES = 1 << 19
 # A column that has codes for less than so many bytes a row is left so.
 _SMALL = 0.02
 # Codes are compared faster than values: another encoding must be shorter by this share.
@@ -97,10 +98,11 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
 
 
 def _sample(rows: pa.Table) -> pa.Table:
-    if rows.num_rows <= _TRIED_PLACES * _TRIED_ROWS:
+    each = min(_TRIED_ROWS, max(1, _TRIED_BYTES * rows.num_rows // max(1, rows.nbytes)))
+    if rows.num_rows <= _TRIED_PLACES * each:
         return rows
-    step = (rows.num_rows - _TRIED_ROWS) // (_TRIED_PLACES - 1)
-    return pa.concat_tables([rows.slice(place * step, _TRIED_ROWS) for place in range(_TRIED_PLACES)])
+    step = (rows.num_rows - each) // (_TRIED_PLACES - 1)
+    return pa.concat_tables([rows.slice(place * step, each) for place in range(_TRIED_PLACES)])
 
 
 # Physical type and bytes of each leaf.
