@@ -55,10 +55,11 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with text for the types that Parquet lacks: intervals, unions, and that of NULL alone."""
+    """``schema`` for Parquet: each name once, and text for the types that it lacks (intervals, unions, NULL alone)."""
     import pyarrow as pa
 
-    return pa.schema([pa.field(f.name, pa.string() if _lacking(f.type) else f.type) for f in schema])
+    kinds = [pa.string() if _lacking(kind) else kind for kind in schema.types]
+    return pa.schema(list(zip(names_of(schema.names), kinds, strict=True)))
 
 
 def storable(table: pa.Table) -> pa.Table:
@@ -69,7 +70,7 @@ def storable(table: pa.Table) -> pa.Table:
         if _lacking(table.schema.field(i).type):
             texts = [v if v is None or isinstance(v, str) else dump_value(v) for v in _column(table.column(i))]
             table = table.set_column(i, field, pa.chunked_array([pa.array(texts, pa.string())]))
-    return table
+    return table.rename_columns(names_of(table.column_names))
 
 
 def _lacking(kind: pa.DataType) -> bool:

@@ -30,6 +30,7 @@ _MAX_METADATA = 16 << 20
 _MAX_BODY = 256 << 20
 _MAX_ROWS = 1 << 24
 _MAX_WARNINGS = 1000
+_HELD = "narrow the time range, or aggregate; `probingctl query` and Cluster.stream have no such bound"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3
 
@@ -233,7 +234,7 @@ class _Source:
             elif kind == "arrow" and part.arrow:
                 self._left -= len(part.arrow)
                 if self._left < 0:
-                    raise QueryMemory(f"the answer is larger than {self._max_bytes >> 20} MB")
+                    raise QueryMemory(f"the answer is larger than {self._max_bytes} bytes", hint=_HELD)
                 self._chunks.append(part.arrow)
                 self._held += len(part.arrow)
                 return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import duckdb
 import pyarrow as pa
 
-from probing.api.errors import PeerError, QueryMemory, QueryTimeout
+from probing.api.errors import PeerError, ProbingError, QueryMemory, QueryTimeout
 from probing.federation.answer import Answer, Reply
 from probing.federation.catalog import create_table, open_database, quoted
 from probing.federation.errors import from_duckdb
@@ -46,7 +46,7 @@ def run(
 
     gathered = fan_out(addresses if plan.parts else (), parts, timeout)
     watch(gathered)
-    if budget.exceeded:
+    if budget.exceeded or any(_too_large(failed.error) for failed in gathered.failed):
         raise QueryMemory(
             f"the nodes' answers are larger than {max_bytes >> 20} MB together",
             hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
@@ -56,6 +56,11 @@ def run(
         _load(db, plan, gathered)
         gathered.require(strict=strict)
         return Answer(_final(db, plan, timeout), gathered)
+
+
+def _too_large(error: ProbingError) -> bool:
+    """Whether one node's answer alone is above the bound: its rows must not just be missing."""
+    return isinstance(error, QueryMemory) and error.message.startswith("the answer is larger than ")
 
 
 class _Budget:

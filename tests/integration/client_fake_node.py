@@ -100,6 +100,10 @@ class FakeNode(NodeServicer):
             cursor.register("more", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
             cursor.execute(f"INSERT INTO {name} SELECT * FROM more")
 
+    def database(self) -> duckdb.DuckDBPyConnection:
+        """A cursor in the tables."""
+        return self._db.cursor()
+
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:
         self.asked.append(request.sql)
         self.metadata.append(dict(context.invocation_metadata()))
