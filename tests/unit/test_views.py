@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -294,3 +296,15 @@ def test_views_of_several_nodes_are_one() -> None:
 def test_what_a_view_reads_is_told() -> None:
     assert base_tables(VIEWS["python.torch_step_timing"]) == ["process.processes", "train.steps"]
     assert to_sql(expand(parse("SELECT seq FROM probe.comm.ops"))) == "SELECT seq FROM comm.ops"
+
+
+def test_the_page_on_probings_tables_names_each_view() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tables-of-probing.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    kinds = {name: kind for names, kind, *_ in rows for name in re.findall(r"`([\w.]+)`", names)}
+    assert {name for name, kind in kinds.items() if kind == "view"} == set(VIEWS)
+    assert {name for name, kind in kinds.items() if kind == "table"} <= set(TABLES)
+    for names, kind, made_of, _ in rows:
+        views = [VIEWS[name] for name in re.findall(r"`([\w.]+)`", names) if kind == "view"]
+        read = {table for view in views for table in base_tables(view)}
+        assert set(re.findall(r"`([\w.]+)`", made_of)) == read
