@@ -47,7 +47,9 @@ class Founding:
                 BIN / "torchrun", "--nproc-per-node", "2", "--master-port", str(self.master), EXAMPLE,
                 "--steps", "1000000", "--delay-ms", "20", "--report-every", "1", log=log,
             )  # fmt: skip
-        wait_for("steps of the job", lambda: self.ctl_rows("query", "SELECT 1 FROM train.steps LIMIT 1"))
+
+    def watch(self) -> None:
+        self.rows_of("train.steps", "rank = 0")
         self.daemon.ctl("vars", "--job", self.job, "--watch", "--interval", "100ms", "step", "loss")
 
     def run(self, *argv: str | Path, log: Any = subprocess.DEVNULL, env: dict[str, str] | None = None) -> None:
@@ -67,6 +69,13 @@ class Founding:
         rows = self.daemon.json(*words)
         assert isinstance(rows, list)
         return rows
+
+    def rows_of(self, table: str, where: str = "true", what: str = "rank", least: int = 1) -> list[dict[str, Any]]:
+        """``what`` of rows of our job, which need not be the only one here, as soon as there are ``least``."""
+        sql = f"SELECT {what} FROM (SELECT * FROM {table} WHERE job = '{self.job}') AS own WHERE {where}"
+        found = wait_for(f"rows of {table}", lambda: (rows := self.daemon.rows(sql)) and len(rows) >= least and rows)
+        assert isinstance(found, list)
+        return found
 
     def reported(self) -> dict[int, float]:
         """Loss by step, as rank 0 printed them."""
@@ -89,6 +98,7 @@ def founding(shared_base: Path) -> Iterator[Founding]:
     made = Founding(shared_base)
     try:
         made.start()
+        made.watch()
         yield made
     finally:
         made.close()
@@ -99,6 +109,7 @@ def ranks_of(rows: list[dict[str, Any]]) -> list[int]:
 
 
 def test_1_list(founding: Founding) -> None:
+    founding.rows_of("process.processes", "rank IS NOT NULL", least=2)
     for words in (("list",), ("cluster", "list")):
         rows = [row for row in founding.ctl_rows(*words) if row["job"] == founding.job]
         assert ranks_of(rows) == [0, 1]
@@ -110,35 +121,33 @@ def test_1_list(founding: Founding) -> None:
 
 
 def test_2_torch_trace_of_the_last_step(founding: Founding) -> None:
-    sql = "SELECT * FROM python.torch_trace WHERE step = (SELECT MAX(step) FROM python.torch_trace)"
-    assert wait_for("the last step", lambda: founding.ctl_rows("query", sql))
-    # The machine may have other jobs: of ours, the count of steps grows as the job's own does.
-    own = f"(SELECT * FROM python.torch_trace WHERE job = '{founding.job}')"
     before = max(founding.reported())
-    rows = founding.ctl_rows("query", sql.replace("python.torch_trace", own))
-    assert ranks_of(rows) in ([0], [1], [0, 1])
+    old = founding.rows_of("python.torch_trace", "true", "max(step) AS step")[0]["step"]
+    rows = founding.ctl_rows(
+        "query", "SELECT * FROM python.torch_trace WHERE step = (SELECT MAX(step) FROM python.torch_trace)"
+    )
     assert {row["stage"] for row in rows} == {"post step"}
+    assert len({row["step"] for row in rows}) == 1
+    # Steps are counted from the first that was seen: of ours the count grows as the job's own does.
+    rows = founding.rows_of("python.torch_trace", f"step >= {old} + 10", "rank, step, duration")
+    assert set(ranks_of(rows)) <= {0, 1}
     assert all(row["duration"] >= 0.02 for row in rows)
-    last = rows[0]["step"]
-    newer = sql.replace("python.torch_trace", own) + f" AND step > {last}"
-    rows = wait_for("more steps", lambda: founding.ctl_rows("query", newer))
-    assert rows[0]["step"] - last <= max(founding.reported()) - before + 1
+    assert max(row["step"] for row in rows) - old <= max(founding.reported()) - before + 1
 
 
 def test_3_training_metrics(founding: Founding) -> None:
-    sql = "SELECT node, rank, step, loss FROM python.training_metrics ORDER BY step"
-
-    def compared() -> list[dict[str, Any]]:
-        rows = founding.ctl_rows("cluster", "query", sql)
-        known = founding.reported()
-        return [row for row in rows if row["rank"] == 0 and row["step"] in known and row["loss"] is not None][:-1]
-
-    rows = wait_for("losses", lambda: (found := compared()) and len(found) >= 3 and found)
-    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+    founding.rows_of("python.training_metrics", "rank = 0 AND loss IS NOT NULL", least=5)
+    rows = founding.ctl_rows(
+        "cluster", "query", "SELECT node, rank, step, loss FROM python.training_metrics ORDER BY step"
+    )
     assert {row["node"] for row in rows} == {"node1"}
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     known = founding.reported()
+    own = founding.rows_of("python.training_metrics", "rank = 0 AND loss IS NOT NULL", "step, loss")
+    compared = [row for row in own if row["step"] + 1 in known]
+    assert compared
     # The two variables are read while the step goes on: the loss may be of the step before it or after it already.
-    for row in rows:
+    for row in compared:
         near = [known[step] for step in range(row["step"] - 1, row["step"] + 2) if step in known]
         assert min(abs(row["loss"] - loss) for loss in near) < 1e-3
 
@@ -166,27 +175,25 @@ def test_5_eval_says_what_is_nearest(code: str, founding: Founding) -> None:
 
 
 def test_6_nccl_trace(founding: Founding) -> None:
-    sql = (
+    # What 21 steps of two ranks move, in whatever buckets.
+    sums = founding.rows_of(
+        "python.nccl_trace", "step BETWEEN 10 AND 30 GROUP BY ALL", "rank, step, sum(bytes_transferred) AS bytes", 42
+    )
+    assert {int(row["bytes"]) for row in sums} == {4 * PARAMETERS}
+    rows = founding.ctl_rows(
+        "query",
         "SELECT operation, src_rank, dst_rank, bytes_transferred, duration_ms FROM python.nccl_trace"
-        " WHERE step = (SELECT MAX(step) FROM python.nccl_trace) ORDER BY duration_ms DESC"
+        " WHERE step = (SELECT MAX(step) FROM python.nccl_trace) ORDER BY duration_ms DESC",
     )
-    assert wait_for("operations of the last step", lambda: founding.ctl_rows("query", sql))
-    own = f"(SELECT * FROM python.nccl_trace WHERE job = '{founding.job}')"
-    rows = wait_for(
-        "those of ours", lambda: founding.ctl_rows("query", sql.replace("python.nccl_trace", own))
-    )
+    assert rows
+    durations = [row["duration_ms"] for row in rows if row["duration_ms"] is not None]
+    assert durations == sorted(durations, reverse=True)
+    rows = founding.rows_of("python.nccl_trace", "step > 5", "operation, src_rank, dst_rank, duration_ms")
     assert {row["operation"] for row in rows} == {"all_reduce"}
-    assert all(row["src_rank"] is None and row["dst_rank"] is None for row in rows)
+    assert {(row["src_rank"], row["dst_rank"]) for row in rows} == {(None, None)}
     assert all(row["duration_ms"] > 0 for row in rows)
-    # What a step moves, whatever buckets it comes in.
-    sums = (
-        f"SELECT rank, step, sum(bytes_transferred) AS bytes, count(*) AS n FROM {own}"
-        " WHERE step BETWEEN 10 AND 30 GROUP BY ALL ORDER BY ALL"
-    )
-    told = wait_for("whole steps", lambda: (found := founding.ctl_rows("query", sums)) and len(found) == 42 and found)
-    assert {int(row["bytes"]) for row in told} == {4 * PARAMETERS}
-    collectives = founding.ctl_rows("query", "SELECT DISTINCT op, group_size FROM python.comm_collective")
-    assert {"op": "all_reduce", "group_size": 2} in collectives
+    kinds = founding.rows_of("python.comm_collective", "op = 'all_reduce'", "DISTINCT group_size, tensor_dtype")
+    assert kinds == [{"group_size": 2, "tensor_dtype": "float32"}]
 
 
 def test_7_rdma(founding: Founding) -> None:
@@ -204,15 +211,11 @@ def test_8_deadlock(founding: Founding) -> None:
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         founding.run(sys.executable, "-c", HANGS, env=env)
-    sql = (
-        "SELECT func, file, lineno FROM python.backtrace"
-        " WHERE func LIKE '%collective%' OR func LIKE '%allreduce%'"
-    )
-    rows = wait_for("the native frame", lambda: [r for r in founding.ctl_rows("query", sql) if "c10d::" in r["func"]])
-    assert any("ProcessGroupGloo::allreduce" in row["func"] or "allreduce" in row["func"] for row in rows)
-    assert all(row["file"].startswith("/") for row in rows)
     waits = f"SELECT DISTINCT rank FROM python.backtrace WHERE job LIKE '%:{port}' AND func LIKE '%allreduce%'"
-    assert wait_for("who waits", lambda: founding.ctl_rows("query", waits)) == [{"rank": 0}]
+    assert wait_for("who waits", lambda: founding.daemon.rows(waits)) == [{"rank": 0}]
+    sql = "SELECT func, file, lineno FROM python.backtrace WHERE func LIKE '%collective%' OR func LIKE '%allreduce%'"
+    rows = wait_for("the native frame", lambda: [r for r in founding.ctl_rows("query", sql) if "c10d::" in r["func"]])
+    assert all(row["file"].startswith("/") and row["lineno"] is None for row in rows), rows
 
 
 def test_9_memory_balance(founding: Founding) -> None:
@@ -220,11 +223,9 @@ def test_9_memory_balance(founding: Founding) -> None:
         "SELECT rank, AVG(allocated) avg_memory, MAX(allocated) peak_memory FROM python.torch_trace GROUP BY rank"
     )
     assert founding.ctl_rows("query", sql)
-    own = f"(SELECT * FROM python.torch_trace WHERE job = '{founding.job}')"
-    rows = founding.ctl_rows("query", sql.replace("python.torch_trace", own))
     # On the CPU nothing is asked of the CUDA runtime, and that is said as NULL, not as 0.
-    expected = [{"rank": rank, "avg_memory": None, "peak_memory": None} for rank in range(2)]
-    assert sorted(rows, key=lambda row: row["rank"]) == expected
+    own = founding.rows_of("python.torch_trace", "true GROUP BY rank", "rank, MAX(allocated) AS peak", 2)
+    assert sorted(own, key=lambda row: row["rank"]) == [{"rank": rank, "peak": None} for rank in range(2)]
 
 
 def test_10_config_and_token_and_appended_traces(founding: Founding) -> None:
