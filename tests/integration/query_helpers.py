@@ -20,6 +20,7 @@ from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
 from probing.daemon.query.engine import End, Engine, Need, Segment, Snapshot
+from probing.daemon.query.waiting import stop_if
 
 T0 = 1_795_000_000_000_000_000
 
@@ -83,6 +84,7 @@ class Files:
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Snapshot]:
+        stop_if(cancelled)
         self.held += 1
         try:
             yield Snapshot({name: list(self.segments.get(name, [])) for name in needs}, list(self.parts))
@@ -90,6 +92,7 @@ class Files:
             self.held -= 1
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool] = lambda: False) -> bytes:
+        stop_if(cancelled)
         return self.live_rows[table]
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
@@ -126,7 +129,7 @@ def answer(engine: Engine, sql: str, *, timeout: float = 60.0, max_bytes: int = 
     for item in engine.run(sql, timeout=timeout, max_bytes=max_bytes):
         if isinstance(item, End):
             end = item
-        else:
+        elif isinstance(item, bytes):
             pieces.append(item)
     assert end is not None
     return pa.ipc.open_stream(b"".join(pieces)).read_all(), end

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,9 +25,10 @@ from probing.api.tables import TABLES, table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, Segment
+from probing.daemon.query.engine import End, Engine, Need, Progress, Segment
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.sandbox import landlock_abi
+from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
 
 NOW_NS = T0 + 60_000_000_000
@@ -339,6 +342,7 @@ def test_a_damaged_segment_is_left_out_and_named(machine: Machine, damage: str) 
     table, end = answer(machine.engine, sql)
     assert list(table.to_pylist()[0].values())[:2] == [110, sum(range(100)) + sum(range(6000, 6010))]
     assert end.warnings == ["comm.ops: a damaged segment was left out: 1.parquet"]
+    assert machine.files.told_damaged == [str(bad)]
     # The next query knows it already.
     table, end = answer(machine.engine, "SELECT count(*) FROM comm.ops")
     assert table.to_pylist() == [{"count_star()": 110}]
@@ -475,3 +479,106 @@ def test_waiting_for_other_queries_ends_with_the_deadline(machine: Machine) -> N
     assert time.monotonic() >= started
     first.close()  # type: ignore[attr-defined]
     assert answer(engine, "SELECT 1")[1].rows == 1
+
+
+def test_segments_of_other_jobs_are_not_opened(machine: Machine) -> None:
+    for jobs in ({"a"}, {"a", "b"}, {"c"}, None):
+        machine.files.segment("comm.ops", operations(10))
+        found = machine.files.segments["comm.ops"]
+        found[-1] = replace(found[-1], jobs=None if jobs is None else frozenset(jobs))
+    for where, scanned in (("job = 'b'", 20), ("job IN ('b', 'c')", 30), ("job = 'x'", 10), ("job <> 'b'", 40)):
+        assert answer(machine.engine, f"SELECT count(*) FROM comm.ops WHERE {where}")[1].rows_scanned == scanned
+
+
+def test_progress_comes_before_the_rows_of_a_query_that_takes_long(machine: Machine) -> None:
+    machine.files.segment("comm.ops", operations(1000))
+    sql = "SELECT count(*) FROM comm.ops a, comm.ops b, range(100) c WHERE a.seq + b.seq + c.range >= 0"
+    items = list(machine.engine.run(sql, timeout=60, max_bytes=1 << 20, progress=True))
+    told = list(takewhile(lambda item: isinstance(item, Progress), items))
+    assert told
+    assert all(isinstance(item, Progress) and item.rows_to_scan == 1000 and item.fraction <= 1 for item in told)
+    elapsed = [item.elapsed_ms for item in told if isinstance(item, Progress)]
+    assert elapsed == sorted(elapsed)
+    assert [type(item) for item in items[len(told) :]] == [bytes, End]
+
+
+def test_an_answer_without_a_limit_is_as_long_as_it_is(machine: Machine) -> None:
+    assert answer(machine.engine, "SELECT * FROM range(1000000)", max_bytes=0)[1].rows == 1_000_000
+
+
+def _nothing_is_left(machine: Machine, descriptors: int) -> None:
+    assert (machine.engine.running, machine.pool.busy, machine.files.held) == (0, 0, 0)
+    until(lambda: len(machine.inetd.alive()) == 2)
+    until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
+
+
+def test_a_caller_that_goes_away_leaves_nothing_in_any_phase(machine: Machine) -> None:
+    rows = "SELECT a.range, b.range FROM range(10000) a, range(1000) b"
+    assert machine.rows("SELECT 1") == [(1,)]
+    until(lambda: len(machine.inetd.alive()) == 2)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    engine = machine.engine
+    holders = [engine.run(rows, timeout=60, max_bytes=0) for _ in range(4)]
+    assert all(isinstance(next(holder), bytes) for holder in holders)
+    assert (engine.running, machine.pool.busy) == (4, 4)
+    # While it waits for its turn.
+    with pytest.raises(QueryError, match="cancelled"):
+        list(engine.run("SELECT 1", timeout=60, max_bytes=0, cancelled=lambda: True))
+    assert (engine.running, machine.pool.busy) == (4, 4)
+    # While it does not take its rows.
+    for holder in holders:
+        holder.close()  # type: ignore[attr-defined]
+    _nothing_is_left(machine, descriptors)
+    # While live rows are made, and while the store is asked.
+    for name, times in (("comm.inflight", 0), ("comm.inflight", 1), ("comm.ops", 0)):
+        with pytest.raises(QueryError, match="cancelled"):
+            list(engine.run(f"SELECT * FROM {name}", timeout=60, max_bytes=0, cancelled=_only_later(times)))
+        _nothing_is_left(machine, descriptors)
+    # While it runs.
+    with pytest.raises(QueryError, match="cancelled"):
+        list(engine.run(SLOW, timeout=60, max_bytes=0, cancelled=_only_later(5)))
+    _nothing_is_left(machine, descriptors)
+
+
+def _only_later(times: int) -> Callable[[], bool]:
+    left = iter([False] * times)
+    return lambda: next(left, True)
+
+
+def test_who_does_not_take_its_answer_keeps_no_worker(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = machine.engine.run("SELECT a.range, b.range FROM range(10000) a, range(1000) b", timeout=60, max_bytes=0)
+    assert isinstance(next(stuck), bytes)
+    before = {child.pid for child in machine.inetd.alive()}
+    monkeypatch.setattr("probing.daemon.query.pool.GRACE_S", -3600.0)
+    machine.pool.fill()
+    until(lambda: not before <= {child.pid for child in machine.inetd.alive()})
+    with pytest.raises(QueryError, match="ended"):
+        list(stuck)
+    assert (machine.engine.running, machine.pool.busy, machine.files.held) == (0, 0, 0)
+
+
+def test_a_collector_that_does_not_answer_is_not_waited_for_by_nobody(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "collector.sock"))
+        server.listen(1)
+        client = CollectorClient(str(tmp_path / "collector.sock"))
+        with pytest.raises(QueryError, match="cancelled"), client.snapshot({"comm.ops": Need()}, 60, lambda: True):
+            pass
+        with pytest.raises(QueryError, match="cancelled"):
+            client.live("comm.inflight", 60, lambda: True)
+        client.damaged(["/a"], 0.01)
+
+
+def test_a_small_query_does_not_wait_for_large_ones(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.query.engine.LARGE_ROWS", 500)
+    machine.files.segment("comm.ops", operations(1000))
+    engine = Engine(machine.files, machine.pool, concurrent=2)
+    large = "SELECT a.*, r.range FROM comm.ops a, range(10000) r"
+    first = engine.run(large, timeout=60, max_bytes=0)
+    assert isinstance(next(first), bytes)
+    with pytest.raises(QueryTimeout, match="busy"):
+        list(engine.run(large, timeout=0.3, max_bytes=0))
+    assert answer(engine, "SELECT 1")[1].rows == 1
+    assert engine.running == 1
+    first.close()  # type: ignore[attr-defined]
+    assert isinstance(next(engine.run(large, timeout=60, max_bytes=0)), bytes)

@@ -91,3 +91,17 @@ def test_errors_are_one_line_without_paths(text: str, kind: str, message: str) -
 def test_a_zone_mismatch_says_how_to_write_it() -> None:
     text = "Binder Error: Cannot compare values of type TIMESTAMP_NS and type TIMESTAMP WITH TIME ZONE"
     assert "TIMESTAMP '2026" in explain(duckdb.BinderException(text)).hint
+
+
+def test_progress_is_told_before_the_first_piece_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.query.job.PROGRESS_S", 0.001)
+    events: list[float | None] = []
+    job = _job("SELECT sum(a.range * b.range) FROM range(4000) a, range(4000) b")
+    job.progress = True
+    run(job, _connect, lambda piece: events.append(None), Outcome(), events.append)
+    assert events.index(None) == len(events) - 1 > 0
+    assert all(fraction is None or fraction <= 1 for fraction in events)
+    told = len(events)
+    job.progress = False
+    run(job, _connect, lambda piece: None, Outcome(), events.append)
+    assert len(events) == told
