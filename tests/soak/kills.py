@@ -4,8 +4,8 @@
 their start. After each kill (after some, only a second one) the store has all that was acknowledged, once, and takes
 a row more. ``collector``: the real daemon as root, and processes that call NCCL (the doubles of tests/doubles) as
 quickly as they are told; its collector is killed while they do. After each kill the rows in the log and the losses
-that are told make the calls, exactly while no other job calls NCCL, and no call has two rows. On stdout is a summary in JSON; the first check that
-does not hold ends the run with an error and keeps the state directory.
+that are told make the calls, exactly while no other job calls NCCL, and no call has two rows. On stdout is a summary in
+JSON; the first check that does not hold ends the run with an error and keeps the directory.
 """
 
 from __future__ import annotations
