@@ -31,6 +31,7 @@ from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
+from probing.daemon.store.retention import StoreLimits
 
 HOUR_NS = 3_600_000_000_000
 THREADS = 2
@@ -94,7 +95,9 @@ class Node:
     def __init__(self, root: Path, state: Path) -> None:
         runtime = root / "s.sock.d"
         runtime.mkdir()
-        self.store = Store.open(state, node="bench")
+        # Nothing of it may go or be merged while it is measured.
+        limits = StoreLimits(max_bytes=1 << 50, max_age_s=1e9, keep_free_bytes=0)
+        self.store = Store.open(state, node="bench", limits=limits, background=False)
         unused: Any = SimpleNamespace()
         requests = Requests(self.store, unused, unused, {}, lambda: None, dict, bool)
         handlers = {name: requests.handlers()[name] for name in ("snapshot", "release")}
