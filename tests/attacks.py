@@ -350,7 +350,7 @@ EXPENSIVE: dict[str, tuple[str, ...]] = {
         "SELECT list_slice(range(1000000), 1, 1000000, 1) FROM range(1000)",
         "SELECT list_distinct(range(1000000)) FROM range(1000)",
         "SELECT unnest(range(1000000)), unnest(range(1000000)) FROM range(1000)",
-        "SELECT {'a': {'a': {'a': {'a': range(1000000)}} FROM range(1000)",
+        "SELECT {'a': {'a': {'a': {'a': range(1000000)}}}} FROM range(1000)",
         "SELECT [[[[[[[[range(1000000)]]]]]]]] FROM range(1000)",
         "SELECT MAP {repeat('x', 100000): 1} FROM range(1000000)",
         "SELECT map(list(range), list(range)) FROM range(1000000)",
