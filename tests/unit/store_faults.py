@@ -86,8 +86,11 @@ class Life:
                 if number == 2 and snapshot is not None:
                     store.release(snapshot["generation"])
             _again(lambda store=store: store.seal(now=True))
-            _again(store.maintain)
+            # Merging is done a little at a time; of a day that is over two small ones are enough.
             clock.advance(DAY_NS)
+            for _ in range(4):
+                _again(store.maintain)
+                clock.advance(1_000_000_000)
             self._append(store, clock, [first + 50])
             self.dropped += store.status()["dropped_rows"]
             store.close()
