@@ -51,9 +51,10 @@ def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
 
 def looks_at_many_rows(node: exp.Expr) -> bool:
     """Whether something in ``node`` can look at other rows, or make several of one; a function not known here can."""
-    if node.find(*_MANY_ROWS):
-        return True
-    return any(call.name.lower() not in _PURE for call in node.find_all(exp.Anonymous))
+    return any(
+        isinstance(part, _MANY_ROWS) or (isinstance(part, exp.Anonymous) and part.name.lower() not in _PURE)
+        for part in node.walk()
+    )
 
 
 def names_whole_rows(root: exp.Query) -> bool:

@@ -111,8 +111,10 @@ class _Expansion:
         if isinstance(inner, exp.Select):
             if view.single and words:
                 _leave_out(inner, words)
-            plain = self._plain_columns(inner)
-            _narrow(inner, certain_of(table, plain), plain)
+            outer, _ = select_of(table)
+            if outer is not None and outer.args.get("where"):
+                plain = self._plain_columns(inner)
+                _narrow(inner, certain_of(table, plain), plain)
         self.run(inner, depth + 1)
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
         more = {key: value for key in _KEPT if (value := table.args.get(key))}
@@ -150,12 +152,19 @@ def _leave_out(select: exp.Select, words: set[str]) -> None:
     """Drops what ``select`` shows under no name of ``words``, and left joins that are not needed then."""
     items = [item for item in select.expressions if item.alias_or_name.lower() in words]
     select.set("expressions", items or select.expressions[:1])
-    for join in reversed(select.args.get("joins") or []):
+    joins = select.args.get("joins") or []
+    used = {id(join): _qualifiers(join) for join in joins}
+    shown = set().union(*map(_qualifiers, select.expressions), _qualifiers(select.args.get("where")))
+    for join in reversed(joins):
         name = join.this.alias_or_name.lower()
-        own = {id(column) for column in join.find_all(exp.Column)}
-        named = any(c.table.lower() == name for c in select.find_all(exp.Column) if id(c) not in own)
-        if join.side.upper() == "LEFT" and not named:
-            select.args["joins"].remove(join)
+        others = set().union(*(used[id(other)] for other in joins if other is not join))
+        if join.side.upper() == "LEFT" and name not in shown and name not in others:
+            joins.remove(join)
+            del used[id(join)]
+
+
+def _qualifiers(node: exp.Expr | None) -> set[str]:
+    return {column.table.lower() for column in node.find_all(exp.Column)} if node is not None else set()
 
 
 def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, exp.Column]) -> None:
