@@ -282,9 +282,9 @@ TestStoreModel.settings = settings(
 CHANGES = store_faults.trace()
 
 
-@pytest.mark.parametrize("turn", (0, 2))
+@pytest.mark.parametrize("turn", [0, 2])
 def test_no_change_of_a_file_that_goes_wrong_loses_or_doubles_anything(turn: int) -> None:
-    """Every second change fails in one way here, and which one goes round; tests/soak/faults.py has all of them in all ways."""
+    """Every second change in one way, which goes round; tests/soak/faults.py has all of them in all ways."""
     ways = list(store_faults.ways(CHANGES))
     assert {fault.operation for fault in ways} == {"create", "write", "fsync", "rename", "fsync_dir", "unlink"}
     for step in range(turn + 1, len(CHANGES) + 1, 4):
