@@ -26,8 +26,10 @@ from probing.daemon.store.wal import WAL_DIR
 
 __all__ = ("Compactor", "choose")
 
-# A merged segment is at least so many times larger than what it is made from: what a row costs is its logarithm.
+# A merged segment has at least so many times the bytes and rows of what it is made from: what a row costs is their
+# logarithm. Rows count too, as the smallest files are mostly footer, and so many are twenty seconds of work.
 _GROWTH = 10
+_MAX_ROWS = 1 << 25
 # Small ones that a merge takes at once; more are left to the next one.
 _MAX_SOURCES = 64
 # The same for a day that is over and no longer grows: what is left of it is tidied up.
@@ -177,7 +179,8 @@ def _stretches(
     stretch: list[Segment] = []
     for segment in sorted(segments, key=lambda s: s.parts):
         in_log = first_part is not None and segment.parts[1] >= first_part
-        if not (segment.size * 2 > most or in_log or segment.path in unfit):
+        full = segment.size * 2 > most or segment.rows * 2 > _MAX_ROWS
+        if not (full or in_log or segment.path in unfit):
             stretch.append(segment)
             continue
         yield stretch
@@ -187,16 +190,17 @@ def _stretches(
 
 def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
     """The longest run worth a merge that begins with the first one; empty when there is none."""
-    best = size = largest = 0
+    best = size = rows = largest = longest = 0
     since, until = stretch[0].ts_min, stretch[0].ts_max
     for count, segment in enumerate(stretch, 1):
         since, until = min(since, segment.ts_min), max(until, segment.ts_max)
-        if size + segment.size > most or (count > 1 and until - since > span_ns):
-            break
         size, largest = size + segment.size, max(largest, segment.size)
+        rows, longest = rows + segment.rows, max(longest, segment.rows)
+        if size > most or rows > _MAX_ROWS or (count > 1 and until - since > span_ns):
+            break
         # Quarters of a full one may make one at once.
-        full = size * 2 > most and largest * 4 <= most
-        if count > 1 and (full or size >= largest * growth):
+        full = (size * 2 > most and largest * 4 <= most) or (rows * 2 > _MAX_ROWS and longest * 4 <= _MAX_ROWS)
+        if count > 1 and (full or (size >= largest * growth and rows >= longest * growth)):
             best = count
     return list(stretch[:best])
 

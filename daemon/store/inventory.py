@@ -163,6 +163,7 @@ class Inventory:
             segments = list(self._segments.values())
             parts = [*self._closed, *([self._live] if self._live else [])]
             counts, leases = dict(self._counts), self._leases.count
+            extra = sum(self._held.values()) + self.merging_bytes
         tables: dict[str, dict[str, int]] = {}
         for s in segments:
             own = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
@@ -175,7 +176,7 @@ class Inventory:
         return {
             "state": "degraded" if problems else "running",
             "reason": "; ".join(problems),
-            "bytes": segment_bytes + log_bytes + self.set_aside_bytes,
+            "bytes": segment_bytes + log_bytes + self.set_aside_bytes + extra,
             "segment_bytes": segment_bytes,
             "log_bytes": log_bytes,
             "segments": len(segments),

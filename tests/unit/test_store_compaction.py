@@ -90,42 +90,51 @@ def test_a_day_that_is_over_is_tidied_up() -> None:
     assert chosen(late, NOON_NS + DAY_NS) == []
 
 
-def grown(sizes: list[int], limits: StoreLimits) -> tuple[list[Segment], float, int]:
-    """What is left when segments of these sizes come one by one; bytes written for each byte, and the most at once."""
+def grown(
+    counts: list[int], limits: StoreLimits, footer: int = 0, width: int = 1
+) -> tuple[list[Segment], float, int]:
+    """What is left when segments of so many rows of ``width`` bytes come one by one; how often a row was written again
+    on average; and the most segments at once."""
     segments: list[Segment] = []
     written = most = 0
-    for number, size in enumerate(sizes, 1):
-        segments.append(segment(number, size))
+    for number, count in enumerate(counts, 1):
+        segments.append(segment(number, footer + count * width, rows=count))
         while run := choose(segments, limits, NOON_NS, None):
             first, last = run[0], run[-1]
-            size = sum(s.size for s in run)
-            assert size <= limits.segment_bytes
+            rows = sum(s.rows for s in run)
+            assert footer + rows * width <= limits.segment_bytes
             # Nothing of the table lies in between.
             between = [s for s in segments if first.parts[0] <= s.parts[0] <= last.parts[1]]
             assert sorted(numbers(tuple(between))) == numbers(run)
-            written += size
-            merged = replace(first, path=f"{FOLDER}/{number}-{size}", size=size, parts=(first.parts[0], last.parts[1]))
-            merged = replace(merged, ts_max=last.ts_max)
+            written += rows
+            merged = replace(first, path=f"{FOLDER}/{number}-{rows}", size=footer + rows * width, rows=rows)
+            merged = replace(merged, parts=(first.parts[0], last.parts[1]), ts_max=last.ts_max)
             segments = [*(s for s in segments if s not in run), merged]
         most = max(most, len(segments))
-    return segments, written / sum(sizes), most
+    return segments, written / sum(counts), most
 
 
 def test_an_hour_of_full_load_is_written_three_times_and_leaves_few_files() -> None:
     # 8 MB parts of 100,000 rows a second: one each half second, sealed to 0.5 MB.
     chance = random.Random(1)
-    segments, amplification, most = grown([chance.randint(300_000, 700_000) for _ in range(2400)], LIMITS)
+    segments, amplification, most = grown([chance.randint(30_000, 70_000) for _ in range(2400)], LIMITS, width=10)
     assert amplification < 2.5
     assert most < 150
     assert sum(s.size * 2 >= LIMITS.segment_bytes for s in segments) > len(segments) / 2
 
 
+def test_segments_that_are_mostly_footer_are_not_written_again_and_again() -> None:
+    _, amplification, most = grown([20] * 3000, LIMITS, footer=4000)
+    assert amplification < 4
+    assert most < 60
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from([1, 3, 10, 40, 300, 2000]), min_size=1, max_size=300))
-def test_any_sizes_come_to_rest(sizes: list[int]) -> None:
-    segments, amplification, _ = grown(sizes, replace(LIMITS, segment_bytes=4096))
+@given(st.lists(st.sampled_from([1, 3, 10, 40, 300, 2000]), min_size=1, max_size=300), st.integers(0, 100))
+def test_any_sizes_come_to_rest(counts: list[int], footer: int) -> None:
+    segments, amplification, _ = grown(counts, replace(LIMITS, segment_bytes=4096), footer)
     assert amplification < 5
-    assert sum(s.size for s in segments) == sum(sizes)
+    assert sum(s.rows for s in segments) == sum(counts)
 
 
 def open_store(files: support.MemoryFiles, clock: FakeClock | None = None, limits: StoreLimits = LIMITS) -> Store:
@@ -201,18 +210,18 @@ def test_segments_of_before_a_column_came_are_merged_with_those_since() -> None:
     store = Store.open(
         ROOT, node="n1", clock=support.clock(), limits=LIMITS, files=files, tables={"t.small": later}, background=False
     )
-    for n in range(60, 66):
-        row = {"ts": support.START_NS, "id": n, "more": n}
-        store.append({"t.small": [pa.RecordBatch.from_pylist([row], schema=later.physical)]}, {})
+    for n in range(60, 120, 10):
+        rows = [{"ts": support.START_NS, "id": n + i, "more": n} for i in range(10)]
+        store.append({"t.small": [pa.RecordBatch.from_pylist(rows, schema=later.physical)]}, {})
         store.seal(now=True)
     store.maintain()
     assert store.status()["segments"] == 1
-    assert ids(store) == list(range(66))
+    assert ids(store) == list(range(120))
     assert sum(value is None for value in store.rows("t.small").column("more").to_pylist()) == 60
     store.close()
     # A version without it keeps it in the file.
     store = open_store(files.after_kill())
-    assert ids(store) == list(range(66))
+    assert ids(store) == list(range(120))
 
 
 def test_segments_that_do_not_fit_together_stay_as_they_are() -> None:
@@ -222,9 +231,9 @@ def test_segments_that_do_not_fit_together_stay_as_they_are() -> None:
     with_other = Store.open(
         ROOT, node="n1", clock=support.clock(), limits=LIMITS, files=files, tables={"t.small": other}, background=False
     )
-    for n in range(1000, 1006):
-        row = {"ts": support.START_NS, "id": n, "note": n}
-        with_other.append({"t.small": [pa.RecordBatch.from_pylist([row], schema=other.physical)]}, {})
+    for n in range(1000, 1060, 10):
+        rows = [{"ts": support.START_NS, "id": n + i, "note": n} for i in range(10)]
+        with_other.append({"t.small": [pa.RecordBatch.from_pylist(rows, schema=other.physical)]}, {})
         with_other.seal(now=True)
     with_other.close()
     store = open_store(files)
