@@ -26,6 +26,7 @@ __all__ = ("Imported", "Target", "import_sources")
 
 # Rows of one record. What was interrupted goes on at a multiple of it, so it stays as it is.
 PIECE_ROWS = 1 << 16
+MAX_PIECE_BYTES = 1 << 27
 _READ_BYTES = 1 << 20
 _DAY_NS = 86_400_000_000_000
 
@@ -207,6 +208,8 @@ class _Import:
         return physical_rows(self._target.tables[name], rows)
 
     def _append(self, entry: Entry, rows: dict[str, pa.Table]) -> None:
+        if sum(piece.nbytes for piece in rows.values()) > MAX_PIECE_BYTES:
+            raise FormatError(f"some {PIECE_ROWS} rows of it are more than {MAX_PIECE_BYTES} bytes")
         batches = {name: piece.combine_chunks().to_batches() for name, piece in rows.items()}
         position = {"boot_id": "", "map_id": entry.number, "position": entry.pieces + 1}
         with _acting_as(self._target.root):
