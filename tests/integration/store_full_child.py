@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 from store_child import batch
 
 from probing.api.errors import StoreFull
 from probing.daemon.store import Store, StoreLimits
+
+
+def incompressible(first: int, count: int) -> pa.RecordBatch:
+    chance = random.Random(first)
+    rows = batch(first, count)
+    details = pa.array([chance.randbytes(16).hex() for _ in range(count)])
+    return rows.set_column(rows.schema.get_field_index("detail"), rows.schema.field("detail"), details)
 
 
 def main() -> None:
@@ -25,7 +34,7 @@ def main() -> None:
     done = 0
     for _ in range(400):
         store.append(
-            {"process.events": [batch(done, 50)]}, {"ring": {"boot_id": "b", "map_id": 1, "position": done + 50}}
+            {"process.events": [incompressible(done, 50)]}, {"ring": {"boot_id": "b", "map_id": 1, "position": done + 50}}
         )
         done += 50
         store.sync()
@@ -43,7 +52,7 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 file.write(b"x" * 4096)
             try:
-                store.append({"process.events": [batch(done, 50)]}, {})
+                store.append({"process.events": [incompressible(done, 50)]}, {})
                 done += 50
             except StoreFull:
                 refused = True
@@ -56,7 +65,7 @@ def main() -> None:
     store = Store.open(mount / "state", node="n1", limits=limits, background=False)
     assert sorted(store.rows("process.events", ["pid"]).column("pid").to_pylist()) == kept
     ballast.unlink()
-    store.append({"process.events": [batch(done, 50)]}, {})
+    store.append({"process.events": [incompressible(done, 50)]}, {})
     store.seal(now=True)
     store.maintain()
     status = store.status()
