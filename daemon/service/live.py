@@ -7,11 +7,11 @@ from typing import Any
 
 from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Column, Table
-from probing.api.tables.schema import View
+from probing.api.tables.schema import TEXT, View
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.service.rdma import read_ports
-from probing.federation.views import base_tables
+from probing.federation.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)
 
@@ -47,8 +47,8 @@ def live_tables(
         return make
 
     return {
-        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known(), _usable(views()))),
-        "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known())),
+        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known(), views_from(views()))),
+        "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known(), views_from(views()))),
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
         "probing.views": maker("probing.views", views),
         "probing.settings": maker("probing.settings", settings),
@@ -57,16 +57,13 @@ def live_tables(
     }
 
 
-def _usable(views: Rows) -> list[View]:
-    return [View(f"view.{row['name']}", row["doc"], (), row["sql"]) for row in views if row["sql"]]
-
-
-def _table_docs(tables: Iterable[Table], views: Iterable[View]) -> Rows:
+def _table_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
     rows = [_table_doc(table.name, table.doc, "yes" if table.live else "no") for table in tables]
-    return rows + [
-        {**_table_doc(view.name, view.doc, "view"), "notes": ", ".join(base_tables(view)) or None}
-        for view in (*VIEWS.values(), *views)
-    ]
+    for view in (*VIEWS.values(), *own.values()):
+        doc = f"Cannot be used: {view.problem}" if view.problem else view.doc
+        reads = [] if view.problem else base_tables(view)
+        rows.append({**_table_doc(view.name, doc, "view"), "notes": ", ".join(reads) or None})
+    return rows
 
 
 def _table_doc(name: str, doc: str, live: str) -> dict[str, Any]:
@@ -76,10 +73,17 @@ def _table_doc(name: str, doc: str, live: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _column_docs(tables: Iterable[Table]) -> Rows:
+def _column_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
     named: list[tuple[str, Iterable[Column]]] = [(table.name, table.columns) for table in tables]
     named += [(view.name, view.columns) for view in VIEWS.values()]
-    return [_column_doc(name, column) for name, columns in named for column in columns]
+    rows = [_column_doc(name, column) for name, columns in named for column in columns]
+    names = known_columns({**VIEWS, **own})
+    # Their types are known to a database alone.
+    return rows + [
+        {**_column_doc(view, Column(name, TEXT, "As the SQL of the view in probing.views makes it.")), "type": None}
+        for view in own
+        for name in names(view)
+    ]
 
 
 def _column_doc(table: str, column: Column) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from probing.api.tables import TABLES
 from probing.api.tables.user import user_table
 from probing.daemon.query.gate import check
 from probing.daemon.query.user_views import FRESH_S, MAX_BYTES, MAX_VIEWS, UserViews
+from probing.daemon.service.live import live_tables
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "views"
 NOW_NS = 1_795_000_000_000_000_000
@@ -194,3 +195,24 @@ def test_examples_of_views(directory: Path, sql: str, rows: list[tuple[Any, ...]
             db.register("given", pa.Table.from_pylist(full, schema=schema))
             db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
         assert db.sql(checked.sql).fetchall() == rows
+
+
+def test_views_are_told_beside_the_tables(directory: Path) -> None:
+    write(directory, "bad", "SELECT * FROM read_text('x')")
+    write(directory, "good", "-- Good.\nSELECT rank, count(*) AS n FROM comm.ops GROUP BY rank")
+    views = UserViews(str(directory))
+    makers = live_tables("n0", lambda: NOW_NS, list, dict, views=views.rows)
+
+    def rows(table: str) -> list[dict[str, Any]]:
+        with pa.ipc.open_stream(makers[table]()) as reader:
+            return [row for row in reader.read_all().to_pylist() if row.get("table_schema") in ("view", None)]
+
+    told = {row["table_name"]: (row["description"], row["live"], row["notes"]) for row in rows("probing.table_docs")}
+    assert told["good"] == ("Good.", "view", "comm.ops")
+    assert told["bad"][0].startswith("Cannot be used: the function read_text is not allowed")
+    assert [(row["table_name"], row["column_name"]) for row in rows("probing.column_docs")] == [
+        ("good", "rank"), ("good", "n")
+    ]  # fmt: skip
+    assert [(row["node"], row["name"], row["sql"] is None) for row in rows("probing.views")] == [
+        ("n0", "bad", True), ("n0", "good", False)
+    ]  # fmt: skip
