@@ -64,12 +64,9 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
 
 def storable(table: pa.Table) -> pa.Table:
     """``table`` in the types of ``storable_schema``; the text is that of JSON."""
-    import pyarrow as pa
-
     for i, field in enumerate(storable_schema(table.schema)):
         if _lacking(table.schema.field(i).type):
-            texts = [v if v is None or isinstance(v, str) else dump_value(v) for v in _column(table.column(i))]
-            table = table.set_column(i, field, pa.chunked_array([pa.array(texts, pa.string())]))
+            table = table.set_column(i, field, _as_text(table.column(i)))
     return table.rename_columns(names_of(table.column_names))
 
 
@@ -98,6 +95,13 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     except (OverflowError, ValueError):
         # Python's calendar ends with the year 9999.
         return [_scalar(value) for chunk in column.chunks for value in chunk]
+
+
+def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+    import pyarrow as pa
+
+    texts = [v if v is None or isinstance(v, str) else dump_value(v) for v in _column(column)]
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:

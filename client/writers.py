@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from probing.client.render import Field, Grid
@@ -120,9 +120,7 @@ class CsvWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
             columns = [_csv_column(column, self._terminal) for column in columns_of(table)]
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
-            self._sink.write(_bytes(text.getvalue()))
+            self._sink.write(_bytes(_csv_lines(zip(*columns, strict=True))))
 
     def end(self) -> None:
         pass
@@ -130,10 +128,18 @@ class CsvWriter:
 
 def csv_text(names: Sequence[str], rows: Sequence[dict[str, Any]], *, terminal: bool) -> str:
     """CSV of rows that are plain data."""
+    head = [escape(name) if terminal else name for name in names]
+    return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])
+
+
+def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
+    lines = list(rows)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([escape(name) if terminal else name for name in names])
-    writer.writerows([_csv_value(row[name], terminal) for name in names] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    if "\r" in text.getvalue():
+        # Older Pythons leave a lone carriage return without quotes, which readers take for the end of a line.
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
     return text.getvalue()
 
 

@@ -277,6 +277,34 @@ def test_every_type_in_every_format() -> None:
     assert pa.ipc.open_stream(pa.BufferReader(written["arrow"])).read_all().schema == table.schema
 
 
+def test_what_csv_quotes_is_read_again() -> None:
+    table = pa.table(
+        {
+            "i": [1, None], "f": [1.5, 1e300], "b": [True, None], "s": ["x y", ""], "l": [[1], None],
+            "t": pa.array([5, None], pa.timestamp("ns")), "u": pa.array([1 << 63, 0], pa.uint64()),
+        }
+    )  # fmt: skip
+    assert _csv(table) == (
+        "i,f,b,s,l,t,u\n"
+        "1,1.5,true,x y,[1],1970-01-01T00:00:00.000000005Z,9223372036854775808\n"
+        ",1e+300,,,,,0\n"
+    )  # fmt: skip
+    for text in ('a"b', "a,b", "a\nb", "\rb"):
+        quoted = _csv(table.append_column("q", pa.array([text, text])))
+        rows = list(csv.DictReader(io.StringIO(quoted, newline="")))
+        assert [row.pop("q") for row in rows] == [text, text]
+        assert rows == list(csv.DictReader(io.StringIO(_csv(table), newline="")))
+
+
+def _csv(table: pa.Table) -> str:
+    sink = io.BytesIO()
+    writer = writer_of("csv", sink, table.schema, terminal=False)
+    for batch in table.to_batches():
+        writer.write(batch)
+    writer.end()
+    return sink.getvalue().decode()
+
+
 def test_a_table_for_people_keeps_its_values_whole_beyond_the_first_rows() -> None:
     sink = io.BytesIO()
     schema = pa.schema([("n", pa.int64()), ("t", pa.string())])
