@@ -78,7 +78,7 @@ class Compactor:
                 finished += self._step()
                 if self._clock.pair().mono_ns - start >= _TURN_NS:
                     break
-        except (FormatError, FileNotFoundError) as e:
+        except (FormatError, FileNotFoundError, pa.ArrowException) as e:
             self._doubt(str(e))
         except OSError as e:
             self._rest_until_ns = start + _REST_NS
