@@ -39,6 +39,10 @@ def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
     select = parent.parent if isinstance(parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or any(table.args.get(k) for k in ("sample", "pivots", "joins", "when")):
         return None, False
+    alias = table.args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        # Its columns go by other names there.
+        return None, False
     joins = select.args.get("joins") or []
     sides = {(join.side.upper(), join.kind.upper(), join.method.upper()) for join in joins}
     inner = {("", "", ""), ("", "INNER", ""), ("", "CROSS", "")}

@@ -33,7 +33,7 @@ from probing.federation.view_lookup import (
 __all__ = ("base_tables", "expand", "known_columns", "names_user_views", "set_apart", "views_from", "wants_all_nodes")
 
 MAX_DEPTH = 8
-MAX_PLACES = 200
+MAX_PLACES = 100
 _Tree = TypeVar("_Tree", bound=exp.Expr)
 _KEPT = ("joins", "laterals", "sample", "pivots")
 

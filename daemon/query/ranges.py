@@ -99,6 +99,10 @@ def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsCo
     select = table.parent.parent if isinstance(table.parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or table.args.get("sample") or table.args.get("joins"):
         return
+    named = table.args.get("alias")
+    if named is not None and named.args.get("columns"):
+        # Its columns go by other names.
+        return
     joins = select.args.get("joins") or []
     # Which row such a join takes depends on those that the WHERE drops afterwards.
     if any(join.args.get("method") or join.args.get("kind") in ("ASOF", "POSITIONAL") for join in joins):

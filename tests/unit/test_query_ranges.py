@@ -60,6 +60,7 @@ def test_bounds_are_found(where: str, low: int | None, high: int | None) -> None
         "SELECT * FROM comm.ops a POSITIONAL JOIN comm.communicators b WHERE a.ts > now()",
         "SELECT * FROM comm.ops TABLESAMPLE 10% WHERE ts > now()",
         "SELECT rank AS ts FROM comm.ops WHERE ts > now()",
+        "SELECT * FROM comm.ops AS t(ts, node) WHERE ts > '2026-01-01'",
         "SELECT count(*) FILTER (ts > now()) FROM comm.ops",
         "SELECT * FROM comm.ops QUALIFY ts > now()",
         "SELECT * FROM comm.ops WHERE ts > now() UNION ALL SELECT * FROM comm.ops",

@@ -215,6 +215,7 @@ def test_times_and_jobs_narrow_through_views(sql: str, table: str) -> None:
         "SELECT b.ts FROM comm.ops a LEFT JOIN comm.ops b USING (seq)",
         "SELECT ts FROM comm.ops QUALIFY row_number() OVER () = 1",
         "SELECT ts + INTERVAL 1 HOUR AS ts FROM comm.ops",
+        "SELECT * FROM comm.ops AS o(ts)",
     ],
 )
 def test_what_is_not_certain_inside_a_view_is_not_said_there(select: str) -> None:

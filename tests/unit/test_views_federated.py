@@ -129,6 +129,8 @@ def values(table: pa.Table) -> list[tuple[Any, ...]]:
         ("SELECT python.torch_trace.step FROM probe.python.torch_trace", "rows"),
         ("SELECT operation, count(*) FROM python.nccl_trace WHERE step IS NULL GROUP BY 1", "aggregate"),
         ("SELECT * FROM nccl.proxy_ops", "local"),
+        ("SELECT t.ts FROM python.comm_collective AS t(ts, node) WHERE t.ts = 'n1'", "ship"),
+        ("SELECT t.ts FROM comm.ops AS t(ts, node) WHERE t.ts = 'n1'", "ship"),
         ("SELECT op, s FROM view.all WHERE op <> 'send' ORDER BY s", "rows"),
         ("SELECT _rank, count(*) FROM global.view.slow GROUP BY 1", "aggregate"),
         ("SELECT * FROM view.worst", "ship"),
