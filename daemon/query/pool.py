@@ -58,7 +58,9 @@ class WorkerPool:
             for worker in self._busy:
                 if worker.deadline + GRACE_S < time.monotonic():
                     _hang_up(worker.channel)
-            missing = 0 if self._closed else self._warm - len(self._idle)
+            # One is to be ready while all others are busy.
+            idle, busy = len(self._idle), len(self._busy)
+            missing = 0 if self._closed else max(self._warm - idle - busy, 1 - idle)
         with contextlib.suppress(ChannelClosed):
             for _ in range(missing):
                 self._keep(_Worker(connect(self._path)))
@@ -132,10 +134,11 @@ class WorkerPool:
     def _keep(self, worker: _Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
-            if not self._closed and len(self._idle) < self._warm:
-                self._idle.insert(len(self._idle) if worker.queries else 0, worker)
-                return
-        worker.channel.close()
+            self._idle.insert(len(self._idle) if worker.queries else 0, worker)
+            surplus = self._idle[: -self._warm] if not self._closed else self._idle
+            self._idle = self._idle[len(surplus) :]
+        for one in surplus:
+            one.channel.close()
 
     def _end(self, worker: _Worker) -> None:
         self._drop(worker)
