@@ -1,10 +1,10 @@
 """Every change that a store makes to a file goes wrong in every way: ``python tests/soak/faults.py [--share 0.1]``.
 
 The file system is one in memory: the process dies before and after each change, and in each write, at its start, in a
-record's frame, in its body and before its last byte; writes fail, torn or whole, with EIO and ENOSPC; and the power
-goes, which keeps any pages, sizes and names that were not synced. After each the store starts, has what was
-acknowledged (after a power cut: synced), nothing twice, takes a row more and starts again without a loss. On stdout a
-summary in JSON; the exit status is 1 when one of them fails, and each that does is printed.
+record's frame, in its body and before its last byte; writes fail, torn or whole, with EIO and ENOSPC; the manifest is
+gone after a kill; and the power goes, which keeps any pages, sizes and names that were not synced. After each the store
+starts, has what was acknowledged (after a power cut: synced), nothing twice, takes a row more and starts again without
+a loss. On stdout a summary in JSON; the exit status is 1 when one of them fails, and each that does is printed.
 """
 
 from __future__ import annotations
