@@ -75,7 +75,7 @@ class _Completer(Completer):
     """Knows our tables at once, and those of the node as soon as it has told them."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tables = {name: {c.name: str(c.type) for c in table.columns} for name, table in TABLES.items()}
+        self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}
         threading.Thread(target=self._learn, args=(settings,), name="tables", daemon=True).start()
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
