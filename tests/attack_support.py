@@ -106,7 +106,7 @@ class Victim:
         theirs.close()
         self._channel = Channel(ours)
         assert self.ask("SELECT 1", READY_S) == "end"
-        self._rest = self._peak()
+        self._rest = self.resident()
         self._descriptors = self._open()
 
     def ask(self, sql: str, seconds: float) -> str:
@@ -128,7 +128,12 @@ class Victim:
 
     def grown(self) -> int:
         """Bytes that its resident memory rose above what it was before the first attack, at most, ever."""
-        return self._peak() - self._rest
+        return self.resident() - self._rest
+
+    def resident(self) -> int:
+        """The most bytes of resident memory that it ever had, all of it: libraries as well."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def opened(self) -> set[str]:
         """What it has open and had not before the first attack, but for what DuckDB asks of the machine."""
@@ -149,10 +154,6 @@ class Victim:
             with contextlib.suppress(OSError):  # closed meanwhile
                 found.add(str(entry.readlink()))
         return found
-
-    def _peak(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 class Collection:

@@ -61,7 +61,7 @@ class Job:
         """What ``pack_job`` made. Raises InternalError for a message that makes no sense."""
         try:
             return cls._unpack(header, memoryview(payload))
-        except (KeyError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
+        except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
             raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
 
     @classmethod
@@ -71,7 +71,9 @@ class Job:
         live: dict[str, pa.Table] = {}
         for table, length in header["live"]:
             with pa.ipc.open_stream(pa.py_buffer(payload[start : start + int(length)])) as reader:
-                live[str(table)] = reader.read_all()
+                rows = reader.read_all()
+            rows.validate(full=True)
+            live[str(table)] = rows
             start += int(length)
         segments = {str(name): [str(path) for path in paths] for name, paths in spec["segments"].items()}
         parts = [(str(path), int(length)) for path, length in spec["parts"]]

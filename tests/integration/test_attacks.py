@@ -1,6 +1,6 @@
 """The corpus of attacks on real workers, past the gate as well: no file, bounded memory, gone at the deadline.
 
-A share of it: `tests/soak/attacks.py` runs all, with the memory and the deadline of a real node.
+A share of it: `tests/soak/attack_workers.py` runs all, with the memory and the deadline of a real node.
 """
 
 from __future__ import annotations
