@@ -380,3 +380,23 @@ def test_a_start_on_a_full_disk_serves_what_is_there_and_recovers() -> None:
     append(store, 21)
     store.close()
     assert ids(open_store(files.after_kill())) == list(range(1, 31))
+
+
+def test_age_holds_for_merged_segments_within_an_eighth() -> None:
+    # GIVEN a segment each three minutes, for six hours, of which four are kept
+    files, clock = support.MemoryFiles(), support.clock()
+    limits = StoreLimits(keep_free_bytes=0, max_age_s=1e9, tables={"t.small": TableLimits(max_age_s=4 * 3600)})
+    store = open_store(files, limits, clock)
+    step_ns = HOUR_NS // 20
+    for n in range(120):
+        store.append({"t.small": [support.rows([n], clock.pair().real_ns)]}, {})
+        store.seal(now=True)
+        store.maintain()
+        kept = ids(store)
+        # THEN all of them are there, and at most half an hour more
+        assert kept == list(range(kept[0], n + 1))
+        assert n - kept[0] >= min(n, 79)
+        assert n - kept[0] <= 80 + 10
+        clock.advance(step_ns)
+    assert store.status()["merged_segments"] > 50
+    assert store.status()["dropped_segments"] > 2
