@@ -71,6 +71,8 @@ class Progress:
                 self.stop()
             self._rows += batch.num_rows
             yield batch
+        if to_terminal:
+            self.stop()
 
     def _draw(self) -> None:
         if self._stopped.wait(_PATIENCE_S):

@@ -115,15 +115,22 @@ class CsvWriter:
     def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
         self._sink = sink
         self._terminal = terminal
-        self._sink.write(_bytes(csv_text(names_of(schema.names), [], terminal=terminal)))
+        self._names: list[str] | None = names_of(schema.names)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self._begin()
         for table in _slices(batch):
             columns = [_csv_column(column, self._terminal) for column in columns_of(table)]
             self._sink.write(_bytes(_csv_lines(zip(*columns, strict=True))))
 
+    def _begin(self) -> None:
+        # Not before the first rows: until then the terminal shows how far the query is.
+        if self._names is not None:
+            self._sink.write(_bytes(csv_text(self._names, [], terminal=self._terminal)))
+            self._names = None
+
     def end(self) -> None:
-        pass
+        self._begin()
 
 
 def csv_text(names: Sequence[str], rows: Sequence[dict[str, Any]], *, terminal: bool) -> str:

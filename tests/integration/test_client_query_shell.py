@@ -114,7 +114,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     terminal.ask("\\f csv", "csv")
     terminal.ask("SELECT seq FROM comm.ops ORDER BY seq;", "seq;")
     terminal.ask("\\set r=2", r"\$r: 2")
-    assert re.search(r"rank\s+2", terminal.ask("SELECT rank FROM process.processes WHERE rank = $r;", r"rank\r\n2"))
+    assert re.search(r"rank\s+2", terminal.ask("SELECT rank FROM process.processes WHERE rank = $r;", r"rank\r\n2\r\n"))
     assert len(target.read_text().splitlines()) == 1501
     terminal.ask("\\f table", "table")
     terminal.ask("\\timing off", r"timing: off")

@@ -27,7 +27,7 @@ from probing.client.stream import Stream
 from probing.client.writers import writer_of
 
 Run = Callable[..., tuple[int, str, str]]
-ROWS = 5000
+ROWS = 1500
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeNode, F
     root = tmp_path_factory.mktemp("nodes")
     with FakeNode(root, "alpha") as first, FakeNode(root, "beta") as second:
         for node in (first, second):
-            # One row makes them all: a list of 5000 dicts would take longer than the test.
+            # One row makes them all: a list of dicts would take longer than the test.
             node.insert("comm.ops", [operation(node.name, 0, 0, ts=0)])
             rows = f"SELECT o.* REPLACE (i AS seq) FROM comm.ops AS o, range(1, {ROWS}) AS r(i)"
             with node.database() as db:
