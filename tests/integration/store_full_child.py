@@ -33,9 +33,8 @@ def main() -> None:
     store = Store.open(mount / "state", node="n1", limits=limits, background=False)
     done = 0
     for _ in range(400):
-        store.append(
-            {"process.events": [incompressible(done, 50)]}, {"ring": {"boot_id": "b", "map_id": 1, "position": done + 50}}
-        )
+        position = {"boot_id": "b", "map_id": 1, "position": done + 50}
+        store.append({"process.events": [incompressible(done, 50)]}, {"ring": position})
         done += 50
         store.sync()
         # Sealing may find no space: it makes some, and the next round seals.
