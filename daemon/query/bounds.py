@@ -38,7 +38,7 @@ def check_sizes(root: exp.Expr) -> None:
         elif isinstance(node, exp.Format) or node.name.lower() == "printf":
             template = node.this if isinstance(node, exp.Format) else next(iter(node.expressions), None)
             _check_template(template)
-        elif node.name.lower() in _BY_NAME:
+        elif isinstance(node, exp.Anonymous) and node.name.lower() in _BY_NAME:
             _check_aggregate(node)
 
 
