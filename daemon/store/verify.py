@@ -193,7 +193,11 @@ class _Examination:
             if span is not None:
                 void_from = span[0]
                 told.append((number, *span))
-        for number, first, behind in reversed(told):
+        # What was sealed and removed since the first look is not missing.
+        now = self._manifest()
+        if now.sealed_to > manifest.sealed_to:
+            expected = now.next_sequence
+        for number, first, behind in (span for span in reversed(told) if span[0] > now.sealed_to):
             if expected is not None and first > expected:
                 what = f"{first - expected} records before it are missing"
                 self._problem(f"{WAL_DIR}/{number:012d}.wal", what, "names the loss")

@@ -254,3 +254,13 @@ def test_11_expressions_and_own_tables_need_the_helper(founding: Founding) -> No
         assert done.stderr.startswith("error: ")
         assert "\nhint: " in done.stderr
     assert "helper" in founding.daemon.ctl("query", "SELECT * FROM python.`time.time()`", check=1).stderr
+
+
+def test_the_state_directory_is_whole_while_the_daemon_runs(founding: Founding) -> None:
+    command = [BIN / "probingd", "verify", "--config", founding.daemon.config, "--state-dir", founding.daemon.state]
+    done = subprocess.run([*command, "-f", "json"], capture_output=True, text=True, timeout=PATIENCE)
+    told = json.loads(done.stdout)
+    assert [f"{problem['path']}: {problem['what']}" for problem in told["problems"]] == []
+    assert done.returncode == 0
+    assert told["daemon_pid"]
+    assert told["segments"] + told["log_parts"] > 0

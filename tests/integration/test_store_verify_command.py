@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,8 @@ from random import Random
 import pytest
 
 from probing.api.errors import FormatError
+from probing.daemon.arrow import batch_of
+from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoding import Decoder, open_file
 from probing.daemon.store.files import lock_directory
 from probing.daemon.store.verify import Findings, examine
@@ -187,3 +192,30 @@ def decoded(path: Path, decoder: Decoder) -> int:
         return sum(rows.num_rows for _, rows in decoder.rows("rows", fd, piece=7, skip=0))
     finally:
         os.close(fd)
+
+
+def test_what_a_daemon_changes_meanwhile_is_no_problem(tmp_path: Path, decoder: Decoder) -> None:
+    limits = StoreLimits(keep_free_bytes=0, part_bytes=1 << 12)
+    ended = threading.Event()
+    with Store.open(tmp_path / "state", node="n", limits=limits, background=False) as store:
+
+        def write() -> None:
+            for i in itertools.count():
+                rows = [{"node": "n", "ts": time.time_ns(), "job": f"j{i % 3}", "seq": i + k} for k in range(50)]
+                store.append({"comm.ops": [batch_of("comm.ops", rows)]}, {})
+                store.maintain()
+                if ended.is_set():
+                    return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            found = [examine(tmp_path / "state", decoder)]
+            deadline = time.monotonic() + 30
+            while (len(found) < 12 or not found[-1].segments) and time.monotonic() < deadline:
+                found.append(examine(tmp_path / "state", decoder))
+        finally:
+            ended.set()
+            writer.join()
+    assert [str(problem) for one in found for problem in one.problems] == []
+    assert found[-1].segments > 0
