@@ -12,6 +12,8 @@ from typing import TextIO
 
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
 from probing.daemon.config import Config
+from probing.daemon.sandbox import landlock_abi
+from probing.daemon.seccomp import calls_can_be_refused
 from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release, load_libbpf
 from probing.daemon.supervisor.rights import CAPABILITIES, RightsTable, permitted, rights_table
 from probing.daemon.supervisor.runtime import owner_of, pins_of
@@ -54,6 +56,7 @@ def check(config: Config) -> list[Finding]:
         *_rights(config),
         _paranoid(),
         _tool("setpriv", "util-linux", "no process can be given its rights"),
+        *_walls(),
         _state_dir(config),
         _pins(config),
         _socket(config),
@@ -147,6 +150,15 @@ def _paranoid() -> Finding:
 def _tool(name: str, package: str, cost: str) -> Finding:
     found = shutil.which(name)
     return _finding(name, bool(found), True, found or f"install {package}", cost)
+
+
+def _walls() -> Iterator[Finding]:
+    """What keeps SQL workers and parsers in besides having no rights."""
+    abi = landlock_abi()
+    cost = "workers are kept from files by their user alone"
+    yield _finding("landlock", abi >= 1, False, f"version {abi}", cost)
+    cost = "a worker that is taken over can make any system call"
+    yield _finding("seccomp", calls_can_be_refused(), False, "filters of system calls", cost)
 
 
 def _state_dir(config: Config) -> Finding:

@@ -142,7 +142,8 @@ class Store:
 
         ``batches`` have the physical schemas of their tables; ``positions`` of rings that are left out stay as they
         were; ``pair`` is the instant of the drain, now by default. Raises StoreFull when there is no space even without
-        the oldest segments, StoreError when the disk fails, InternalError for batches that do not fit.
+        the oldest segments, StoreError when the disk fails, InternalError for batches that do not fit, FormatError for
+        more than a record holds.
         """
         clock = pair or self._clock.pair()
         with self._appending:
@@ -162,6 +163,10 @@ class Store:
                 except OSError as e:
                     self._retire()
                     raise self._append_error(e) from e
+            except FormatError:
+                # The part's Arrow streams are ahead of what is in it.
+                self._retire()
+                raise
             self._inventory.problems.pop("append", None)
             self._unsynced.set()
 

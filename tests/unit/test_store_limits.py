@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 import store_support as support
 
-from probing.api.errors import InternalError, StateLocked, StoreError, StoreFull
+from probing.api.errors import FormatError, InternalError, StateLocked, StoreError, StoreFull
 from probing.api.tables.schema import I64, Column, Table
-from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store import Store, StoreLimits, TableLimits, records
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.retention import to_drop
 
@@ -277,6 +277,19 @@ def test_batches_that_do_not_fit_change_nothing() -> None:
     assert ids(store) == list(range(1, 21))
     store.append({}, {"second": {"boot_id": "b", "map_id": 1, "position": 5}})
     assert sorted(store.positions) == ["ring", "second"]
+
+
+def test_a_record_that_is_too_large_spoils_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(support.MemoryFiles())
+    store.append({"t.small": [support.rows([1])]}, {})
+    monkeypatch.setattr(records, "MAX_RECORD", 10_000)
+    with pytest.raises(FormatError, match="larger than"):
+        store.append({"t.small": [support.rows(range(100, 1000))]}, {})
+    store.append({"t.small": [support.rows([2])]}, {})
+    assert ids(store) == [1, 2]
+    store.seal(now=True)
+    assert ids(store) == [1, 2]
+    store.close()
 
 
 def test_a_closed_store_takes_nothing() -> None:
