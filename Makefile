@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench soak clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -75,6 +75,15 @@ demo: install ## a real training, watched
 
 bench: install ## the figures of docs/benchmarks.md
 	$(HOST) $(PYTHON) -m bench $(BENCH)
+
+soak: install ## an hour of kills, failing disks, attacks and load; each part alone: see CONTRIBUTING.md
+	$(PYTHON) tests/soak/kills.py store --rounds 500
+	$(HOST) $(PYTHON) tests/soak/kills.py collector --seconds 480
+	$(PYTHON) tests/soak/faults.py
+	$(PYTHON) tests/soak/counting.py --seconds 300
+	$(HOST) $(PYTHON) tests/soak/attack_workers.py
+	$(PYTHON) tests/soak/fuzz_queries.py --minutes 5
+	$(HOST) $(PYTHON) -m bench soak
 
 clean: ## all that make made in the checkout
 	rm -rf .venv .build build dist *.egg-info daemon/bpf/*.bpf.o

@@ -81,7 +81,7 @@ class StoreConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    timeout_s: float = _option(30.0, "deadline of a query that names none, and its upper bound", 0.1)
+    timeout_s: float = _option(30.0, "deadline of a query that names none, and of those that are not streamed", 0.1)
     memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
     workers: int = _option(2, "SQL workers kept warm", 1)
     views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ __all__ = ("Limits", "Node", "NodeService")
 # The answer of the node must be on its way before the caller's own deadline ends.
 MARGIN_S = 0.1
 MIN_TIMEOUT_S = 0.05
+UNREAD_S = 1.0
 START_UP_S = 15.0
 MAX_PIDS = 4096
 MAX_NAMES = 64
@@ -127,15 +129,23 @@ class NodeService(NodeServicer):
         streamed = request.max_bytes == UNLIMITED
         most_s = max(limits.query_s, limits.stream_s) if streamed else limits.query_s
         context.send_initial_metadata(((NODE_KEY, self._node.name.encode()),))
+        timeout = _timeout(context, request.timeout_ms, limits.query_s, most_s)
         parts = self._engine.run(
             request.sql,
-            timeout=_timeout(context, request.timeout_ms, limits.query_s, most_s),
+            timeout=timeout,
             max_bytes=0 if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
             cancelled=lambda: not context.is_active(),
             progress=request.progress,
         )
-        for part in parts:
-            yield self._reply(part)
+        # A caller that takes no rows blocks this thread where the engine's deadline does not reach.
+        unread = threading.Timer(timeout + UNREAD_S, context.cancel)
+        unread.daemon = True
+        unread.start()
+        try:
+            for part in parts:
+                yield self._reply(part)
+        finally:
+            unread.cancel()
 
     def _reply(self, part: bytes | Progress | End) -> pb.QueryReply:
         if isinstance(part, End):
