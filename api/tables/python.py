@@ -36,7 +36,9 @@ BACKTRACE = Table(
 )
 
 _SAMPLE_COLUMNS = (
-    *IDENTITY,
+    IDENTITY[0],
+    Column("ts", TIME, "When the first was taken, or its wait began, UTC, rounded down to a sixteenth of a second."),
+    *IDENTITY[2:],
     _RANK,
     _TID,
     Column("thread", TEXT, "Name of the thread."),
@@ -44,7 +46,11 @@ _SAMPLE_COLUMNS = (
     Column("on_cpu", BOOL, "Whether the thread was running; false: it was blocked or waited for a CPU."),
     Column("gil", BOOL, "Whether the thread held the interpreter lock; NULL when it cannot be known."),
     Column("count", I64, "Samples that were equal within a second and are this row."),
-    Column("duration_ns", I64, "Time that they stand for, ns: on CPU the count over the rate, else the time off CPU."),
+    Column(
+        "duration_ns",
+        I64,
+        "Time that they stand for, ns: on CPU the count over the rate, else the time off CPU, to 3 %.",
+    ),
 )
 
 SAMPLES = Table(

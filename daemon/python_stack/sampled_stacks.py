@@ -23,7 +23,7 @@ from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.sampled_codes import CodeKey, KnownCodes
 from probing.daemon.source import Identity, Loss, Processes, Sink
 
-__all__ = ("NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "stack_id_of")
+__all__ = ("GRID_NS", "NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "stack_id_of")
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]
@@ -34,6 +34,9 @@ NAME = "python_samples"
 # enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
 CUT, FAULT, HOLDS_GIL, GIL_UNKNOWN = 1, 2, 4, 8
+# What a sample does not know need not be stored: it stands for a time longer than the grid, on the CPU and off it.
+GRID_NS = 62_500_000
+DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
 # A drain comes once a second, and a little later when the machine is busy.
@@ -186,7 +189,7 @@ class SampleRows:
         tids = first["tid"].tolist()
         columns: dict[str, pa.Array[Any]] = {
             "node": _names([self._node] * len(keys)),
-            "ts": _numbers(groups.ktime + pair.mono_to_utc_ns).view(pa.timestamp("ns")),
+            "ts": _numbers((groups.ktime + pair.mono_to_utc_ns) // GRID_NS * GRID_NS).view(pa.timestamp("ns")),
             "job": _names([one.job if one else None for one in each]),
             "run": _names([one.run if one else None for one in each]),
             "pid": _numbers(first["tgid"].astype(np.int32)),
@@ -198,7 +201,7 @@ class SampleRows:
             "on_cpu": _bits(on_cpu),
             "gil": _bits(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),
             "count": _numbers(groups.count.astype(np.int64)),
-            "duration_ns": _numbers(np.where(on_cpu, of_rate, groups.duration), on_cpu & (rate == 0)),
+            "duration_ns": _numbers(np.where(on_cpu, of_rate, _rounded(groups.duration)), on_cpu & (rate == 0)),
         }
         schema = table_named("python.samples").physical
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -254,6 +257,12 @@ class _Groups:
         """Indices of the records of the ``chosen`` groups."""
         members: npt.NDArray[np.intp] = self._sorted[np.repeat(chosen, self.count)]
         return members
+
+
+def _rounded(numbers: Array) -> Array:
+    """Non-negative ``numbers`` to DIGITS significant binary digits: each within 1 in 2^DIGITS, their sum nearer."""
+    shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
+    return (numbers + (1 << shift >> 1)) >> shift << shift
 
 
 def _begins(*columns: Array) -> npt.NDArray[np.bool_]:

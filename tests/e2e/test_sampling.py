@@ -98,7 +98,7 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Pat
         f"(SELECT any_value(tid) FROM python.samples JOIN python.stacks USING (stack_id) "
         f"WHERE rank = 0 AND frames[1].func = 'rest' AND job = '{job}')"
     )
-    assert 0 < row["off_ns"] <= row["lived_ns"]
+    assert 0 < row["off_ns"] <= 1.03 * row["lived_ns"]
 
 
 def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:

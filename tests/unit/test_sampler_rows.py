@@ -14,7 +14,7 @@ from sampler_records import FRAMES, SAMPLE, START, code, record
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
 from probing.daemon.python_stack.layouts import TABLE
-from probing.daemon.python_stack.sampled_stacks import Key, Sampled, SampleRows, stack_id_of
+from probing.daemon.python_stack.sampled_stacks import GRID_NS, Key, Sampled, SampleRows, stack_id_of
 from probing.daemon.source import Identity, Loss
 
 PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
@@ -86,7 +86,8 @@ def test_equal_stacks_of_a_thread_are_one_row(world: World) -> None:
     assert frames_of(told) == [("inner", "a.py", 9), ("outer", "a.py", 3)]
     assert told["complete"]
     assert row == {
-        "node": "n1", "ts": 1_000 + PAIR.mono_to_utc_ns, "job": "job2", "run": "run", "pid": 2, "start_ns": START,
+        "node": "n1", "ts": (1_000 + PAIR.mono_to_utc_ns) // GRID_NS * GRID_NS,
+        "job": "job2", "run": "run", "pid": 2, "start_ns": START,
         "rank": 1, "tid": 2, "thread": "MainThread", "stack_id": told["stack_id"], "on_cpu": True, "gil": True,
         "count": 3, "duration_ns": 3 * 10**9 // 20,
     }  # fmt: skip
@@ -112,6 +113,16 @@ def test_off_the_cpu_times_are_added_up(world: World) -> None:
     frame = world.knows(4096, "f")
     (row,) = world.samples(*(record(frame, kind=2, duration_ns=n, flags=8) for n in (3, 4, 5)))
     assert (row["on_cpu"], row["duration_ns"], row["count"], row["gil"]) == (False, 12, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("waits", "shown"), [((0,), 0), ((1,), 1), ((33, 32), 64), ((33, 33), 68), ((10**9 + 1,), 1_006_632_960)]
+)
+def test_times_off_the_cpu_have_five_binary_digits(world: World, waits: tuple[int, ...], shown: int) -> None:
+    frame = world.knows(4096, "f")
+    (row,) = world.samples(*(record(frame, kind=2, duration_ns=n) for n in waits))
+    assert row["duration_ns"] == shown
+    assert abs(shown - sum(waits)) <= sum(waits) / 32
 
 
 def test_stack_ids_are_the_same_on_every_node() -> None:
