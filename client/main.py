@@ -50,9 +50,7 @@ def _options(
     report: Annotated[Path | None, typer.Option(help="File for who answered and who did not, as JSON.")] = None,
     timeout: Annotated[str, typer.Option(help="Time for all answers, such as 5 or 500ms.")] = "30s",
 ) -> None:
-    if output_format is None:
-        output_format = format_of(output)
-    if output_format not in FORMATS:
+    if output_format is not None and output_format not in FORMATS:
         raise UsageError(f"unknown format {output_format}", hint=f"one of {', '.join(FORMATS)}")
     context.obj = Settings(
         target=target,
@@ -60,7 +58,8 @@ def _options(
         all_nodes=all_nodes or nodes is not None,
         strict=strict,
         token=read_token(token, token_file),
-        format=output_format,
+        format=output_format or format_of(output),
+        named=output_format is not None,
         output=output,
         report=report,
         timeout=seconds(timeout),

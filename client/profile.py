@@ -22,7 +22,7 @@ __all__ = ("run",)
 
 
 def run(settings: Settings, options: Options) -> None:
-    if options.kind != "table" and settings.format != "table":
+    if options.kind != "table" and settings.named and settings.format != "table":
         raise UsageError(f"-f {settings.format} and -F {options.kind} contradict each other", hint="leave one out")
     with opened(settings) as cluster:
         if options.live:

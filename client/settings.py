@@ -40,7 +40,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none."""
+    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none. ``named``: the
+    format was asked for, not taken from a file's name."""
 
     target: str = DEFAULT_TARGET
     nodes: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Settings:
     strict: bool = False
     token: str = ""
     format: str = "table"
+    named: bool = False
     output: Path | None = None
     report: Path | None = None
     timeout: float = 30.0

@@ -149,9 +149,8 @@ def check_gate(sql: str) -> str | None:
     except (duckdb.ParserException, duckdb.NotImplementedException):
         return None  # DuckDB is stricter here and there, and says so
     assert [statement.type for statement in found] == [duckdb.StatementType.SELECT]
-    serialized = duckdb.execute("SELECT json_serialize_sql(?::VARCHAR)", [checked.sql]).fetchone()
-    assert serialized is not None
-    tree = json.loads(serialized[0])
+    ((serialized,),) = duckdb.execute("SELECT json_serialize_sql(?::VARCHAR)", [checked.sql]).fetchall()
+    tree = json.loads(serialized)
     ctes = {name.lower() for name in _ctes(tree)}
     for node in _nodes(tree):
         _check_duckdb_node(node, ctes, set(checked.tables))
