@@ -262,7 +262,8 @@ class _Groups:
 def _rounded(numbers: Array) -> Array:
     """Non-negative ``numbers`` to DIGITS significant binary digits: each within 1 in 2^DIGITS, their sum nearer."""
     shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
-    return (numbers + (1 << shift >> 1)) >> shift << shift
+    rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift
+    return rounded
 
 
 def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
