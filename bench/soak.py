@@ -1,7 +1,7 @@
 """Half an hour at 100,000 events a second, with queries: memory, threads, descriptors and files must stay as they are.
 
 A process makes NCCL calls (the stand-in library of overload.py) that the real daemon stores, seals, merges and drops
-again, since its state directory may only take a few hundred megabytes. Every few seconds somebody asks. What each
+again, since its state directory may only take sixty megabytes. Every few seconds somebody asks. What each
 process of the daemon has is noted, and a line is laid through the second two thirds of it.
 """
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--every", type=float, default=10)
-    parser.add_argument("--max-bytes", type=int, default=300 << 20)
+    parser.add_argument("--max-bytes", type=int, default=60 << 20)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-soak-"))
     folder.chmod(0o755)
