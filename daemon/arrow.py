@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,36 @@ import pyarrow as pa
 
 from probing.api.tables import table_named
 
-__all__ = ("batch_of", "integers", "ipc_bytes", "texts_and_indices")
+__all__ = ("Gathered", "batch_of", "integers", "ipc_bytes", "texts_and_indices")
+
+
+class Gathered(io.RawIOBase):
+    """A Python file for Arrow to write to, which is emptied as it fills. ``size``: bytes that wait to be taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._taken = 0
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._taken + self.size
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self.size += len(piece)
+        return len(piece)
+
+    def take(self) -> bytes:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._taken += self.size
+        self.size = 0
+        return data
 
 
 def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

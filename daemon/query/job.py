@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import threading
@@ -17,6 +16,7 @@ import pyarrow as pa
 from probing.api.errors import FormatError, InternalError, QueryError, QueryMemory, StoreError
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
+from probing.daemon.arrow import Gathered
 from probing.daemon.query.failures import explain
 from probing.daemon.query.tails import Tails
 from probing.daemon.query.views import Views, quoted, quoted_list
@@ -229,32 +229,9 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
         thread.join()
 
 
-class _Collected(io.RawIOBase):
-    """A file for Arrow to write to, emptied as it fills."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pieces: list[bytes] = []
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        self.size += len(self._pieces[-1])
-        return len(self._pieces[-1])
-
-    def take(self) -> memoryview:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        self.size = 0
-        return memoryview(data)
-
-
 def _stream(reader: pa.RecordBatchReader, outcome: Outcome) -> Iterator[memoryview]:
     """The answer as pieces of one Arrow IPC stream; the first piece waits for FIRST_BYTES or the end."""
-    collected = _Collected()
+    collected = Gathered()
     # Arrow writes each buffer and its padding apart: gather them before they become Python calls.
     sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)
     enough = FIRST_BYTES
@@ -263,10 +240,10 @@ def _stream(reader: pa.RecordBatchReader, outcome: Outcome) -> Iterator[memoryvi
             writer.write_batch(batch)
             outcome.rows += batch.num_rows
             if collected.size >= enough:
-                yield collected.take()
+                yield memoryview(collected.take())
                 enough = CHUNK_BYTES
     sink.flush()
-    yield collected.take()
+    yield memoryview(collected.take())
 
 
 def _damaged(job: Job, error: BaseException, connect: Callable[[], duckdb.DuckDBPyConnection]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.api.tables import Table
+from probing.daemon.arrow import Gathered
 from probing.daemon.store.encoding import ROW_GROUP, segment_writer, sort_rows
 from probing.daemon.store.files import Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
@@ -46,7 +46,7 @@ class Merge:
         physical = table.physical if table else pa.schema([])
         self._names = [f.name for f in physical if isinstance(f.type, pa.DictionaryType)]
         self._chunks = self._read()
-        self._sink = _Sink()
+        self._sink = Gathered()
         self._writer: Any = None
         self._fd: int | None = None
         self._crc = self._rows = 0
@@ -162,27 +162,3 @@ class Merge:
             with self._open(source) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                     yield pa.Table.from_batches([batch])
-
-
-class _Sink(io.RawIOBase):
-    """A file for Arrow to write to, of which the last writes are taken."""
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-        self._length = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._length
-
-    def write(self, data: Any) -> int:
-        self._written.append(bytes(data))
-        self._length += len(data)
-        return len(data)
-
-    def take(self) -> bytes:
-        data = b"".join(self._written)
-        self._written.clear()
-        return data

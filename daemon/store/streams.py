@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 from probing.api.errors import InternalError
 from probing.api.tables import TABLES, Table
+from probing.daemon.arrow import Gathered
 from probing.daemon.store.records import Chunk
 
 __all__ = ("StreamWriters", "conform", "decode_stream")
@@ -54,7 +54,7 @@ class _Stream:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
-        self._out = _Collector()
+        self._out = Gathered()
         # Arrow writes each buffer and its padding apart; gather them before they become Python calls.
         self._sink = pa.BufferedOutputStream(pa.PythonFile(self._out, mode="w"), 1 << 16)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=_OPTIONS)
@@ -67,25 +67,6 @@ class _Stream:
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
         self._sink.flush()
         return self._out.take()
-
-
-class _Collector(io.RawIOBase):
-    """A Python file for Arrow to write to."""
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._written.append(bytes(data))
-        return len(data)
-
-    def take(self) -> bytes:
-        data = b"".join(self._written)
-        self._written.clear()
-        return data
 
 
 class _Names:
