@@ -183,6 +183,7 @@ class Collector:
         status.processes = lambda: len(self._discovery.live())
         status.paused = lambda: self._session.paused
         status.failure = lambda: self._loop.failure
+        status.drain = lambda: (self._loop.age_s, self._loop.backlog)
         self._listen()
         self._communication.start()
         self._take_over()

@@ -88,6 +88,7 @@ class DrainLoop:
         self._wake = threading.Event()
         self._stopped = False
         self._cycles = 0
+        self._moved = time.monotonic()
         self._done = threading.Condition()
         self.failure: str | None = None
 
@@ -117,6 +118,7 @@ class DrainLoop:
             self._wake.clear()
             for step in self._each_look:
                 step()
+            self._moved = time.monotonic()
             if due := set(self._rings) if asked else self._due():
                 self._drain(due)
             looks += 1
@@ -135,6 +137,16 @@ class DrainLoop:
             target = self._cycles + 2
             self._wake.set()
             return self._done.wait_for(lambda: self._nudge() >= target or self._stopped, timeout)
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the loop last ended a step, s. It ends several each second, also while the log fails."""
+        return time.monotonic() - self._moved
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait in the rings. From any thread."""
+        return sum(ring.backlog for ring in self._rings.values())
 
     def once(self, due: Collection[str] | None = None) -> int:
         """One cycle, of the rings that are ``due`` or all. The bytes that they held.
@@ -210,7 +222,7 @@ class DrainLoop:
     def _drain(self, due: set[str]) -> None:
         try:
             while self.once(due) >= MAX_DRAIN_BYTES // 2:
-                pass
+                self._moved = time.monotonic()
             self.failure = None
         except StoreError as e:
             self.failure = e.message

@@ -8,6 +8,9 @@ from typing import Any
 
 __all__ = ("SourceState", "Status")
 
+# The drain looks at the rings ten times a second; what takes it so long is no load that passes, s.
+STILL_S = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
@@ -32,7 +35,10 @@ class SourceState:
 
 
 class Status:
-    """Collects the state of sources and of the store; ``starting`` until ``ready`` is set."""
+    """Collects the state of sources and of the store; ``starting`` until ``ready`` is set.
+
+    ``drain`` gives how long ago the drain made a step, s, and how many bytes wait in the rings.
+    """
 
     def __init__(self, started_ns: int, boot_id: str) -> None:
         self._started_ns = started_ns
@@ -43,6 +49,7 @@ class Status:
         self.sources: Callable[[], list[SourceState]] = list
         self.processes: Callable[[], int] = lambda: 0
         self.failure: Callable[[], str | None] = lambda: None
+        self.drain: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
 
     def to_dict(self) -> dict[str, Any]:
         store = self.store()
@@ -52,6 +59,9 @@ class Status:
             reasons.append(str(store.get("reason")))
         if failure := self.failure():
             reasons.append(failure)
+        age, backlog = self.drain()
+        if self.ready and age > STILL_S:
+            reasons.append(f"the rings have not been drained for {age:.0f} s, {backlog} bytes wait in them")
         return {
             "state": self._state(bool(reasons)),
             "reason": "; ".join(dict.fromkeys(reasons)),
@@ -60,6 +70,8 @@ class Status:
             "sources": [s.to_dict() for s in sources],
             "store_bytes": int(store.get("bytes", 0)),
             "processes": self.processes(),
+            "drain_age_ms": int(age * 1000),
+            "drain_backlog_bytes": backlog,
         }
 
     def _state(self, degraded: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from probing.api.errors import StoreError, StoreFull
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.collector import status as status_module
 from probing.daemon.collector.drain import DrainLoop, Positions
 from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.status import Status
 from probing.daemon.source import Loss
 
 RECORD = np.dtype([("value", "<u8")])
@@ -173,3 +176,39 @@ def test_records_that_cannot_be_assembled_are_a_loss_and_hold_nothing_up(machine
     assert machine.seen == [11]
     assert machine.outbox.lost_rows["collectives"] == 5
     assert [rows for rows, _ in machine.log.records][-1] == {"process.events": 1, "probing.losses": 1}
+
+
+def test_status_says_when_the_drain_stands_still(
+    machine: Machine, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "STILL_S", 0.3)
+    # GIVEN a loop whose step does not end
+    held, entered = threading.Event(), threading.Event()
+
+    def step() -> None:
+        entered.set()
+        held.wait()
+
+    loop = DrainLoop(
+        machine.log, {"collectives": machine.ring}, {"collectives": machine.assemble}, machine.outbox, machine.clock,
+        each_look=(step,),
+    )  # fmt: skip
+    machine.push(*range(7))
+    status = Status(1, machine.clock.boot_id)
+    status.ready, status.drain = True, lambda: (loop.age_s, loop.backlog)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        assert entered.wait(10)
+        # THEN its age grows, and status is not "running"
+        until(lambda: status.to_dict()["state"] == "degraded")
+        found = status.to_dict()
+        assert found["drain_age_ms"] > 300
+        assert found["drain_backlog_bytes"] == 7 * SLOT
+        assert "have not been drained" in found["reason"]
+    finally:
+        held.set()
+        # AND it runs again once the step ends
+        until(lambda: status.to_dict()["state"] == "running")
+        loop.stop()
+        thread.join()
