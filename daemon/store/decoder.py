@@ -18,7 +18,7 @@ import io
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -30,6 +30,7 @@ from probing.api.errors import FormatError, InternalError, ProbingError, UsageEr
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.reader import end_on_hangup
 from probing.daemon.sandbox import confine, limit
+from probing.daemon.store.parquet import open_parquet
 from probing.daemon.store.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.tail import decode_records
 
@@ -91,7 +92,7 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
         if op == "segment":
             return _segment(file)
         if op == "columns":
-            return _columns(_open(file))
+            return _columns(open_parquet(file, None))
         if op == "rows":
             return _rows(file, int(header["piece"]), int(header["skip"]), send)
         if op == "header":
@@ -102,18 +103,6 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
     raise UsageError(f"a decoder knows no request {op!r}")
 
 
-def _open(file: io.BufferedReader) -> Any:
-    import pyarrow.parquet as pq
-
-    names = [c.path for c in _leaves(pq.read_metadata(file)) if c.physical_type == "BYTE_ARRAY" and "." not in c.path]
-    file.seek(0)
-    return pq.ParquetFile(file, page_checksum_verification=True, read_dictionary=names)
-
-
-def _leaves(metadata: Any) -> Iterator[Any]:
-    return (metadata.schema.column(i) for i in range(metadata.num_columns))
-
-
 def _columns(parquet: Any) -> dict[str, Any]:
     meta = parquet.metadata.metadata or {}
     table = next((meta[mark].decode() for mark in _MARKS if mark in meta), "")
@@ -121,7 +110,7 @@ def _columns(parquet: Any) -> dict[str, Any]:
 
 
 def _segment(file: io.BufferedReader) -> dict[str, Any]:
-    parquet = _open(file)
+    parquet = open_parquet(file, None)
     found = _columns(parquet)
     rows, times, jobs = 0, _Times(), set[Any]()
     for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
@@ -160,7 +149,7 @@ class _Times:
 
 
 def _rows(file: io.BufferedReader, piece: int, skip: int, send: Send) -> dict[str, Any]:
-    parquet = _open(file)
+    parquet = open_parquet(file, None)
     found = _columns(parquet)
     for number, batch in enumerate(parquet.iter_batches(piece, use_threads=False)):
         batch.validate(full=True)

@@ -24,6 +24,7 @@ __all__ = ("Merge",)
 # Of rows that are sorted and encoded together, before compression: some six times as much memory is used for a moment.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
+_CODES = pa.dictionary(pa.int32(), pa.string())
 
 
 class Merge:
@@ -126,7 +127,7 @@ class Merge:
         for source in self.sources:
             with self._open(source) as file:
                 schemas.append(file.schema_arrow)
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        schema = self._coded(pa.unify_schemas([_plain(s) for s in schemas], promote_options="permissive"))
         pending: list[pa.Table] = []
         rows = size = 0
         for batch in self._batches():
@@ -141,6 +142,13 @@ class Merge:
 
     def _open(self, source: Segment) -> Any:
         return open_segment(self._files, self._root / source.path, source.size, self._names)
+
+    def _coded(self, schema: pa.Schema) -> pa.Schema:
+        """With dictionaries in memory for what has few values, however each source encodes it."""
+        for i, field in enumerate(schema):
+            if field.name in self._names and pa.types.is_string(field.type):
+                schema = schema.set(i, field.with_type(_CODES))
+        return schema
 
     def _sorted(self, pending: list[pa.Table]) -> pa.Table:
         rows = pa.concat_tables(pending).unify_dictionaries()
@@ -162,3 +170,10 @@ class Merge:
             with self._open(source) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                     yield pa.Table.from_batches([batch])
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    for i, field in enumerate(schema):
+        if isinstance(field.type, pa.DictionaryType):
+            schema = schema.set(i, field.with_type(field.type.value_type))
+    return schema

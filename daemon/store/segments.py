@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from probing.api.errors import FormatError
 from probing.daemon.store.encoding import META, column_numbers, encode_rows, sort_rows
 from probing.daemon.store.files import FileReader, Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
+from probing.daemon.store.parquet import open_parquet
 
 __all__ = (
     "all_jobs",
@@ -146,15 +147,9 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
     return Segment(table, path, size, crc, sum(s.rows for s in found), first, last, found[0].parts, all_jobs(found))
 
 
-def open_segment(files: Files, path: Path, size: int, names: Sequence[str] = ()) -> Any:
-    """A ParquetFile that reads from disk what is asked of it; columns ``names`` come as dictionaries.
-
-    Raises OSError, or pa.ArrowException or OSError without a number for what is no Parquet.
-    """
-    import pyarrow.parquet as pq
-
-    stream = pa.PythonFile(FileReader(files, path, size), mode="r")
-    return pq.ParquetFile(stream, page_checksum_verification=True, read_dictionary=list(names))
+def open_segment(files: Files, path: Path, size: int, coded: Collection[str] = ()) -> Any:
+    """``open_parquet`` over a file that is read piece by piece. Raises OSError with a number for the file itself."""
+    return open_parquet(pa.PythonFile(FileReader(files, path, size), mode="r"), coded)
 
 
 def all_jobs(segments: Sequence[Segment]) -> tuple[str, ...] | None:
@@ -183,14 +178,12 @@ def _jobs(rows: pa.Table) -> tuple[str, ...] | None:
 
 
 def _read(data: bytes, path: str, columns: list[str] | None) -> pa.Table:
-    # pyarrow.parquet costs memory and start-up time that a daemon which seals nothing need not pay.
-    import pyarrow.parquet as pq
-
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+        with open_parquet(pa.BufferReader(data)) as file:
             names = file.schema_arrow.names
             wanted = names if columns is None else [c for c in columns if c in names]
-            return file.read(columns=wanted, use_threads=False)
+            rows: pa.Table = file.read(columns=wanted, use_threads=False)
+            return rows
     except (pa.ArrowException, OSError) as e:
         raise FormatError(f"the segment {path} cannot be read: {e}") from e
 
