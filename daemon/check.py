@@ -14,9 +14,10 @@ from probing.api.errors import ConfigError, PrivilegeError, ProbingError
 from probing.daemon.config import Config
 from probing.daemon.sandbox import landlock_abi
 from probing.daemon.seccomp import calls_can_be_refused
+from probing.daemon.supervisor.lock import owner_of
 from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release, load_libbpf
 from probing.daemon.supervisor.rights import CAPABILITIES, RightsTable, permitted, rights_table
-from probing.daemon.supervisor.runtime import owner_of, pins_of
+from probing.daemon.supervisor.runtime import pins_of
 
 __all__ = ("Finding", "check", "needed_is_missing", "print_table")
 

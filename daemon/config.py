@@ -25,6 +25,7 @@ else:
     import tomli as tomllib
 
 __all__ = (
+    "CONTROL",
     "DEFAULT_FILE",
     "PUBLIC",
     "ClusterConfig",
@@ -46,6 +47,8 @@ __all__ = (
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
 # Where the service listens, in the runtime directory.
 PUBLIC = "public/probingd.sock"
+# Likewise the collector's socket: a directory that the service may pass, and the socket in it.
+CONTROL = "control"
 # sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
@@ -171,6 +174,11 @@ class Config:
         """What clients are told: under the supervisor the service listens behind a link, at ``socket``."""
         inner = f"{self.runtime_dir}/{PUBLIC}"
         return self.runtime_dir.removesuffix(".d") if self.socket == inner else self.socket
+
+    @property
+    def control_socket(self) -> str:
+        """Where the collector answers the service."""
+        return f"{self.runtime_dir}/{CONTROL}/collector.sock"
 
     @property
     def pin_dir(self) -> str:

@@ -217,7 +217,7 @@ class Collector:
             self._tables.described,
         )  # fmt: skip
         users = frozenset({user_number(self._config.users.service)})
-        control = ControlServer(self._runtime / "collector.sock", requests.handlers(), users)
+        control = ControlServer(Path(self._config.control_socket), requests.handlers(), users)
         control.on_disconnect = requests.release_all
         control.start()
         self._undo.callback(control.stop)

@@ -39,8 +39,8 @@ class ControlServer:
             self._path.unlink()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(self._path))
-        # The group is `probing`; who is heard is decided by peer credentials.
-        self._path.chmod(0o660)
+        # Only the service passes the directory; who is heard is decided by peer credentials.
+        self._path.chmod(0o666)
         server.listen(MAX_CONNECTIONS)
         self._socket = server
         threading.Thread(target=self._accept, args=(server,), name="control", daemon=True).start()

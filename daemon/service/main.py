@@ -32,7 +32,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    collector = CollectorClient(f"{config.runtime_dir}/collector.sock")
+    collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     server = listen(
         _service(config, collector, pool),

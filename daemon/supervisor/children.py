@@ -67,6 +67,7 @@ class Spawner:
             env=environment,
             cwd="/",
             close_fds=True,
+            umask=0o027,
             pass_fds=() if errors is None else (errors,),
         )
 

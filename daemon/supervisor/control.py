@@ -11,7 +11,7 @@ from pathlib import Path
 from probing.api.errors import InternalError, NotFound, PrivilegeError, UsageError
 from probing.daemon.bpf import pins
 from probing.daemon.config import Config
-from probing.daemon.supervisor.runtime import owner_of
+from probing.daemon.supervisor.lock import owner_of
 
 __all__ = ("cleanup", "restart", "stop")
 

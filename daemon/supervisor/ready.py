@@ -21,7 +21,7 @@ INTERVAL_S = 0.05
 
 def main() -> int:
     config = Config.from_args(sys.argv[1:])
-    while not _collects(f"{config.runtime_dir}/collector.sock"):
+    while not _collects(config.control_socket):
         time.sleep(INTERVAL_S)
     # Only now, as it takes long and the collector has started meanwhile.
     import grpc

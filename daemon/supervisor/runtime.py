@@ -6,23 +6,23 @@ All of it is made by the supervisor and given to the user who needs it, so no ot
 from __future__ import annotations
 
 import dataclasses
-import fcntl
+import logging
 import os
 import socket
 import stat
-import struct
 from pathlib import Path
 
 from probing.api.errors import ProbingError, StateLocked, StoreError
 from probing.daemon.bpf.pins import prepare
-from probing.daemon.config import PUBLIC, Config
+from probing.daemon.config import CONTROL, PUBLIC, Config
+from probing.daemon.supervisor.lock import Lock, owner_of
 from probing.daemon.supervisor.rights import Account, RightsTable
 
-__all__ = ("INETD_SOCKETS", "Runtime", "lock_path", "owner_of", "pins_of", "service_config")
+__all__ = ("INETD_SOCKETS", "Runtime", "pins_of", "service_config")
 
+log = logging.getLogger("probingd.supervisor")
 # Who connects decides the owner of a socket: readers and parsers serve the collector, SQL workers the service.
 INETD_SOCKETS = ("reader", "parser", "sql")
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 class Runtime:
@@ -31,7 +31,7 @@ class Runtime:
     def __init__(self, config: Config, rights: RightsTable) -> None:
         self._config = config
         self._rights = rights
-        self._lock = -1
+        self._lock: Lock | None = None
         self._directory = Path(config.runtime_dir)
         self.listeners: dict[str, socket.socket] = {}
 
@@ -39,6 +39,8 @@ class Runtime:
         """Make everything. Raises StateLocked, StoreError or PrivilegeError; what was made then stays."""
         if not (parent := Path(self._config.socket).parent).exists():
             _make(parent, None, 0o755)
+        elif parent.stat().st_mode & 0o022:
+            log.warning("%s is writable for others: any of them can keep this daemon from starting", parent)
         self._take_lock()
         self._clear()
         self._listen()
@@ -50,31 +52,19 @@ class Runtime:
         for listener in self.listeners.values():
             listener.close()
         self.listeners.clear()
-        if self._lock >= 0:
+        if self._lock:
             self._clear()
-            lock_path(self._config).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.release()
+            self._lock = None
 
     def _take_lock(self) -> None:
-        path = lock_path(self._config)
-        while True:
-            fd = _open_lock(path)
-            try:
-                # A POSIX lock: the kernel tells anyone who asks the pid of its holder.
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
-                os.close(fd)
-                raise self._taken(f"by probingd, pid {owner_of(self._config)}") from e
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(fd)):
-                break
-            # One that ended meanwhile took the file away.
-            os.close(fd)
+        lock = Lock.take(self._config)
+        if lock is None:
+            raise self._taken(f"by probingd, pid {owner_of(self._config)}")
         if _answers(self._config.socket):
-            path.unlink()
-            os.close(fd)
+            lock.release()
             raise self._taken("by another process")
-        self._lock = fd
+        self._lock = lock
 
     def _taken(self, whom: str) -> ProbingError:
         hint = f"end it with `probingd stop --socket {self._config.socket}`, or give this one its own --socket"
@@ -82,7 +72,7 @@ class Runtime:
 
     def _clear(self) -> None:
         # Only sockets and our own link: a wrong --socket must not cost anybody a file.
-        for directory in (self._directory / "public", self._directory):
+        for directory in (self._directory / "public", self._directory / CONTROL, self._directory):
             if directory.is_dir() and not directory.is_symlink():
                 for path in directory.iterdir():
                     if path.is_socket():
@@ -99,8 +89,9 @@ class Runtime:
         return Path(service_config(self._config).socket)
 
     def _listen(self) -> None:
-        # Closed to all others until every socket has its owner: nobody can put another file in its place.
-        _make(self._directory, None, 0o700)
+        # Closed to all others until every socket has its owner: nobody can put another file in its place. It may be
+        # there, with the file that pauses all probes.
+        _own(self._directory, None, 0o700)
         owners = {"reader": self._rights.collector, "parser": self._rights.collector, "sql": self._rights.service}
         for name in INETD_SOCKETS:
             path = self._directory / f"{name}.sock"
@@ -108,7 +99,10 @@ class Runtime:
             if account := owners[name].account:
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
         # The service has no right to the public directory, so it listens in one of its own behind a link.
-        _make(self._public().parent, self._rights.service.account, 0o755)
+        _own(self._public().parent, self._rights.service.account, 0o755)
+        # The collector's own socket: the service passes by its group, nobody else does.
+        collector, service = self._rights.collector.account, self._rights.service.account
+        _own(self._directory / CONTROL, collector, 0o710 if service else 0o700, group=service.gid if service else None)
         Path(self._config.socket).symlink_to(self._public())
         _give(self._directory, self._rights.collector.account, 0o755)
 
@@ -141,36 +135,8 @@ def service_config(config: Config) -> Config:
     return dataclasses.replace(config, socket=f"{config.runtime_dir}/{PUBLIC}")
 
 
-def lock_path(config: Config) -> Path:
-    """The file whose POSIX lock the supervisor holds."""
-    return Path(config.socket + ".lock")
-
-
 def pins_of(config: Config) -> Path:
     return Path(config.pin_dir)
-
-
-def owner_of(config: Config) -> int | None:
-    """The pid of the supervisor of this configuration's socket, from the kernel; None when there is none."""
-    try:
-        fd = os.open(lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise StoreError(f"cannot read {lock_path(config)}: {e.strerror}", hint="ask as root") from e
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    return None if kind == fcntl.F_UNLCK else pid
-
-
-def _open_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as e:
-        raise StoreError(f"cannot make {path}: {e.strerror}", hint="choose another --socket") from e
 
 
 def _bind(path: Path) -> socket.socket:
@@ -213,6 +179,23 @@ def _make(path: Path, account: Account | None, mode: int) -> None:
     except OSError as e:
         hint = "run it as a user that may write there, or choose another directory"
         raise StoreError(f"cannot make {path}: {e.strerror}", hint=hint) from e
+
+
+def _own(path: Path, account: Account | None, mode: int, group: int | None = None) -> None:
+    """Make ``path``, or take it over as it is; ``account`` None: this process keeps it. Raises StoreError."""
+    if not path.exists() and not path.is_symlink():
+        _make(path, account, mode)
+    elif path.is_symlink() or not path.is_dir():
+        raise StoreError(f"{path} is there and is no directory", hint="remove it, or choose another --socket")
+    else:
+        try:
+            _give(path, account or Account(os.geteuid(), os.getegid(), ()), mode)
+        except OSError as e:
+            hint = "it was left by a daemon of another user: remove it, or choose another --socket"
+            raise StoreError(f"cannot take {path} over: {e.strerror}", hint=hint) from e
+    if group is not None:
+        os.chown(path, -1, group, follow_symlinks=False)
+        path.chmod(mode)
 
 
 def _give(path: Path, account: Account | None, mode: int) -> None:

@@ -20,7 +20,7 @@ from probing.daemon.supervisor.fatal import report
 def main() -> int:
     kind, config = sys.argv[1], Config.from_args(sys.argv[2:])
     if kind == "ready":
-        while not Path(f"{config.runtime_dir}/collector.sock").exists() or not Path(config.socket).exists():
+        while not Path(config.control_socket).exists() or not Path(config.socket).exists():
             time.sleep(0.01)
         return 0
     if kind in ("reader", "parser", "sql"):
@@ -28,7 +28,7 @@ def main() -> int:
     order = Path(config.state_dir, f"{kind}.order")
     if order.exists():
         return _failing(order)
-    path = f"{config.runtime_dir}/collector.sock" if kind == "collector" else config.socket
+    path = config.control_socket if kind == "collector" else config.socket
     Path(path).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -164,6 +165,8 @@ def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
     for name, uid in (("reader", 60001), ("parser", 60001), ("sql", 60002)):
         found = (inner / f"{name}.sock").stat()
         assert (found.st_uid, found.st_mode & 0o777) == (uid, 0o600)
+    control = (inner / "control").stat()
+    assert (control.st_uid, control.st_gid, control.st_mode & 0o777) == (60001, 60002, 0o710)
     assert (daemon.state.stat().st_uid, daemon.state.stat().st_gid) == (60001, 60004)
     pins = (daemon.bpffs / daemon.instance).stat()
     assert (pins.st_uid, pins.st_mode & 0o777) == (60001, 0o700)
@@ -319,3 +322,81 @@ def test_stop_and_restart_from_outside(daemon: Daemon, until: Callable[..., obje
     assert (daemon.bpffs / daemon.instance).exists()
     assert command("cleanup", daemon).returncode == 0
     assert not (daemon.bpffs / daemon.instance).exists()
+
+
+STRANGER = 60009
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], sys.argv[2])
+fcntl.lockf(file, fcntl.LOCK_SH if sys.argv[2] == "r" else fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held(path: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
+    """An ordinary user who holds a lock on ``path``, shared where it may only read it."""
+    user = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
+    words = [*user, sys.executable, "-I", "-c", HOLD]
+    with subprocess.Popen(
+        [*words, str(path), mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "held\n"
+        yield stranger
+
+
+def test_nobody_else_may_open_the_lock(daemon: Daemon) -> None:
+    daemon.start().ready()
+    found = Path(f"{daemon.socket}.lock").stat()
+    assert (found.st_uid, found.st_mode & 0o777) == (0, 0o600)
+    assert daemon.end()[0] == 0
+
+
+def test_a_strangers_shared_lock_keeps_no_daemon_from_starting_and_stop_spares_him(daemon: Daemon) -> None:
+    path = Path(f"{daemon.socket}.lock")
+    path.parent.mkdir()
+    path.touch(0o644)
+    path.chmod(0o644)
+    with held(path, "r") as stranger:
+        done = command("stop", daemon)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: no probingd runs for {daemon.socket}")
+        daemon.start().ready()
+        assert command("stop", daemon).returncode == 0
+        assert daemon.end()[0] == 0
+        assert stranger.poll() is None
+
+
+def test_a_lock_of_somebody_else_is_not_taken_and_its_holder_not_signalled(daemon: Daemon) -> None:
+    path = Path(f"{daemon.socket}.lock")
+    path.parent.mkdir()
+    path.touch()
+    os.chown(path, STRANGER, STRANGER)
+    with held(path, "r+") as stranger:
+        code, (error, _) = daemon.start().failed()
+        assert (code, error) == (1, f"error: {path} belongs to uid {STRANGER}")
+        assert command("stop", daemon).returncode == 1
+        assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("made", ["file", "directory"])
+def test_a_pause_file_that_was_left_does_not_stop_a_start(daemon: Daemon, made: str) -> None:
+    inner = Path(f"{daemon.socket}.d")
+    inner.mkdir(parents=True)
+    (inner / "pause").touch() if made == "file" else (inner / "pause").mkdir()
+    os.chown(inner, 60001, 60004)
+    daemon.start().ready()
+    assert (inner / "pause").exists()
+    assert (inner.stat().st_uid, inner.stat().st_mode & 0o777) == (60001, 0o755)
+    assert daemon.end()[0] == 0
+    assert [path.name for path in inner.iterdir()] == ["pause"]
+
+
+def test_a_link_in_place_of_the_runtime_directory(daemon: Daemon) -> None:
+    inner = Path(f"{daemon.socket}.d")
+    inner.parent.mkdir()
+    (daemon.base / "theirs").mkdir()
+    inner.symlink_to(daemon.base / "theirs")
+    code, (error, _) = daemon.start().failed()
+    assert (code, error) == (1, f"error: {inner} is there and is no directory")

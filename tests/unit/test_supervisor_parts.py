@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError
 from probing.daemon.config import Config
-from probing.daemon.supervisor import fatal, notify, rights, runtime
+from probing.daemon.supervisor import fatal, lock, notify, rights, runtime
 from probing.daemon.supervisor.children import Service, describe
 
 
@@ -130,9 +130,9 @@ def test_who_may_create_where(tmp_path: Path) -> None:
 
 def test_nobody_holds_a_lock_that_is_not_there(tmp_path: Path) -> None:
     config = Config.from_args([f"--socket={tmp_path}/s"])
-    assert runtime.owner_of(config) is None
-    runtime.lock_path(config).touch()
-    assert runtime.owner_of(config) is None
+    assert lock.owner_of(config) is None
+    lock.lock_path(config).touch()
+    assert lock.owner_of(config) is None
 
 
 def test_a_child_that_fails_at_once_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
