@@ -1,9 +1,10 @@
 """The parser: the process that takes files apart which targets made, and has no rights at all.
 
 It gets files as descriptors, and before it reads the first one it limits itself: memory, processor time, no new
-privileges, and with Landlock no files but the interpreter's. One request at a time; it can be killed at any time.
+privileges, and with Landlock no files but the interpreter's. One request at a time, each bounded in processor time; it
+can be killed at any time.
 
-* ``ping``: ``{}``.
+* ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
   ``file_offset``, ``size``, ``head`` (hex)}] as in ``bpf.elf.Symbol``, ``build_id`` (hex or null), ``machine``,
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
@@ -15,11 +16,14 @@ privileges, and with Landlock no files but the interpreter's. One request at a t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 # The maths library behind numpy would keep a stack of address space for each core.
@@ -40,8 +44,11 @@ __all__ = ("main", "serve")
 MEMORY_BYTES = 3 << 30
 # For its whole life: whoever needs more is replaced by a fresh one.
 CPU_SECONDS = 600
+# For one request, and how often it is said again to code that goes on, s. libtorch_cpu takes 0.4 s.
+REQUEST_CPU_S = 10.0
+SYMBOLS_CPU_S = 3.0
+_AGAIN_S = 0.1
 MAX_PATTERNS = 1_024
-_HANDLERS = {**native_handlers(), **flight_handlers(), **ras_handlers(), **layout_handlers()}
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +59,7 @@ def main() -> int:
     limit(MEMORY_BYTES, CPU_SECONDS)
     confine(())
     end_on_hangup(connection.fileno())
+    signal.signal(signal.SIGPROF, _too_long)
     serve(Channel(connection))
     return 0
 
@@ -64,7 +72,7 @@ def serve(channel: Channel) -> None:
         except ChannelClosed:
             return
         try:
-            payload = _answer(request)
+            header, payload = _answer(request)
         except ProbingError as e:
             channel.send_error(e)
         except MemoryError:
@@ -73,19 +81,40 @@ def serve(channel: Channel) -> None:
             _log.exception("a file could not be parsed")
             channel.send_error(InternalError(f"a parser failed: {type(e).__name__}: {e}"))
         else:
-            channel.send({}, payload)
+            channel.send(header, payload)
         finally:
             request.close_fds()
 
 
-def _answer(request: Message) -> bytes:
+def _answer(request: Message) -> tuple[dict[str, Any], bytes]:
     op = request.header.get("op")
     if op == "ping":
-        return b""
-    if handler := _HANDLERS.get(str(op)):
-        return handler(request)
-    if op != "symbols":
+        return {"pid": os.getpid()}, b""
+    handler = _HANDLERS.get(str(op))
+    if handler is None:
         raise UsageError(f"a parser knows no request {op!r}")
+    with _bounded(SYMBOLS_CPU_S if op == "symbols" else REQUEST_CPU_S):
+        return {}, handler(request)
+
+
+@contextlib.contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """Raises UnsupportedTarget in what has run for ``seconds`` of processor time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _too_long(_: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code is _answer.__code__:
+            raise UnsupportedTarget("the file takes more processor time than a parser has for it")
+        frame = frame.f_back
+
+
+def _symbols_answer(request: Message) -> bytes:
     patterns = [str(pattern) for pattern in request.header.get("patterns", ())]
     if len(request.fds) != 1 or len(patterns) > MAX_PATTERNS:
         raise UsageError(f"symbols takes one descriptor and {MAX_PATTERNS} patterns at most")
@@ -111,6 +140,15 @@ def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
         "first_vaddr": elf.first_vaddr,
         "segments": [list(segment) for segment in elf.segments],
     }
+
+
+_HANDLERS: dict[str, Callable[[Message], bytes]] = {
+    "symbols": _symbols_answer,
+    **native_handlers(),
+    **flight_handlers(),
+    **ras_handlers(),
+    **layout_handlers(),
+}
 
 
 if __name__ == "__main__":

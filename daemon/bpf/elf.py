@@ -28,13 +28,15 @@ _SHF_COMPRESSED, _ELFCOMPRESS_ZLIB = 0x800, 1
 _COMPRESSION = struct.Struct("<IIQQ")
 _NT_GNU_BUILD_ID = 3
 _MAX_HEADERS = 4096
-_MAX_STRINGS = 512 << 20
-_MAX_SYMBOLS = 8 << 20
+# libtorch_cpu has 0.5 million symbols and 60 MB of their names.
+_MAX_STRINGS = 256 << 20
+_MAX_SYMBOLS = 2 << 20
 _MAX_NOTES = 1 << 16
 _MAX_SECTION_NAMES = 1 << 20
-_MAX_MATCHES = 4096
 _MAX_NAME = 4096
-_MAX_OCCURRENCES = 1 << 16
+# Places where a name is found and symbols that are compared with it, all patterns of a search together.
+_MAX_COMPARED = 1 << 16
+_MAX_MATCHES = 4096
 _HEAD = 32
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -150,7 +152,7 @@ class Elf:
         """Defined symbols whose whole name matches one of ``patterns``, in which ``*`` stands for anything.
 
         A pattern without a match in .dynsym is looked for in .symtab. By address, aliases all.
-        Raises UnsupportedTarget, also for over 4096 matches.
+        Raises UnsupportedTarget, also for over 4096 matches of one pattern, or 65,536 names to compare.
         """
         found = self._search(_SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
         absent = {pattern: _parts(pattern) for pattern in patterns if pattern not in found}
@@ -169,26 +171,34 @@ class Elf:
     def _search(self, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, list[Symbol]]:
         """The symbols of each pattern that has any, in the symbol tables of this kind."""
         found: dict[str, list[Symbol]] = {}
-        for section in self._sections:
-            if section[1] != kind:
-                continue
-            table, strings = self._symbol_table(section)
-            order = np.argsort(table["name"])
-            names = table["name"][order]
-            for pattern, parts in patterns.items():
-                for start, end in _occurrences(strings, max(parts, key=len)):
-                    low, high = np.searchsorted(names, [start, end])
-                    for row in table[order[low:high]]:
-                        if symbol := self._match(row, strings, parts):
-                            found.setdefault(pattern, []).append(symbol)
-                if len(found.get(pattern, ())) > _MAX_MATCHES:
+        # A file has one table of a kind (gABI chapter 4, "Sections").
+        section = next((section for section in self._sections if section[1] == kind), None)
+        if section is None:
+            return found
+        table, strings = self._symbol_table(section)
+        order = np.argsort(table["name"])
+        names = table["name"][order]
+        compared = 0
+        for pattern, parts in patterns.items():
+            for span in _occurrences(strings, max(parts, key=len)):
+                # Of the same type as ``names``: numpy would convert all of them for each look.
+                low, high = np.searchsorted(names, np.array(span, names.dtype))
+                compared += 1 + int(high - low)
+                if compared > _MAX_COMPARED:
                     raise UnsupportedTarget("too many symbols of the ELF file match")
+                for row in table[order[low:high]]:
+                    if symbol := self._match(row, strings, parts):
+                        found.setdefault(pattern, []).append(symbol)
+            if len(found.get(pattern, ())) > _MAX_MATCHES:
+                raise UnsupportedTarget("too many symbols of the ELF file match")
         return found
 
     def _symbol_table(self, section: tuple[Any, ...]) -> tuple[np.ndarray[Any, Any], bytes]:
         _, _, _, _, offset, size, link, _, _, entry = section
-        if link >= len(self._sections) or entry != _SYMBOL.itemsize or size // entry > _MAX_SYMBOLS:
+        if link >= len(self._sections) or entry != _SYMBOL.itemsize:
             raise UnsupportedTarget("the ELF file has a damaged symbol table")
+        if size // entry > _MAX_SYMBOLS:
+            raise UnsupportedTarget("the ELF file has too large a symbol table")
         strings_at, strings_size = self._sections[link][4:6]
         if strings_size > _MAX_STRINGS:
             raise UnsupportedTarget("the ELF file has too large a string table")
@@ -281,11 +291,8 @@ def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:
     if not needle:
         raise UnsupportedTarget("a symbol pattern without a fixed part")
     at, done = strings.find(needle), -1
-    for _ in range(_MAX_OCCURRENCES):
-        if at < 0:
-            return
+    while at >= 0:
         start = max(strings.rfind(b"\0", max(at - _MAX_NAME, 0), at) + 1, done + 1)
         yield start, at + 1
         done = at
         at = strings.find(needle, at + 1)
-    raise UnsupportedTarget("too many symbols of the ELF file match")

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.processes.progress import Progress
 from probing.daemon.processes.rounds import Ask, Blocked, ask_round
@@ -304,7 +304,7 @@ class ParserPool:
     def __init__(self, socket_path: str, size: int = 1) -> None:
         self._pool = _Pool(socket_path, size, "parser")
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
 
     def close(self) -> None:
         self._pool.close()
@@ -312,16 +312,29 @@ class ParserPool:
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
         """The symbols of the ELF file ``fd`` whose names match ``patterns``; see ``daemon/parser.py`` for the keys.
 
-        ``fd`` stays the caller's. Answers are kept by (device, inode, size, mtime). Raises UnsupportedTarget for a file
-        that makes no sense, TargetTimeout for one that takes too long.
+        ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
+        UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
         """
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
         with self._lock:
-            if key in self._known:
+            answer = self._known.get(key)
+            if answer is not None:
                 self._known.move_to_end(key)
-                return self._known[key]
-        answer = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
+        if answer is None:
+            answer = self._parsed(key, fd, patterns, timeout)
+        if isinstance(answer, UnsupportedTarget):
+            raise UnsupportedTarget(answer.message, hint=answer.hint)
+        return answer
+
+    def _parsed(
+        self, key: tuple[Any, ...], fd: int, patterns: Sequence[str], timeout: float
+    ) -> dict[str, Any] | UnsupportedTarget:
+        answer: dict[str, Any] | UnsupportedTarget
+        try:
+            answer = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
+        except UnsupportedTarget as e:
+            answer = e
         with self._lock:
             self._known[key] = answer
             while len(self._known) > MAX_CACHED_FILES:

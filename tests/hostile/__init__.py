@@ -1,0 +1,1 @@
+"""Files, servers and processes that an ordinary user makes to cost the daemon time, memory or rows of others."""
