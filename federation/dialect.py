@@ -8,10 +8,10 @@ import sqlglot
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
+from probing.federation.reading import statements
 
 __all__ = ("evaluates_code", "expression", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
 
-MAX_TEXT = 64 * 1024
 _EXPRESSION = re.compile(r"\bpython\s*\.\s*`([^`]{1,200})`", re.IGNORECASE)
 _LATER = "needs the in-process helper, which does not exist yet"
 _READ = "`probingctl vars` reads variables from outside"
@@ -19,15 +19,15 @@ _READ = "`probingctl vars` reads variables from outside"
 
 def parse(sql: str) -> exp.Query:
     """The tree of the one SELECT (or UNION of them) in ``sql``. Raises QueryRejected."""
-    if len(sql) > MAX_TEXT:
-        raise QueryRejected(f"the query is longer than {MAX_TEXT // 1024} kB")
     try:
-        statements = [s for s in sqlglot.parse(sql, dialect="duckdb") if s is not None]
+        found = statements(sql)
     except sqlglot.errors.SqlglotError as e:
         raise evaluates_code(sql) or QueryRejected(f"this is not SQL that can be read: {_first_line(e)}") from None
-    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+    except RecursionError:
+        raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
+    if len(found) != 1 or not isinstance(found[0], exp.Query):
         raise QueryRejected("a query is one SELECT")
-    root = statements[0]
+    root = found[0]
     if root.find(exp.Insert, exp.Update, exp.Delete, exp.Copy, exp.Command, exp.Create, exp.Into):
         raise QueryRejected("a query only reads")
     return root

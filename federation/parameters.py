@@ -73,18 +73,19 @@ def bind(sql: str, values: Mapping[str, Any]) -> str:
 
 
 def _parse(sql: str) -> exp.Expr:
-    import sqlglot
+    from sqlglot.errors import SqlglotError
 
-    from probing.federation.dialect import MAX_TEXT
+    from probing.federation.reading import statements
 
-    if len(sql) > MAX_TEXT:
-        raise QueryRejected(f"the query is longer than {MAX_TEXT // 1024} kB")
     try:
-        return sqlglot.parse_one(sql, dialect="duckdb")
-    except (sqlglot.errors.SqlglotError, RecursionError) as e:
+        found = statements(sql)
+    except (SqlglotError, RecursionError) as e:
         first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         shown = "".join(c for c in first.replace("\x1b[4m", "").replace("\x1b[0m", "") if c.isprintable())
         raise QueryRejected(f"this is not SQL that can be read: {shown}") from None
+    if len(found) != 1:
+        raise QueryRejected("a query is one SELECT")
+    return found[0]
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:

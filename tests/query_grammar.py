@@ -1,25 +1,28 @@
 """Queries at random, for the fuzzers: what the dialect has, calls of any function, and attacks that were mutated.
 
-``check_gate`` is what must hold of the gate for each of them.
+``check_gate`` is what must hold of the gate for each of them, and ``check_work`` how much it may do for it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import duckdb
 from attacks import BEHIND, EXPENSIVE, HARMLESS, REFUSED
 from hypothesis import strategies as st
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import SqlglotError
 
 from probing.api.errors import ProbingError
 from probing.api.tables import TABLES
 from probing.daemon.query.allowed import FUNCTION_NAMES, TYPE_NAMES
 from probing.daemon.query.gate import check
 
-__all__ = ("NOW_NS", "check_gate", "mutants", "queries")
+__all__ = ("NESTS", "NOW_NS", "check_gate", "check_work", "mutants", "nests", "queries")
 
 NOW_NS = 1_795_000_000_123_456_789
 TABLE_FUNCTIONS = {"range", "generate_series", "unnest"}
@@ -129,6 +132,72 @@ def mutants(draw: st.DrawFn) -> str:
         start = draw(st.integers(0, len(other)))
         words[at:to] = draw(st.sampled_from([[], words[at:to] * 2, other[start : start + 4], [draw(_expressions)]]))
     return " ".join(words)
+
+
+# What stands before, and after, an expression inside of it.
+NESTS = (
+    ("(", ")"), ("[", "]"), ("{'a': ", "}"), ("(1, ", ")"), ("row(", ")"), ("array[", "]"), ("array(select ", ")"),
+    ("abs(", ")"), ("coalesce(1, ", ")"), ("list_transform([1], x -> ", ")"), ("list_filter([1], lambda x: ", ")"),
+    ("cast(", " as int)"), ("try_cast(", " as int)"), ("case when true then ", " end"), ("case ", " when 1 then 2 end"),
+    ("not ", ""), ("- ", ""), ("", "::int"), ("", "[1]"), ("a[", "]"), ("a[1:", "]"), ("1 in (", ")"),
+    ("1 between ", " and 2"), ("'a' like ", " escape 'c'"), ("interval (", ") day"), ("extract(day from ", ")"),
+    ("trim(both from ", ")"), ("substring(", " from 1)"), ("position('a' in ", ")"), ("map {'a': ", "}"),
+    ("map([", "], [1])"), ("struct_pack(a := ", ")"), ("[x for x in ", "]"), ("columns(", ")"), ("date ", ""),
+    ("count(*) filter (where ", ")"), ("count(distinct ", ")"), ("sum(1) over (order by ", ")"),
+    ("sum(1) over (rows between ", " preceding and current row)"), ("mode() within group (order by ", ")"),
+    ("(select ", ")"), ("(select 1 limit ", ")"), ("(select 1 limit (", "))"), ("(select 1 offset ", ")"),
+    ("(select 1 order by ", ")"), ("(select 1 group by ", ")"), ("(select 1 having ", ")"), ("(select 1 where ", ")"),
+    ("(select 1 qualify ", ")"), ("(select distinct on (", ") 1)"), ("(select 1 group by cube (", "))"),
+    ("(select * exclude (a) replace (", " as b) from t)"), ("(select * from (select ", ") t)"),
+    ("(select * from unnest(", "))"), ("(select * from range(", "))"), ("(select * from t using sample ", " rows)"),
+    ("(select * from t join u on ", ")"), ("(select * from lateral (select ", "))"), ("(values (", "))"),
+    ("(with a as (select ", ") select 1)"), ("(select 1 union select ", ")"), ("exists(select ", ")"),
+    ("1 in (select ", ")"), ("1 = any(select ", ")"), ("(from t select ", ")"),
+    ("(select * from t pivot (", " for a))"),
+)  # fmt: skip
+# Python calls that the gate may make for each token of a query, and beside that.
+_CALLS_EACH, _CALLS_MORE = 4000, 200_000
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> str:
+    """A few constructs inside each other, deeply; some are not closed."""
+    kinds = draw(st.lists(st.sampled_from(NESTS), min_size=1, max_size=3))
+    depth = draw(st.integers(1, 120))
+    chosen = [kinds[i % len(kinds)] for i in range(depth)]
+    closed = draw(st.sampled_from([depth, depth, depth, 0, depth - 1]))
+    after = [close for _, close in reversed(chosen)][:closed]
+    return "select " + "".join(before for before, _ in chosen) + draw(_leaves) + "".join(after)
+
+
+class _TooMuch(BaseException):
+    pass
+
+
+def check_work(sql: str) -> None:
+    """Raises AssertionError when the gate does more for ``sql`` than its length allows, also where it refuses it."""
+    try:
+        tokens = len(DuckDB().tokenize(sql))
+    except SqlglotError:
+        return
+    left = _CALLS_EACH * tokens + _CALLS_MORE
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal left
+        del frame, arg
+        left -= event == "call"
+        if left < 0:
+            raise _TooMuch
+
+    sys.setprofile(count)
+    try:
+        check(sql, NOW_NS)
+    except ProbingError:
+        pass
+    except _TooMuch:
+        raise AssertionError(f"the work of the gate grows faster than {sql[:400]!r}") from None
+    finally:
+        sys.setprofile(None)
 
 
 def check_gate(sql: str) -> str | None:

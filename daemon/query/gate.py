@@ -15,7 +15,6 @@ from functools import cache
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ErrorLevel, SqlglotError
-from sqlglot.tokenizer_core import Token, TokenType
 
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
@@ -27,20 +26,17 @@ from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.ranges import Range, job_names, time_ranges
 from probing.federation.dialect import evaluates_code, needs_helper
 from probing.federation.names import GLOBAL, USER_VIEWS
+from probing.federation.reading import statements
 from probing.federation.times import fix_times
 from probing.federation.views import expand, known_columns
 
 __all__ = ("Checked", "check")
 
-MAX_TEXT = 64 * 1024
-MAX_NESTING = 64
 MAX_NODES = 10_000
 # DuckDB plans them recursively.
 MAX_QUERIES = 200
 # How much larger views may make a query.
 MAX_GROWTH = 4
-_OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
-_CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
 _TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
 _SHOW_TABLES = "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs"
@@ -139,33 +135,20 @@ def _check_printed(printed: str) -> None:
 
 def _parse(sql: str, times: int = 1) -> exp.Query:
     """``times``: how much larger than a query without views."""
-    if len(sql) > MAX_TEXT * times:
-        raise QueryRejected(f"the query is longer than {MAX_TEXT} characters", hint="shorten it")
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
-    dialect = DuckDB()
     try:
-        tokens = dialect.tokenize(sql)
-        _check_nesting(tokens, MAX_NESTING * times)
-        statements = [s for s in dialect.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, sql) if s]
+        found = statements(sql, times)
     except SqlglotError as e:
         raise evaluates_code(sql) or QueryRejected(f"syntax: {_syntax(e)}") from None
-    if len(statements) != 1:
-        raise QueryRejected("no statement" if not statements else "more than one statement", hint="send one SELECT")
-    root = statements[0]
+    if len(found) != 1:
+        raise QueryRejected("more than one statement" if found else "no statement", hint="send one SELECT")
+    root = found[0]
     if not isinstance(root, exp.Query):
         kind = "EXPLAIN and the like" if isinstance(root, exp.Command) else type(root).__name__.upper()
         hint = _HINTS.get(type(root), "")
         raise QueryRejected(f"{kind} is not allowed, only SELECT", hint=hint)
     return root
-
-
-def _check_nesting(tokens: list[Token], most: int) -> None:
-    depth = 0
-    for token in tokens:
-        depth += (token.token_type in _OPEN) - (token.token_type in _CLOSE)
-        if depth > most:
-            raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts")
 
 
 def _check_node(node: exp.Expr) -> None:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 from attack_support import Place, Victim
 from hypothesis import HealthCheck, given, seed, settings
-from query_grammar import check_gate, mutants, queries
+from query_grammar import check_gate, check_work, mutants, nests, queries
 from query_helpers import operations
 
 MEMORY = 256 << 20
@@ -64,13 +64,14 @@ def main() -> int:
         def attempt(sql: str) -> None:
             nonlocal passed, asked
             asked += 1
+            check_work(sql)
             if (printed := check_gate(sql)) is not None:
                 passed += 1
                 workers.run(printed)
 
         often = settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         while time.monotonic() < end:
-            for strategy in (queries(), mutants()):
+            for strategy in (queries(), mutants(), nests()):
                 seed(number)(often(given(strategy)(attempt)))()
                 number += 1
         workers.close()

@@ -10,9 +10,10 @@ import io
 import json
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from query_grammar import check_gate, mutants, queries
+from query_grammar import NESTS, check_gate, check_work, mutants, nests, queries
 
 from probing.api.errors import InternalError
 from probing.daemon.query.job import Job
@@ -31,6 +32,19 @@ def test_what_the_gate_prints_of_any_query_is_one_select_of_our_tables(sql: str)
 @given(mutants())
 def test_mutated_attacks_get_no_further(sql: str) -> None:
     check_gate(sql)
+
+
+@pytest.mark.parametrize("depth", [5, 13, 31, 61])
+@pytest.mark.parametrize("nest", NESTS, ids=lambda nest: nest[0].strip() or nest[1])
+def test_the_work_of_the_gate_is_bounded_by_the_length_of_a_query(nest: tuple[str, str], depth: int) -> None:
+    before, after = nest
+    check_work("select " + before * depth + "1" + after * depth)
+
+
+@settings(_QUICK, max_examples=150)
+@given(nests())
+def test_constructs_inside_each_other_take_no_more_work_than_others(sql: str) -> None:
+    check_work(sql)
 
 
 def _stream() -> bytes:
