@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     from probing.client.stream import Stream
     from probing.federation.split import Plan
 
-__all__ = ("Cluster", "Stacks", "Variables")
+__all__ = ("Cluster", "Stacks", "Variables", "ps_sql")
 
 T = TypeVar("T")
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 _USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
 _USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
-PS_SQL = "SELECT * FROM process.processes ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +275,7 @@ class Cluster:
 
     def ps(self) -> pa.Table:
         """The training processes: the columns of process.processes."""
-        return self.query(PS_SQL)
+        return self.query(ps_sql())
 
     def stacks(
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
@@ -368,6 +367,12 @@ class Cluster:
             return connection.address, connection.pause(paused, seconds).paused
 
         return [(a.address, a.value) for a in self.each(ask).answered]
+
+
+def ps_sql(where: str = "") -> str:
+    """What ``ps`` asks; ``where`` is a condition on process.processes, all if empty."""
+    condition = f"WHERE {where} " if where else ""
+    return f"SELECT * FROM process.processes {condition}ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
 def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:

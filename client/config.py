@@ -8,7 +8,7 @@ from typing import Any
 from probing.api.errors import UsageError
 from probing.client.output import write_table
 from probing.client.render import Field
-from probing.client.session import opened
+from probing.client.session import job_named, opened
 from probing.client.settings import Settings
 
 __all__ = ("run", "write_settings")
@@ -33,6 +33,7 @@ def run(
     key, equals, value = (what or "").partition("=")
     _check(what, key, bool(equals), job, pid, length, persist=persist, reset=reset)
     with opened(settings) as cluster:
+        job = job_named(cluster, job)
         found = cluster.config(
             key, value if equals else None, job=job, pid=pid, seconds=length, persist=persist, reset=reset
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from probing.api.errors import PeerError, ProbingError, UsageError
@@ -19,7 +20,7 @@ from probing.client.export_plan import COLUMNS, TABLES, Day, Found, Wanted, want
 from probing.client.output import replacing, write_report
 from probing.client.progress import Progress
 from probing.client.render import Field, render
-from probing.client.session import opened, warn
+from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
 from probing.client.text import count, size
 from probing.client.version import program
@@ -47,6 +48,7 @@ def run(settings: Settings, *, since: str | None, until: str | None, tables: str
     what = wanted(since, until, tables, job)
     kind, single = _kind(settings, what)
     with opened(settings) as cluster, Progress() as progress:
+        what = replace(what, job=job_named(cluster, what.job))
         work = _Export(settings, cluster, what, progress)
         if single:
             with replacing(settings.output) as file:

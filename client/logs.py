@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from probing.api.errors import NotFound, UsageError
 from probing.client.cluster import Cluster
 from probing.client.output import write_objects
 from probing.client.rows import dump_line, rows_of
-from probing.client.session import opened, require_job, sql_text, warn
+from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings
 from probing.client.text import escape
 
@@ -28,32 +29,32 @@ FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Filter:
     """Which lines: of a job, of a rank, of a kind (part of it is enough, in any case)."""
 
-    def __init__(self, job: str | None, rank: int | None, kind: str | None) -> None:
-        self.conditions = [
-            f"{column} = {value}"
-            for column, value in (("job", None if job is None else sql_text(job)), ("rank", rank))
-            if value is not None
-        ]
-        if kind is not None:
-            self.conditions.append(f"contains(lower(kind), {sql_text(kind.lower())})")
+    job: str | None
+    rank: int | None
+    kind: str | None
 
     def lately(self, since: float) -> str:
         """The condition for the last ``since`` seconds."""
-        return " AND ".join([*self.conditions, f"ts > now() - INTERVAL {max(1, round(since))} SECOND"])
+        conditions = [] if self.job is None else [f"job = {sql_text(self.job)}"]
+        conditions += [] if self.rank is None else [f"rank = {self.rank}"]
+        conditions += [] if self.kind is None else [f"contains(lower(kind), {sql_text(self.kind.lower())})"]
+        return " AND ".join([*conditions, f"ts > now() - INTERVAL {max(1, round(since))} SECOND"])
 
 
-def run(settings: Settings, job: str | None, chosen: Filter, since: float, *, follow: bool) -> None:
+def run(settings: Settings, chosen: Filter, since: float, *, follow: bool) -> None:
     if follow and settings.format not in ("table", "jsonl"):
         raise UsageError("--follow writes tables or -f jsonl only")
     if follow and settings.output is not None:
         raise UsageError("--follow writes to stdout", hint="redirect it with > FILE")
     with opened(settings) as cluster:
+        chosen = replace(chosen, job=job_named(cluster, chosen.job))
         found = collect(cluster, chosen, since)
-        if not found and job is not None:
-            require_job(cluster, job)
+        if not found and chosen.job is not None:
+            require_job(cluster, chosen.job)
         if not found and not follow and settings.format == "table" and not _enabled(cluster):
             warn("lines are not collected: `probingctl config logs.enabled=true` switches that on, --job for one job")
         if len(found) == MOST_LINES:

@@ -11,10 +11,21 @@ import typer
 
 from probing.api.errors import InternalError, ProbingError, UsageError
 from probing.client import later, main_python, main_query
-from probing.client.settings import DEFAULT_TARGET, FORMATS, Settings, format_of, hoist, node_list, read_token, seconds
+from probing.client.settings import (
+    DEFAULT_TARGET,
+    FORMATS,
+    JOB_HELP,
+    Settings,
+    format_of,
+    hoist,
+    node_list,
+    read_token,
+    seconds,
+)
 
 __all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
+_Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
 _EPILOG = "The options above may stand before or after the command."
 # Which click typer brings along differs by its version.
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -67,11 +78,11 @@ def _options(
 
 
 @app.command()
-def ps(context: typer.Context) -> None:
+def ps(context: typer.Context, job: _Job = None) -> None:
     """Training processes: job, rank, pid, state, backends."""
     from probing.client import ps as command
 
-    command.run(context.obj)
+    command.run(context.obj, job)
 
 
 app.command("list", help="The same as ps.", hidden=True)(ps)
@@ -80,7 +91,7 @@ app.command("list", help="The same as ps.", hidden=True)(ps)
 @app.command()
 def top(
     context: typer.Context,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    job: _Job = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     interval: Annotated[str, typer.Option(help="Time between frames.")] = "1s",
     window: Annotated[str, typer.Option(help="Rates and lags are of this last time.")] = "10s",
@@ -94,7 +105,7 @@ def top(
 @app.command()
 def nccl(
     context: typer.Context,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    job: _Job = None,
     comm: Annotated[str | None, typer.Option(help="Only this communicator.")] = None,
     since: Annotated[str, typer.Option(help="How far back.")] = "5m",
 ) -> None:
@@ -107,7 +118,7 @@ def nccl(
 @app.command()
 def logs(
     context: typer.Context,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    job: _Job = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only lines of a pattern that contains this text.")] = None,
     since: Annotated[str, typer.Option(help="How far back.")] = "1h",
@@ -116,7 +127,7 @@ def logs(
     """Lines that trainers wrote and that match an allow-list."""
     from probing.client import logs as command
 
-    command.run(context.obj, job, command.Filter(job, rank, kind), seconds(since), follow=follow)
+    command.run(context.obj, command.Filter(job, rank, kind), seconds(since), follow=follow)
 
 
 @app.command()
@@ -188,10 +199,10 @@ def _everywhere(context: typer.Context) -> None:
 
 
 @cluster_app.command("list")
-def _cluster_list(context: typer.Context) -> None:
+def _cluster_list(context: typer.Context, job: _Job = None) -> None:
     """ps on all nodes."""
     _everywhere(context)
-    ps(context)
+    ps(context, job)
 
 
 @cluster_app.command("nodes")

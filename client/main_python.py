@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
-from probing.client.settings import process_id, seconds
+from probing.client.settings import JOB_HELP, process_id, seconds
 
 __all__ = ("config", "flamegraph", "profile", "register", "stacks", "variables")
 
 _Pids = Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="All if left out.")]
-_Job = Annotated[str, typer.Option(help="Only this job.")]
+_Job = Annotated[str, typer.Option(help=JOB_HELP)]
 _For = Annotated[str | None, typer.Option("--for", help="Take the change back after so long, such as 10m.")]
 _Rank = Annotated[int | None, typer.Option(min=0, help="Only this rank.")]
 _Seconds = Annotated[str | None, typer.Option("--seconds", help="Sample now, for so long.")]
@@ -142,7 +142,7 @@ def flamegraph(
 def config(
     context: typer.Context,
     what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="All settings if left out.")] = None,
-    job: Annotated[str, typer.Option(help="Set it for this job alone.")] = "",
+    job: Annotated[str, typer.Option(help="For this job alone: its name, the end of it, a run or a pid.")] = "",
     pid: Annotated[str | None, typer.Option(help="Set it for this process alone.")] = None,
     for_: _For = None,
     persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False,

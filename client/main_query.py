@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from probing.client.settings import JOB_HELP
+
 __all__ = ("cluster_query", "export", "query", "register")
 
 _Sql = Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin. A shell if left out.")]
@@ -17,7 +19,7 @@ _Explain = Annotated[bool, typer.Option("--explain", help="Print what each node 
 _Since = Annotated[str | None, typer.Option(help="How far back to begin, or a time; all there is if left out.")]
 _Until = Annotated[str | None, typer.Option(help="How far back to end, or a time; now if left out.")]
 _Tables = Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")]
-_Job = Annotated[str | None, typer.Option(help="Only this job.")]
+_Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
 
 
 def register(app: typer.Typer, cluster_app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from probing.client.nccl_text import people
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
-from probing.client.session import opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings
 
 __all__ = ("Row", "collect", "run")
@@ -34,6 +34,7 @@ _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
     with opened(settings) as cluster:
+        job = job_named(cluster, job)
         found = collect(cluster, job, comm, since)
         if not found and job is not None:
             require_job(cluster, job)

@@ -13,7 +13,7 @@ from probing.client.profile_options import Options, Selection
 from probing.client.profile_table import difference_people, difference_rows, function_rows, people
 from probing.client.render import terminal_width
 from probing.client.samples import read_profiles
-from probing.client.session import opened, require_job
+from probing.client.session import job_named, opened, require_job
 from probing.client.settings import Settings
 from probing.client.text import age, escape, plural
 from probing.client.version import program
@@ -25,6 +25,7 @@ def run(settings: Settings, options: Options) -> None:
     if options.kind != "table" and settings.named and settings.format != "table":
         raise UsageError(f"-f {settings.format} and -F {options.kind} contradict each other", hint="leave one out")
     with opened(settings) as cluster:
+        options = _with_jobs(cluster, options)
         if options.live:
             from probing.client.profile_live import sample
 
@@ -38,6 +39,16 @@ def run(settings: Settings, options: Options) -> None:
             _write(settings, options, profiles[0])
         else:
             _write_difference(settings, options, profiles[1], profiles[0])
+
+
+def _with_jobs(cluster: Cluster, options: Options) -> Options:
+    """``options`` with the names of the jobs that they mean."""
+    selected, base = (
+        None if selection is None else replace(selection, job=job_named(cluster, selection.job))
+        for selection in (options.selected, options.base)
+    )
+    assert selected is not None
+    return replace(options, selected=selected, base=base)
 
 
 def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from probing.client.cluster import ps_sql
 from probing.client.output import write_rows
 from probing.client.render import Field, show_value
-from probing.client.session import opened, warn
+from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings
 
 __all__ = ("run",)
@@ -30,11 +31,12 @@ _FIELDS = (
 )
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, job: str | None) -> None:
     with opened(settings) as cluster:
-        from probing.client.cluster import PS_SQL
-
-        answer = cluster.answer(PS_SQL)
+        job = job_named(cluster, job)
+        answer = cluster.answer(ps_sql("" if job is None else f"job = {sql_text(job)}"))
+        if job is not None and not answer.table.num_rows:
+            require_job(cluster, job)
         write_rows(settings, answer.table, _FIELDS)
         for warning in answer.warnings:
             warn(warning)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from probing.api.errors import NotFound
+from probing.api.errors import NotFound, UsageError
 from probing.client.cluster import Cluster
 from probing.client.settings import Settings
 from probing.client.text import escape
 from probing.federation.fanout import Gathered
 
-__all__ = ("opened", "require_job", "sql_text", "warn")
+__all__ = ("job_named", "opened", "require_job", "sql_text", "warn")
+
+_MaybeText = TypeVar("_MaybeText", str, str | None)
+# Who runs now, then who ever ran here.
+_JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
+_MOST_CANDIDATES = 8
 
 
 @contextmanager
@@ -58,9 +63,34 @@ def warn(message: str) -> None:
     sys.stderr.write(f"warning: {escape(message)}\n")
 
 
+def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
+    """The job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
+
+    What no node knows is returned as it is. Raises UsageError when several jobs fit.
+    """
+    if not text:
+        return text
+    name = sql_text(text)
+    where = f"job = {name} OR run = {name} OR suffix(job, {name}) OR starts_with(job, {sql_text(text + '.')})"
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        where += f" OR pid = {int(text)}"
+    for table in _JOB_TABLES:
+        answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}")
+        jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
+        if text in jobs:
+            return text
+        if len(jobs) == 1:
+            return jobs[0]
+        if jobs:
+            more = f" and {len(jobs) - _MOST_CANDIDATES} more" if len(jobs) > _MOST_CANDIDATES else ""
+            fitting = ", ".join(jobs[:_MOST_CANDIDATES])
+            raise UsageError(f"{text} fits several jobs: {fitting}{more}", hint="give the whole name, or a run")
+    return text
+
+
 def require_job(cluster: Cluster, job: str) -> None:
     """Raises NotFound when no node has ever heard of ``job``: nothing to show is not the same as a wrong name."""
-    for table in ("process.processes", "comm.communicators", "process.events"):
+    for table in _JOB_TABLES:
         if cluster.query(f"SELECT job FROM {table} WHERE job = {sql_text(job)} LIMIT 1").num_rows:
             return
     raise NotFound(f"there is no job {job}", hint="`probingctl ps` lists the jobs that run now")

@@ -16,6 +16,7 @@ from probing.api.errors import UsageError
 __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
+    "JOB_HELP",
     "Settings",
     "format_of",
     "hoist",
@@ -27,6 +28,7 @@ __all__ = (
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
+JOB_HELP = "Only this job: its name, the end of its name, a run, or a pid of it."
 _MAX_FILE = 1 << 20
 _VALUED = frozenset(
     {

@@ -9,7 +9,7 @@ from probing.api.errors import NotFound, UsageError, error_from
 from probing.client.merge import merge, plain_groups
 from probing.client.merge_text import frame_text, people
 from probing.client.output import write_objects
-from probing.client.session import opened, warn
+from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
 from probing.client.text import escape
 
@@ -25,6 +25,7 @@ def run(
     if merged is not None and local_variables:
         raise UsageError("--merge compares stacks and shows no variables", hint="leave out --locals or --merge")
     with opened(settings) as cluster:
+        job = job_named(cluster, job)
         found = cluster.stacks(pids, job, native=native, local_variables=local_variables)
         threads = sorted(found.threads, key=_order)
         if not threads and found.failures:

@@ -16,7 +16,7 @@ from probing.client.nccl_sql import RANKS
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
-from probing.client.session import opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings
 from probing.client.text import escape
 from probing.client.top_text import people
@@ -52,6 +52,7 @@ class Frame:
 def run(settings: Settings, job: str | None, *, once: bool, interval: float, window: float) -> None:
     if once:
         with opened(settings) as cluster:
+            job = job_named(cluster, job)
             frame = collect(cluster, job, window)
             if not frame.ranks and job is not None:
                 require_job(cluster, job)
@@ -62,7 +63,7 @@ def run(settings: Settings, job: str | None, *, once: bool, interval: float, win
         raise UsageError("top without --once needs a terminal", hint="use `probingctl top --once`")
     # Ctrl-C is how it is left.
     with opened(settings) as cluster, suppress(KeyboardInterrupt):
-        _live(cluster, job, interval, window)
+        _live(cluster, job_named(cluster, job), interval, window)
 
 
 def _live(cluster: Cluster, job: str | None, interval: float, window: float) -> None:

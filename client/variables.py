@@ -11,7 +11,7 @@ from probing.client.cluster import Cluster
 from probing.client.config import write_settings
 from probing.client.output import write_table
 from probing.client.render import Field
-from probing.client.session import opened, sql_text, warn
+from probing.client.session import job_named, opened, sql_text, warn
 from probing.client.settings import Settings
 from probing.client.stacks import failure_text
 from probing.client.text import age, escape
@@ -32,7 +32,7 @@ _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 def run(settings: Settings, names: Sequence[str], pids: Sequence[int], job: str) -> None:
     _require(names)
     with opened(settings) as cluster:
-        found = cluster.variables(names, pids, job)
+        found = cluster.variables(names, pids, job_named(cluster, job))
         if not found.values and found.failures:
             first = found.failures[0]
             raise error_from(first["kind"], failure_text(first), first["hint"])
@@ -61,7 +61,7 @@ def watch(
         if "," in name:
             raise UsageError(f"{name}: a name has no comma", hint="give several names as several words")
 
-    def change(cluster: Cluster) -> list[dict[str, Any]]:
+    def change(cluster: Cluster, job: str) -> list[dict[str, Any]]:
         changed = [
             row for pid in pids or [0]
             for row in cluster.config(_WATCH, ",".join(names), job=job, pid=pid, seconds=length)
@@ -69,7 +69,7 @@ def watch(
         # One for all watches of a node.
         return changed if every is None else changed + cluster.config(_INTERVAL, f"{every:g}", seconds=length)
 
-    _change(settings, pids, job, change)
+    job = _change(settings, pids, job, change)
     if settings.format == "table":
         sys.stderr.write(_told(names, pids, job, every, length))
 
@@ -79,7 +79,7 @@ def unwatch(settings: Settings, names: Sequence[str], pids: Sequence[int], job: 
     if names:
         raise UsageError("--unwatch takes no names", hint="it ends the watch of a job, a process, or everywhere")
 
-    def change(cluster: Cluster) -> list[dict[str, Any]]:
+    def change(cluster: Cluster, job: str) -> list[dict[str, Any]]:
         changed = [row for pid in pids or [0] for row in cluster.config(_WATCH, job=job, pid=pid, reset=True)]
         return changed if pids or job else changed + cluster.config(_INTERVAL, reset=True)
 
@@ -87,13 +87,16 @@ def unwatch(settings: Settings, names: Sequence[str], pids: Sequence[int], job: 
 
 
 def _change(
-    settings: Settings, pids: Sequence[int], job: str, change: Callable[[Cluster], list[dict[str, Any]]]
-) -> None:
+    settings: Settings, pids: Sequence[int], job: str, change: Callable[[Cluster, str], list[dict[str, Any]]]
+) -> str:
+    """The job that ``job`` names."""
     if pids and job:
         raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
     with opened(settings) as cluster:
-        found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in change(cluster)}
+        job = job_named(cluster, job)
+        found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in change(cluster, job)}
         write_settings(settings, list(found.values()))
+    return job
 
 
 def _require(names: Sequence[str]) -> None:
