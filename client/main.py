@@ -23,7 +23,7 @@ from probing.client.settings import (
     seconds,
 )
 
-__all__ = ("logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
+__all__ = ("events", "logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
 _Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
 _EPILOG = "The options above may stand before or after the command."
@@ -78,11 +78,28 @@ def _options(
 
 
 @app.command()
-def ps(context: typer.Context, job: _Job = None) -> None:
+def ps(
+    context: typer.Context,
+    job: _Job = None,
+    ended: Annotated[bool, typer.Option("--ended", help="Those that have ended, the newest first.")] = False,
+    since: Annotated[str, typer.Option(help="How far back, with --ended.")] = "1d",
+) -> None:
     """Training processes: job, rank, pid, state, backends."""
     from probing.client import ps as command
 
-    command.run(context.obj, job)
+    command.run(context.obj, job, since=seconds(since) if ended else None)
+
+
+@app.command()
+def events(
+    context: typer.Context,
+    job: _Job = None,
+    since: Annotated[str, typer.Option(help="How far back.")] = "1d",
+) -> None:
+    """Processes that started, ended or were killed, and which of a job failed first."""
+    from probing.client import events as command
+
+    command.run(context.obj, job, seconds(since))
 
 
 app.command("list", help="The same as ps.", hidden=True)(ps)

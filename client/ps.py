@@ -1,10 +1,15 @@
-"""``ps``: the training processes."""
+"""``ps``: the training processes, those that live or those that have ended."""
 
 from __future__ import annotations
 
-from probing.client.cluster import ps_sql
-from probing.client.output import write_rows
-from probing.client.render import Field, show_value
+from typing import Any
+
+from probing.client.by_job import by_job
+from probing.client.cluster import Cluster, ps_sql
+from probing.client.endings import MOST, ended, when
+from probing.client.output import write_objects, write_rows
+from probing.client.render import Field, show_value, terminal_width
+from probing.client.rows import rows_of
 from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings
 
@@ -17,8 +22,6 @@ def _rank(value: object) -> str:
 
 _FIELDS = (
     Field("NODE", "node"),
-    Field("JOB", "job", flex=True),
-    Field("RUN", "run", flex=True),
     Field("ROLE", "role"),
     Field("RANK", "rank", _rank, right=True),
     Field("LOCAL", "local_rank", _rank, right=True),
@@ -29,14 +32,45 @@ _FIELDS = (
     Field("BACKENDS", "backends", lambda v: show_value(v or None)),
     Field("COMMAND", "command", flex=True),
 )
+_SPARE = ("local_rank", "world_size", "python")
+_ENDED = (
+    Field("NODE", "node"),
+    Field("ROLE", "role"),
+    Field("RANK", "rank", _rank, right=True),
+    Field("PID", "pid", right=True),
+    Field("ENDED", "ended", when),
+    Field("HOW", "how"),
+)
 
 
-def run(settings: Settings, job: str | None) -> None:
+def run(settings: Settings, job: str | None, *, since: float | None = None) -> None:
+    """Processes that live, or with ``since`` those that have ended in so many seconds."""
     with opened(settings) as cluster:
         job = job_named(cluster, job)
-        answer = cluster.answer(ps_sql("" if job is None else f"job = {sql_text(job)}"))
+        where = "" if job is None else f"job = {sql_text(job)}"
+        width = terminal_width() if settings.output is None else None
+        if since is not None:
+            rows = _ended(cluster, where or "true", since)
+            write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
+            return
+        answer = cluster.answer(ps_sql(where))
         if job is not None and not answer.table.num_rows:
             require_job(cluster, job)
-        write_rows(settings, answer.table, _FIELDS)
+        if settings.format == "table":
+            rows = rows_of(answer.table)
+            write_objects(settings, rows, by_job(_FIELDS, rows, width, spare=_SPARE), rows)
+        else:
+            write_rows(settings, answer.table)
         for warning in answer.warnings:
             warn(warning)
+
+
+def _ended(cluster: Cluster, where: str, since: float) -> list[dict[str, Any]]:
+    """The newest first."""
+    rows = ended(cluster, where, since)
+    if len(rows) == MOST:
+        warn(f"only the last {MOST:,} are shown: ask for less with --since")
+    for row in rows:
+        row["ended"], row["how"] = row.pop("ts"), row.pop("detail")
+        del row["event"]
+    return rows[::-1]

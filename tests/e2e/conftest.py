@@ -79,14 +79,22 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
 
 
 @pytest.fixture
-def torchrun(run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., subprocess.Popen[Any]]:
-    """The example job under torchrun with two ranks; ``log`` attribute-like: output goes to a file in ``tmp_path``."""
+def torchrun_job(
+    run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path
+) -> Callable[..., subprocess.Popen[Any]]:
+    """A script under torchrun with two ranks; what it writes goes to ``torchrun.log`` in ``tmp_path``."""
 
-    def run(*script_args: str, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
+    def run(*script: object, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
         with (tmp_path / "torchrun.log").open("ab") as log:
             return run_job(
                 BIN / "torchrun", "--nproc-per-node", str(ranks), "--master-port", str(port or free_port()),
-                EXAMPLE, *script_args, stdout=log, stderr=subprocess.STDOUT,
+                *map(str, script), stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def torchrun(torchrun_job: Callable[..., subprocess.Popen[Any]]) -> Callable[..., subprocess.Popen[Any]]:
+    """The example job under torchrun with two ranks."""
+    return lambda *script_args, **options: torchrun_job(EXAMPLE, *script_args, **options)

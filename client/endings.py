@@ -1,0 +1,99 @@
+"""How processes of jobs ended, and which of a run was the first that failed: from process.events."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Iterable
+from typing import Any
+
+from probing.client.cluster import Cluster
+from probing.client.rows import rows_of
+
+__all__ = ("MOST", "death_text", "ended", "events", "how", "when")
+
+Row = dict[str, Any]
+# Rows of one answer; older ones are left out.
+MOST = 1000
+_EVENTS = f"""
+SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal FROM process.events
+WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{since}} SECOND AND {{where}} ORDER BY ts DESC LIMIT {MOST}
+"""
+
+
+def events(
+    cluster: Cluster, where: str, since: float, kinds: tuple[str, ...] = ("start", "exit", "oom_kill")
+) -> list[Row]:
+    """Rows of process.events of the last ``since`` seconds, oldest first, with ``oom``, ``first`` and ``detail``.
+
+    ``where`` is an SQL condition. ``first`` marks the exit that was the first failure of its run.
+    """
+    asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": max(1, round(since)), "where": where}
+    rows = rows_of(cluster.query(_EVENTS.format(**asked)))[::-1]
+    out_of_memory = {_process(row) for row in rows if row["event"] == "oom_kill"}
+    for row in rows:
+        row["oom"] = _process(row) in out_of_memory
+        row["first"] = False
+    for row in _firsts(rows):
+        row["first"] = True
+    for row in rows:
+        row["detail"] = _detail(row)
+    return rows
+
+
+def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
+    """The exits among ``events``."""
+    return [row for row in events(cluster, where, since, ("exit", "oom_kill")) if row["event"] == "exit"]
+
+
+def how(row: Row) -> str:
+    """How a process ended, in words, from ``exit_code``, ``signal`` and ``oom``."""
+    if row["signal"] is not None:
+        return f"killed by {_signal(row['signal'])}" + (" (OOM)" if row["oom"] else "")
+    return "it is not known how" if row["exit_code"] is None else f"exited with code {row['exit_code']}"
+
+
+def death_text(row: Row) -> str:
+    """``rank 3 (pid 12 on alpha) was killed by SIGKILL (OOM) at 2026-11-22 03:12:07Z``."""
+    who = f"rank {row['rank']}" if row["rank"] is not None else str(row["role"])
+    verb = "was " if row["signal"] is not None else ""
+    return f"{who} (pid {row['pid']} on {row['node']}) {verb}{how(row)} at {when(row['ts'])}"
+
+
+def when(ts: str | None) -> str:
+    """A time of ``rows_of`` to the second: ``2026-11-22 03:12:07Z``."""
+    return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
+
+
+def _detail(row: Row) -> str:
+    if row["event"] == "start":
+        return str(row["role"])
+    if row["event"] == "oom_kill":
+        return "the kernel was out of memory"
+    return how(row) + (", first of the job to fail" if row["first"] else "")
+
+
+def _firsts(rows: Iterable[Row]) -> Iterable[Row]:
+    """The first failure of each run; ``rows`` are in the order of time."""
+    found: dict[tuple[Any, Any], Row] = {}
+    for row in rows:
+        if row["event"] == "exit" and _failed(row):
+            found.setdefault((row["job"], row["run"]), row)
+    return found.values()
+
+
+def _failed(row: Row) -> bool:
+    if row["role"] == "data_loader" and row["signal"] == signals.SIGTERM:
+        # So does its trainer end one that is slow to leave.
+        return False
+    return row["role"] != "other" and bool(row["signal"] or row["exit_code"])
+
+
+def _process(row: Row) -> tuple[Any, ...]:
+    return row["node"], row["pid"], row["start_ns"]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,93 @@
+"""``probingctl events`` and ``ps --ended`` over two nodes with known ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_fake_node import SECOND, FakeNode, operation
+
+from probing.client.main import main
+
+
+def event(node: str, rank: int | None, second: int, kind: str, **more: Any) -> dict[str, Any]:
+    """A row of process.events, ``second`` s after the first of all."""
+    pid = 900 if rank is None else 1000 + rank
+    return {
+        "node": node, "ts": operation(node, 0, 0)["ts"] + second * SECOND, "job": "j1", "run": "r1", "pid": pid,
+        "start_ns": pid * SECOND, "rank": rank, "role": "launcher" if rank is None else "trainer",
+        "event": kind, **more,
+    }  # fmt: skip
+
+
+def of_a_job() -> dict[str, list[dict[str, Any]]]:
+    return {
+        "alpha": [
+            event("alpha", None, 0, "start"), event("alpha", 0, 1, "start"),
+            event("alpha", 0, 1, "identified", detail="{}"),
+            event("alpha", 0, 9, "exit", exit_code=1), event("alpha", None, 10, "exit", exit_code=3),
+            # Nobody saw how it ended, and the trainer itself ends what is slow to leave.
+            event("alpha", 7, 2, "exit"), event("alpha", 8, 3, "exit", signal=15, role="data_loader"),
+        ],
+        "beta": [
+            event("beta", 2, 1, "start"), event("beta", 2, 7, "oom_kill"), event("beta", 2, 7, "exit", signal=9),
+            event("beta", 3, 5, "exit", exit_code=0), event("beta", 3, 6, "exit", signal=44, role="other"),
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    nodes = [FakeNode(tmp_path, name, {"process.events": rows}) for name, rows in of_a_job().items()]
+    addresses = ",".join(node.address for node in nodes)
+
+    def run(*words: str) -> str:
+        assert main(["--nodes", addresses, *words]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    yield run
+    for node in nodes:
+        node.stop()
+
+
+def test_the_first_failure_of_a_job_is_marked(ask: Callable[..., str]) -> None:
+    rows = json.loads(ask("events", "--job", "j1", "-f", "json"))
+    assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
+    assert "identified" not in {row["event"] for row in rows}
+    (first,) = [row for row in rows if row["first"]]
+    assert (first["node"], first["rank"], first["signal"], first["oom"]) == ("beta", 2, 9, True)
+    assert first["detail"] == "killed by SIGKILL (OOM), first of the job to fail"
+    said = {(row["rank"], row["role"]): row["detail"] for row in rows if row["event"] == "exit"}
+    assert said == {
+        (0, "trainer"): "exited with code 1", (None, "launcher"): "exited with code 3",
+        (7, "trainer"): "it is not known how", (8, "data_loader"): "killed by SIGTERM",
+        (2, "trainer"): first["detail"], (3, "trainer"): "exited with code 0", (3, "other"): "killed by signal 44",
+    }  # fmt: skip
+
+
+def test_events_for_people(ask: Callable[..., str]) -> None:
+    lines = ask("events").splitlines()
+    assert lines[0].split() == ["WHEN", "NODE", "JOB", "RUN", "RANK", "PID", "EVENT", "DETAIL"]
+    assert lines[-1].split()[2:] == ["alpha", "j1", "r1", "-", "900", "exit", "exited", "with", "code", "3"]
+
+
+def test_ps_shows_those_that_have_ended(ask: Callable[..., str]) -> None:
+    rows = json.loads(ask("ps", "--ended", "-f", "json"))
+    assert [row["ended"] for row in rows] == sorted((row["ended"] for row in rows), reverse=True)
+    assert [(row["pid"], row["how"]) for row in rows if row["first"]] == [
+        (1002, "killed by SIGKILL (OOM), first of the job to fail")
+    ]
+    assert "exited with code 3" in ask("ps", "--ended").splitlines()[1]
+
+
+def test_a_job_that_nobody_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeNode(tmp_path, "alpha") as node:
+        assert main(["-t", node.address, "events", "--job", "j9"]) == 1
+        assert "there is no job j9" in capsys.readouterr().err
+        assert main(["-t", node.address, "events"]) == 0
+        assert capsys.readouterr().out == "(none)\n"

@@ -1,0 +1,34 @@
+"""Ranks of gloo that all_reduce together until one of them does something else: ``stops.py STEPS WHAT`` under torchrun.
+
+The last rank makes STEPS all_reduces; then it sleeps (``sleep``), is killed by SIGKILL (``kill``) or ends with exit
+code 3 (``exit``), and the others wait for it in the next all_reduce. Each says ``waits`` before that one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    steps, what = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo")
+    for _ in range(steps):
+        dist.all_reduce(torch.ones(1013))
+    print("waits", flush=True)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        if what == "sleep":
+            time.sleep(1_000_000)
+        elif what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(3)
+    dist.all_reduce(torch.ones(1013))
+
+
+if __name__ == "__main__":
+    main()
