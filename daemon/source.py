@@ -67,5 +67,5 @@ class Identity:
 class Processes(Protocol):
     """Who is who. Safe to call from any thread."""
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
-        """None: never seen, or not identified within ``timeout`` seconds. A dead process keeps its identity."""
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        """None: never seen, or not identified. A dead process keeps its identity. Waits for nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,21 +89,32 @@ class Ring:
         return int(self._memory.consumer[0])
 
     @property
+    def end(self) -> int:
+        """The position behind the last record that was begun."""
+        return int(self._memory.producer[0])
+
+    @property
     def backlog(self) -> int:
         """Bytes that wait behind the committed position."""
-        return int(self._memory.producer[0]) - self.position
+        return self.end - self.position
 
     def records_in(self, size: int) -> int:
         """How many records ``size`` bytes of the ring hold, discarded ones among them."""
         return size // self._slot.itemsize
 
-    def drain(self, max_bytes: int = 1 << 30, until: int | None = None) -> Drained:
+    def drain(
+        self,
+        max_bytes: int = 1 << 30,
+        until: int | None = None,
+        takes: Callable[[np.ndarray[Any, Any]], int] = len,
+    ) -> Drained:
         """All finished records behind the committed position, up to ``max_bytes`` of ring (at least one record).
 
-        It stops before a record that is still being written, and at position ``until``. Until ``commit`` the same
-        records come again. Raises FormatError when the ring holds records of another size.
+        It stops before a record that is still being written, at position ``until``, and behind as many records as
+        ``takes`` gives for them. Until ``commit`` the same records come again. Raises FormatError when the ring holds
+        records of another size.
         """
-        return self._read(self.position, max_bytes, until)
+        return self._read(self.position, max_bytes, until, takes)
 
     def peek(self, position: int, max_bytes: int = 1 << 30) -> Drained:
         """Like ``drain``, but from ``position`` on, which lies at a record's begin; nothing is given back by it.
@@ -116,7 +128,7 @@ class Ring:
             if start > int(self._memory.producer[0]):
                 raise FormatError(f"ring {self.name}: position {position} is behind what was written")
             try:
-                drained = self._read(start, max_bytes, None)
+                drained = self._read(start, max_bytes, None, len)
             except FormatError:
                 if self.position <= start:
                     raise
@@ -125,7 +137,9 @@ class Ring:
             if self.position <= start:
                 return drained
 
-    def _read(self, start: int, max_bytes: int, until: int | None) -> Drained:
+    def _read(
+        self, start: int, max_bytes: int, until: int | None, takes: Callable[[np.ndarray[Any, Any]], int]
+    ) -> Drained:
         memory, slot = self._memory, self._slot.itemsize
         end = int(memory.producer[0])
         if until is not None:
@@ -145,6 +159,8 @@ class Ring:
         records = view["record"]
         kept = (lengths & DISCARD) == 0
         copied = records.copy() if kept.all() else records[kept]
+        if (taken := takes(copied)) < len(copied):
+            return Drained(copied[:taken], start + int(np.flatnonzero(kept)[taken]) * slot)
         return Drained(copied, start + count * slot)
 
     def commit(self, position: int) -> None:

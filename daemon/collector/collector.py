@@ -22,7 +22,7 @@ from probing.daemon.collector.changes import Changes
 from probing.daemon.collector.communication import OBJECTS, OPTIONAL, RING, CommunicationSources
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
-from probing.daemon.collector.drain import DrainLoop
+from probing.daemon.collector.drain import LOOK_S, DrainLoop
 from probing.daemon.collector.libraries import LibraryWatch, process_now
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
@@ -33,6 +33,8 @@ from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
 from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState, Status
+from probing.daemon.collector.strangers import Strangers
+from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes import communicators
@@ -47,6 +49,7 @@ __all__ = ("Collector",)
 _log = logging.getLogger(__name__)
 READERS = 3
 SCAN_TIMEOUT_S = 10.0
+TICK_S = 1.0
 
 
 def _is_alive(pid: int, start_ns: int) -> bool:
@@ -143,10 +146,11 @@ class Collector:
             },
             self._outbox,
             self._clock,
-            each_look=(lifecycle.read_mappings, self._tick),
+            each_look=(lambda: self._losses.tick(),),
             lost=lambda: self._losses.lost,
             record=self._recorder(),
             ready=self._python.ready,
+            takes=dict.fromkeys(self._communication.identified, Strangers(self._discovery).takes),
             shares=dict.fromkeys(self._python.ready, sampling.FULL_SHARE),
             rests=dict.fromkeys(self._python.ready, sampling.REST_S),
         )
@@ -160,8 +164,12 @@ class Collector:
             self._store.take_losses,
             self._collectives.abandon_before,
         )
-        self._cost = CostMeter(
-            self._node, self._clock, self._outbox, lambda: self._losses.hits, lambda: self._losses.samples
+        cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits, lambda: self._losses.samples)
+        self._tickers = (
+            Ticker("mappings", LOOK_S, lifecycle.read_mappings, self._optional.tick),
+            Ticker("ticks", TICK_S, self._python.tick, self._communication.tick, cost.tick),
+            # Its listeners attach, and may wait for a parser.
+            Ticker("changes", TICK_S, self._changes.tick),
         )
 
     def _recorder(self) -> Callable[[str, ClockPair, npt.NDArray[Any]], None] | None:
@@ -196,6 +204,9 @@ class Collector:
         self._drain_thread.start()
         self._undo.callback(self._drain_thread.join)
         self._undo.callback(self._loop.stop)
+        for ticker in self._tickers:
+            ticker.start()
+            self._undo.callback(ticker.stop)
         # Before the last drain: what these have seen is in no ring that the next daemon finds.
         self._undo.callback(self._optional.close)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
@@ -257,14 +268,6 @@ class Collector:
                 foreign, RING, "operations", record, self._communication.operations, self._store, self._outbox,
                 self._clock,
             )
-
-    def _tick(self) -> None:
-        self._losses.tick()
-        self._cost.tick()
-        self._changes.tick()
-        self._python.tick()
-        self._communication.tick()
-        self._optional.tick()
 
     def _source_states(self) -> list[SourceState]:
         state = "paused" if self._session.paused else "running"

@@ -112,6 +112,11 @@ class CommunicationSources:
             **({optimizer.RING: self._optimizer_calls} if self._optimizer else {}),
         }
 
+    @property
+    def identified(self) -> tuple[str, ...]:
+        """The rings whose rows name job and rank for good: their records wait until the process is identified."""
+        return RING, communicators.RING, cuda.RING
+
     def operations(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         """Records of the ring of collectives -> rows of operations, and of communicators that they showed."""
         batches = self.collectives.assemble(records, pair)
@@ -139,7 +144,7 @@ class CommunicationSources:
         self._layouts.stop()
 
     def tick(self) -> None:
-        """Called with each look at the rings."""
+        """Once a second."""
         self._cuda.tick()
 
     def sweep(self, alive: Callable[[int, int], bool]) -> None:

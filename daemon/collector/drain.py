@@ -2,6 +2,9 @@
 
 A ring's consumer position moves only after the record with its operations is in the log, and the record carries that
 position: a restarted collector goes on from the log's word, not from the ring's.
+
+The thread waits for nothing but the log. Records that cannot become rows yet stay in their ring (``ready``, ``takes``);
+what the log refuses is kept as it was assembled, and offered again after a pause that grows.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.errors import ProbingError, StoreError
-from probing.daemon.bpf.ring import Ring
+from probing.api.errors import StoreError
+from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.outbox import Outbox
 from probing.daemon.source import Loss
@@ -35,6 +39,8 @@ REST_S = 1.0
 # a few fill that share: it is told what it can take until the next look.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
+# How long the log rests before what it refused is offered again, s: at first, and at most.
+RETRY_S, MAX_RETRY_S = 0.5, 10.0
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
 _log = logging.getLogger(__name__)
@@ -49,13 +55,24 @@ class Log(Protocol):
     def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A record for the log: ``ends`` is the position behind it of each ring, ``size`` the bytes that came of rings."""
+
+    batches: dict[str, list[pa.RecordBatch]]
+    positions: Positions
+    pair: ClockPair
+    ends: dict[str, int]
+    size: int
+
+
 class DrainLoop:
     """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look, and ``record``
     with all that a ring held.
 
-    ``ready`` says for a ring up to which position it may be drained now; ``shares`` at which part of it, one of so
-    many, a ring is drained at once, where that is not a sixteenth; ``rests`` how long its records may wait, s, where
-    that is not a second.
+    ``ready`` says for a ring up to which position it may be drained now, ``takes`` how many of its first records may
+    become rows now, unless the ring is half full; ``shares`` at which part of it, one of so many, a ring is drained at
+    once, where that is not a sixteenth; ``rests`` how long its records may wait, s, where that is not a second.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class DrainLoop:
         lost: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[str, ClockPair, npt.NDArray[Any]], None] | None = None,
         ready: Mapping[str, Callable[[], int]] | None = None,
+        takes: Mapping[str, Callable[[npt.NDArray[Any]], int]] | None = None,
         shares: Mapping[str, int] | None = None,
         rests: Mapping[str, float] | None = None,
     ) -> None:
@@ -81,10 +99,14 @@ class DrainLoop:
         self._lost = lost
         self._record = record
         self._ready = dict(ready or {})
+        self._takes = dict(takes or {})
         self._shares = {name: (shares or {}).get(name, FULL_SHARE) for name in self._rings}
         self._rests = {name: (rests or {}).get(name, REST_S) for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
         self._positions: Positions = {}
+        self._held: set[str] = set()
+        self._refused: _Record | None = None
+        self._retry_at, self._retry_s = 0.0, RETRY_S
         self._wake = threading.Event()
         self._stopped = False
         self._cycles = 0
@@ -114,8 +136,7 @@ class DrainLoop:
         """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
         looks = 0
         while not self._stopped:
-            asked = self._wake.wait(SOON_S if self._filling(4) else LOOK_S)
-            self._wake.clear()
+            asked = self._look()
             for step in self._each_look:
                 step()
             self._moved = time.monotonic()
@@ -124,19 +145,39 @@ class DrainLoop:
             looks += 1
             if looks % GC_LOOKS == 0:
                 gc.collect()
+        self._takes = {}
+        self._retry_at = 0.0
         self._drain(set(self._rings))
+
+    def _look(self) -> bool:
+        """Wait for the next look. Whether somebody asked for it."""
+        if self._held:
+            # Who asks waits for what is held as well.
+            time.sleep(SOON_S)
+        soon = self._held or (self.failure is None and self._filling(4))
+        asked = self._wake.wait(SOON_S if soon else LOOK_S)
+        self._wake.clear()
+        return asked
 
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()
 
-    def flush(self, timeout: float = 1.0) -> bool:
-        """Wait until a cycle that began after this call has ended: what was in the rings is in the log."""
+    def flush(self, timeout: float = 1.0) -> str:
+        """Wait until what is in the rings now is in the log. Why it is not, within ``timeout`` s; empty: it is."""
+        marks = {name: self._rings[name].end for name in self._takes}
         with self._done:
             # The running cycle may have read the rings before this call, so the one after it is the first that counts.
             target = self._cycles + 2
-            self._wake.set()
-            return self._done.wait_for(lambda: self._nudge() >= target or self._stopped, timeout)
+
+            def over() -> bool:
+                self._wake.set()
+                logged = self._cycles >= target and all(self._rings[n].position >= end for n, end in marks.items())
+                return logged or self.failure is not None or self._stopped
+
+            if not self._done.wait_for(over, timeout):
+                return f"the rings were not drained within {timeout:.1f} s, {self.backlog} bytes wait in them"
+        return self.failure or ""
 
     @property
     def age_s(self) -> float:
@@ -151,27 +192,26 @@ class DrainLoop:
     def once(self, due: Collection[str] | None = None) -> int:
         """One cycle, of the rings that are ``due`` or all. The bytes that they held.
 
-        Raises StoreError; then nothing was committed.
+        Raises StoreError; then nothing was committed, and the next cycle offers the same record first.
         """
-        pair = self._clock.pair()
-        batches = self._outbox.take()
-        try:
-            return self._write(batches, pair, self._rings if due is None else due)
-        except ProbingError:
-            self._outbox.put_back(batches)
-            raise
+        found = self._refused or self._assembled_record(self._rings if due is None else due)
+        self._refused = found
+        if found.batches or found.ends:
+            self._log.append(found.batches, found.positions, found.pair)
+            self._positions = found.positions
+        self._refused = None
+        for name, end in found.ends.items():
+            self._rings[name].commit(end)
+        return found.size
 
-    def _write(self, waiting: dict[str, list[pa.RecordBatch]], pair: ClockPair, due: Collection[str]) -> int:
-        batches = {table: list(group) for table, group in waiting.items()}
-        positions = dict(self._positions)
-        lost = self._lost()
+    def _assembled_record(self, due: Collection[str]) -> _Record:
+        pair = self._clock.pair()
+        batches, positions, lost = self._outbox.take(), dict(self._positions), self._lost()
         ends: dict[str, int] = {}
         size = 0
-        for name, ring in self._rings.items():
-            if name not in due:
-                continue
-            ready = self._ready.get(name)
-            records, end = ring.drain(MAX_DRAIN_BYTES) if ready is None else ring.drain(MAX_DRAIN_BYTES, until=ready())
+        for name in [name for name in self._rings if name in due]:
+            ring = self._rings[name]
+            records, end = self._take(name, ring)
             if not len(records):
                 continue
             size += records.nbytes
@@ -187,12 +227,23 @@ class DrainLoop:
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)
-        if batches or ends:
-            self._log.append(batches, positions, pair)
-            self._positions = positions
-        for name, end in ends.items():
-            self._rings[name].commit(end)
-        return size
+        return _Record(batches, positions, pair, ends, size)
+
+    def _take(self, name: str, ring: Ring) -> Drained:
+        """The records of a ring that may become rows now."""
+        ready, takes = self._ready.get(name), self._takes.get(name)
+        until = None if ready is None else ready()
+        self._held.discard(name)
+        if takes is None or ring.backlog * 2 > ring.size:
+            return ring.drain(MAX_DRAIN_BYTES, until)
+
+        def some(records: npt.NDArray[Any]) -> int:
+            taken = takes(records)
+            if taken < len(records):
+                self._held.add(name)
+            return taken
+
+        return ring.drain(MAX_DRAIN_BYTES, until, some)
 
     def _place(self, ring: Ring, position: int, lost: Mapping[str, int]) -> dict[str, Any]:
         told = lost.get(ring.name, 0)
@@ -209,7 +260,7 @@ class DrainLoop:
 
     def _due(self) -> set[str]:
         now = time.monotonic()
-        due = {name for name, rest in self._rests.items() if now - self._drained[name] >= rest}
+        due = {name for name, rest in self._rests.items() if name in self._held or now - self._drained[name] >= rest}
         return set(self._rings) if self._filling(1) else due
 
     def _filling(self, times: int) -> bool:
@@ -220,17 +271,27 @@ class DrainLoop:
         )
 
     def _drain(self, due: set[str]) -> None:
-        try:
-            while self.once(due) >= MAX_DRAIN_BYTES // 2:
-                self._moved = time.monotonic()
-            self.failure = None
-        except StoreError as e:
-            self.failure = e.message
+        if time.monotonic() >= self._retry_at:
+            try:
+                while self.once(due) >= MAX_DRAIN_BYTES // 2:
+                    self._moved = time.monotonic()
+                self._taken()
+            except StoreError as e:
+                self._was_refused(e)
         self._drained |= dict.fromkeys(due, time.monotonic())
         with self._done:
             self._cycles += 1
             self._done.notify_all()
 
-    def _nudge(self) -> int:
-        self._wake.set()
-        return self._cycles
+    def _taken(self) -> None:
+        if self.failure is not None:
+            _log.warning("the log takes rows again")
+        self.failure, self._retry_s = None, RETRY_S
+
+    def _was_refused(self, error: StoreError) -> None:
+        """Once for each reason in our log: a disk can be full for days."""
+        if self.failure != error.message:
+            _log.error("the log takes no rows, what comes stays in the rings while it fits: %s", error.message)
+        self.failure = error.message
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)

@@ -50,7 +50,7 @@ class Lifecycle:
         return {}
 
     def read_mappings(self) -> None:
-        """Called with each cycle."""
+        """Often, by one thread."""
         for pid in {mapping.pid for mapping in self._mappings.read()}:
             self._libraries.seen(pid)
             self._events.on_mapping(pid)

@@ -73,7 +73,7 @@ class OptionalSources:
         self._probes.pause(paused)
 
     def tick(self) -> None:
-        """Called with each look at the rings."""
+        """Often: the rings of users' probes are read by it."""
         self._probes.drain()
 
     def states(self, state: str, rows: Mapping[str, int], lost: Mapping[str, int]) -> list[SourceState]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -17,6 +18,8 @@ __all__ = ("Outbox",)
 
 # Rows waiting for the log while it cannot be written; beyond it the newest are dropped and counted.
 MAX_WAITING_ROWS = 200_000
+# Losses that wait, each once for as long as it goes on; beyond it only their count is kept.
+MAX_WAITING_LOSSES = 4096
 
 
 class Outbox:
@@ -32,7 +35,7 @@ class Outbox:
         self.observers: dict[str, Callable[[pa.RecordBatch], None]] = {}
         self._lock = threading.Lock()
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
-        self._losses: list[Loss] = []
+        self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
         self._waiting = 0
         self.rows: dict[str, int] = defaultdict(int)
         self.lost_rows: dict[str, int] = defaultdict(int)
@@ -58,27 +61,26 @@ class Outbox:
             self._add_loss(loss)
 
     def _add_loss(self, loss: Loss) -> None:
-        self._losses.append(loss)
         self.lost_rows[loss.source] += loss.count or 0
+        key = (loss.source, loss.table, loss.stage, loss.reason, loss.pid)
+        before = self._losses.get(key)
+        if before is not None:
+            self._losses[key] = _together(before, loss)
+        elif len(self._losses) < MAX_WAITING_LOSSES:
+            self._losses[key] = loss
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
-        """All that waits, by table; the caller writes it or gives it back with ``put_back``."""
+        """All that waits, by table; it waits no more."""
         with self._lock:
             if not self._batches and not self._losses:
                 return {}
             taken = dict(self._batches)
             self._batches = defaultdict(list)
             self._waiting = 0
-            losses, self._losses = self._losses, []
+            losses, self._losses = list(self._losses.values()), {}
         if losses:
             taken.setdefault("probing.losses", []).append(self._loss_batch(losses))
         return taken
-
-    def put_back(self, batches: dict[str, list[pa.RecordBatch]]) -> None:
-        with self._lock:
-            for table, group in batches.items():
-                self._batches[table][:0] = group
-                self._waiting += sum(b.num_rows for b in group)
 
     def _loss_batch(self, losses: list[Loss]) -> pa.RecordBatch:
         now = self._clock.pair().real_ns
@@ -100,3 +102,13 @@ class Outbox:
                 for x in losses
             ],
         )
+
+
+def _together(first: Loss, then: Loss) -> Loss:
+    """One loss for two of the same kind. How many is not known where it is not known of one."""
+    return replace(
+        first,
+        ts_from_ns=min(first.ts_from_ns, then.ts_from_ns),
+        ts_to_ns=max(first.ts_to_ns, then.ts_to_ns),
+        count=None if first.count is None or then.count is None else first.count + then.count,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +23,6 @@ from probing.daemon.source import Identity
 
 __all__ = ("PythonSources",)
 
-# How often threads that stay off the CPU are told of, and CPUs that came online are looked for, s.
-FLUSH_S = 1.0
 _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 
 
@@ -44,7 +41,6 @@ class PythonSources:
         self._sampler: PythonSampler | None = None
         self._watch: VariableWatch | None = None
         self._answers: StackAnswers | None = None
-        self._flushed = 0.0
 
     def follow(self, processes: Discovery) -> None:
         """Make the sources that ask who a process is."""
@@ -83,10 +79,8 @@ class PythonSources:
         self.stacks.close()
 
     def tick(self) -> None:
-        """Called with each look at the rings."""
-        now = time.monotonic()
-        if self._programs is not None and now - self._flushed >= FLUSH_S:
-            self._flushed = now
+        """Once a second: threads that stay off the CPU are recorded, and CPUs that came online are sampled."""
+        if self._programs is not None:
             self._programs.flush()
             self._programs.refresh()
 

@@ -24,7 +24,7 @@ __all__ = ("Unknown", "main", "replayed")
 class Unknown:
     """The ``Processes`` of a recording whose processes nobody knows."""
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:  # noqa: ARG002
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, f"pid:{pid}", "", "other")
 
 

@@ -17,11 +17,11 @@ __all__ = ("batch", "identities", "identity_columns", "numbers", "texts")
 Array = npt.NDArray[Any]
 
 
-def identities(processes: Processes, pids: Array, starts: Array, timeout: float) -> tuple[list[Identity | None], Array]:
-    """(who each distinct process is, for each record the index of its process). ``timeout`` in s, for each."""
+def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[Identity | None], Array]:
+    """(who each distinct process is, for each record the index of its process)."""
     keys = np.stack([pids.astype(np.uint64), starts.astype(np.uint64)])
     distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
-    found = [processes.identity(int(pid), int(start), timeout) for pid, start in distinct.T]
+    found = [processes.identity(int(pid), int(start)) for pid, start in distinct.T]
     return found, inverse.reshape(-1)
 
 

@@ -57,7 +57,7 @@ class LaunchRows:
     def _rows(
         self, pids: npt.NDArray[Any], starts: npt.NDArray[Any], more: npt.NDArray[np.int64], pair: ClockPair
     ) -> pa.RecordBatch:
-        who, inverse = identities(self._processes, pids, starts, 0.0)
+        who, inverse = identities(self._processes, pids, starts)
         columns = identity_columns(self._node, who, inverse, pids, starts)
         columns["ts"] = numbers(np.full(len(pids), pair.real_ns, np.int64)).cast(pa.timestamp("ns"))
         columns |= {field: numbers(more[:, column]) for column, field in enumerate(_FIELDS)}

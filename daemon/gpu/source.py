@@ -46,7 +46,6 @@ OBJECTS = ("cuda",)
 """The BPF object that the session has to hold; ``OPTIONAL`` those that it can do without."""
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-ROUND_S = 1.0
 # A stream that has operations and for which nobody asks may be one of a library with a CUDA runtime linked into it.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
@@ -89,7 +88,7 @@ class CudaSource:
         self._void_before = 0
         self._unasked: dict[bytes, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
-        self._next_round = self._next_memory = 0.0
+        self._next_memory = 0.0
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="cuda", daemon=True)
@@ -170,10 +169,8 @@ class CudaSource:
         return {"cuda.syncs": sync_rows(records, pair, self._node, self._processes)}
 
     def tick(self) -> None:
-        """Now and then; never waits."""
-        now = time.monotonic()
-        if now >= self._next_round and (self._links or self._ended):
-            self._next_round = now + ROUND_S
+        """Once a second; never waits."""
+        if self._links or self._ended:
             self._wake.set()
 
     def process_exited(self, pid: int, start_ns: int) -> None:

@@ -20,7 +20,7 @@ _EVENT = 2
 
 def sync_rows(records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes) -> pa.RecordBatch:
     """``records`` as ``struct cuda_sync_record`` (cuda.bpf.c)."""
-    who, inverse = identities(processes, records["tgid"], records["start_ns"], 0.0)
+    who, inverse = identities(processes, records["tgid"], records["start_ns"])
     results = records["result"]
     errors = {int(code): f"cudaError {int(code)}" for code in np.unique(results) if code}
     columns = identity_columns(node, who, inverse, records["tgid"], records["start_ns"])

@@ -24,12 +24,6 @@ RING = "communicators"
 _TABLE = "comm.communicators"
 # A row is about a kilobyte here.
 _MAX_KNOWN = 16384
-_FIRST_WAIT = 0.5
-# What of an operation is the same whenever its record is read.
-_SAME = (
-    *("pid", "start_ns", "tid", "comm", "seq", "op", "count"),
-    *("launch_ns_after", "start_ns_after", "done_hi_ns", "done_within_ns"),
-)
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
 # enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
@@ -52,9 +46,6 @@ class Communicators:
         # By (pid, start_ns, address of the communicator, or its name where the address is not known).
         self._known: OrderedDict[_Place, _Row] = OrderedDict()
         self._named: dict[Key, _Place] = {}
-        self._waited: set[tuple[int, int]] = set()
-        self._first: list[dict[str, Any]] = []
-        self._concluded: list[_Row] = []
 
     def rows(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """``records`` of the ring ``communicators`` -> a batch of ``comm.communicators``, a row each."""
@@ -74,14 +65,9 @@ class Communicators:
             self._keep((row["pid"], row["start_ns"], row["comm"]), row)
         operations = made.get("comm.ops")
         if operations is not None:
-            # The same come again when the log could not take them: then what was concluded from them is new again.
-            first = operations.slice(0, 1).select(_SAME).to_pylist()
-            if first != self._first:
-                self._first, self._concluded = first, []
             self._uses.observe(operations)
         changed = (self._with_role(key, use, role, pair) for key, use, role in self._uses.changed(pair.mono_ns))
-        self._concluded += [row for row in changed if row is not None]
-        if rows := seen + (self._concluded if operations is not None else []):
+        if rows := seen + [row for row in changed if row is not None]:
             made[_TABLE] = batch_of(_TABLE, rows)
         return made
 
@@ -92,7 +78,6 @@ class Communicators:
     def forget(self, pid: int, start_ns: int) -> None:
         """The process has ended."""
         self._uses.forget(pid, start_ns)
-        self._waited.discard((pid, start_ns))
         for place in [place for place in self._known if place[:2] == (pid, start_ns)]:
             del self._known[place]
         for key in [key for key in self._named if key[:2] == (pid, start_ns)]:
@@ -126,12 +111,7 @@ class Communicators:
         return row
 
     def _identity(self, place: _Place) -> _Row:
-        # Rows are written once, so it is worth a wait, but only one for each process.
-        first = place[:2] not in self._waited
-        if len(self._waited) >= _MAX_KNOWN:
-            self._waited.clear()
-        self._waited.add(place[:2])
-        who = self._processes.identity(place[0], place[1], _FIRST_WAIT if first else 0.0)
+        who = self._processes.identity(*place[:2])
         return {
             "node": self._node,
             "job": who and who.job,

@@ -33,7 +33,6 @@ _KEY_FIELDS = (
     "name",
     "desc",
 )
-_FIRST_WAIT = 0.5
 _PART = 4096
 _Word = tuple[type[np.unsignedinteger[Any]], int, np.uint64]
 
@@ -57,7 +56,6 @@ class Entities:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._known: dict[int, Entity] = {}
-        self._waited: set[tuple[int, int]] = set()
         # Secret: a process must not be able to make its records fall on another's key.
         self._random = np.random.default_rng(secrets.randbits(128))
         self._words: dict[np.dtype[Any], list[_Word]] = {}
@@ -67,9 +65,6 @@ class Entities:
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
         found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
         return found, first, inverse
-
-    def forget(self, pid: int, start_ns: int) -> None:
-        self._waited.discard((pid, start_ns))
 
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
         """A multilinear hash of the fields that name an entity."""
@@ -91,35 +86,28 @@ class Entities:
         return self._words[dtype]
 
     def _entity(self, key: int, record: np.void) -> Entity:
+        who = self._processes.identity(int(record["tgid"]), int(record["start_ns"]))
         entity = self._known.get(key)
-        if entity is None or entity.who is None:
-            entity = self._make(record)
+        if entity is None or entity.who != who:
+            entity = _entity_of(record, who)
             if len(self._known) >= _MAX_ENTITIES:
                 self._known.clear()
             self._known[key] = entity
         return entity
 
-    def _make(self, record: np.void) -> Entity:
-        pid, start_ns = int(record["tgid"]), int(record["start_ns"])
-        known = int(record["comm_size"]) > 0
-        description = _printable(bytes(record["desc"]))
-        return Entity(
-            who=self._identity(pid, start_ns),
-            backend=int(record["backend"]),
-            comm=comm_text(record),
-            comm_name=None if description in _NO_DESCRIPTION else description,
-            comm_rank=int(record["comm_rank"]) if known else None,
-            comm_size=int(record["comm_size"]) if known else None,
-            cuda_device=int(record["cuda_device"]) if int(record["cuda_device"]) >= 0 else None,
-        )
 
-    def _identity(self, pid: int, start_ns: int) -> Identity | None:
-        # Rows are written once, so it is worth a wait, but only one for each process.
-        first = (pid, start_ns) not in self._waited
-        if len(self._waited) >= _MAX_ENTITIES:
-            self._waited.clear()
-        self._waited.add((pid, start_ns))
-        return self._processes.identity(pid, start_ns, _FIRST_WAIT if first else 0.0)
+def _entity_of(record: np.void, who: Identity | None) -> Entity:
+    known = int(record["comm_size"]) > 0
+    description = _printable(bytes(record["desc"]))
+    return Entity(
+        who=who,
+        backend=int(record["backend"]),
+        comm=comm_text(record),
+        comm_name=None if description in _NO_DESCRIPTION else description,
+        comm_rank=int(record["comm_rank"]) if known else None,
+        comm_size=int(record["comm_size"]) if known else None,
+        cuda_device=int(record["cuda_device"]) if int(record["cuda_device"]) >= 0 else None,
+    )
 
 
 def comm_text(record: np.void) -> str | None:

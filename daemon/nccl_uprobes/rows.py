@@ -33,13 +33,10 @@ class Rows:
         self._entities = Entities(processes)
         self._tables = {field: names.codes(field) for field in ("op", "dtype", "redop")}
         self._seen: set[tuple[int, int, str]] = set()
-        self._just_seen: set[tuple[int, int, str]] = set()
-        self._last: bytes = b""
         self.backends: dict[tuple[int, int], frozenset[str]] = {}
 
     def forget(self, pid: int, start_ns: int) -> None:
         """The process has ended."""
-        self._entities.forget(pid, start_ns)
         self.backends.pop((pid, start_ns), None)
 
     def finished(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
@@ -137,10 +134,6 @@ class Rows:
     def _new_communicators(
         self, records: Array, pair: ClockPair, entities: Sequence[Entity], first: npt.NDArray[np.intp]
     ) -> list[dict[str, Any]]:
-        # The same records come again when the log could not take them: then what they showed first is new again.
-        last, self._last = self._last, records[:1].tobytes()
-        if last != self._last:
-            self._just_seen = set()
         if len(self._seen) > _MAX_SEEN:
             self._seen.clear()
         rows = []
@@ -149,14 +142,12 @@ class Rows:
             if entity.comm is None or entity.backend == names.NCCL:
                 continue
             key = (int(records["tgid"][index]), int(records["start_ns"][index]), entity.comm)
-            if key in self._seen and key not in self._just_seen:
+            if key in self._seen:
                 continue
             self._seen.add(key)
-            self._just_seen.add(key)
             when = int(records["t_call"][index]) + pair.mono_to_utc_ns
             rows.append(_communicator(self._node, key, entity, when))
-        # One for each communicator, however many objects of the process share its name.
-        return list({(row["pid"], row["start_ns"], row["comm"]): row for row in rows}.values())
+        return rows
 
 
 def _backend(entity: Entity) -> str | None:

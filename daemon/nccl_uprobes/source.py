@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
 # enum communicator_event of communicators.bpf.h
 _DESTROYED, _ABORTED = 4, 5
+_MAX_ENDED = 16384
 _KEY = ("object", "position", "start_ns", "tgid")
 
 
@@ -68,7 +70,11 @@ class Session(Protocol):
 
 
 class CollectivesSource:
-    """``symbols`` finds symbols by pattern in the file at a descriptor. Safe for several threads."""
+    """``symbols`` finds symbols by pattern in the file at a descriptor.
+
+    ``assemble`` and ``assemble_communicators`` are for the thread that drains, and wait for no other; the rest is safe
+    for several threads.
+    """
 
     name = "collectives"
 
@@ -86,7 +92,11 @@ class CollectivesSource:
         self._communicators = Communicators(node, processes)
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
-        self._reading = threading.Lock()
+        # Of the thread that assembles: processes that ended, and those that had ended a drain before.
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
+        self._leaving: list[tuple[int, int]] = []
+        # Over ``_live`` only, for those who ask.
+        self._asking = threading.Lock()
 
     def start(self) -> None:
         """Tell the programs the layouts, and close what can no longer be followed."""
@@ -149,8 +159,9 @@ class CollectivesSource:
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
-        with self._reading:
-            return self._communicators.follow(self._rows.finished(records, pair), pair)
+        batches = self._communicators.follow(self._rows.finished(records, pair), pair)
+        self._forget_ended()
+        return batches
 
     def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``communicators`` -> a batch of ``comm.communicators``.
@@ -158,8 +169,14 @@ class CollectivesSource:
         Operations that lie open on a communicator that is gone are closed: failed where it was aborted.
         """
         self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
-        with self._reading:
-            return self._communicators.rows(records, pair)
+        return self._communicators.rows(records, pair)
+
+    def _forget_ended(self) -> None:
+        # A process that has ended may have records in the ring: it is forgotten with the drain after the next.
+        for key in self._leaving:
+            self._rows.forget(*key)
+            self._communicators.forget(*key)
+        self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
     def _close(self, gone: npt.NDArray[Any]) -> None:
         if not len(gone):
@@ -180,7 +197,7 @@ class CollectivesSource:
         return self._live_rows(records[records["t_call"] <= pair.mono_ns], pair)
 
     def _live_rows(self, records: npt.NDArray[Any], pair: ClockPair) -> pa.RecordBatch:
-        with self._reading:
+        with self._asking:
             return self._live.inflight(np.ascontiguousarray(records), pair)
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
@@ -193,11 +210,9 @@ class CollectivesSource:
 
     def process_exited(self, pid: int, start_ns: int) -> int:
         """Close the open operations of a process that has ended; returns how many there were."""
-        with self._reading:
-            self._rows.forget(pid, start_ns)
-            self._live.forget(pid, start_ns)
-            self._communicators.forget(pid, start_ns)
-        return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        self._ended.append((pid, start_ns))
+        return closed
 
     def sweep(self, alive: Callable[[int, int], bool]) -> int:
         """Close the open operations of processes that ended while nobody looked."""

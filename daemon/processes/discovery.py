@@ -25,6 +25,7 @@ from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.processes.agenda import Agenda
 from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.live import Readers, backends_of, read_states
 from probing.daemon.processes.registry import MAX_DEAD, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
@@ -90,8 +91,9 @@ class Discovery:
         self._announcer = Announcer(sink, clock, node)
         self.listeners: list[Listener] = self._announcer.listeners
         self._registry = Registry(node, clock.boot_id)
-        # Guards the registry and wakes who waits for an identity.
-        self._known = threading.Condition()
+        self._lineage = Lineage(self._registry.newest)
+        # Over the registry, but for who asks about one process.
+        self._known = threading.Lock()
         self._queue: deque[tuple[Any, ...]] = deque()
         self._wake = threading.Event()
         self._overflow = False
@@ -135,9 +137,11 @@ class Discovery:
     # Events, from the collector. Times are CLOCK_MONOTONIC ns.
 
     def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None:
+        self._lineage.replaced(tgid)
         self._post("exec", tgid, start_ns, ktime)
 
     def on_fork(self, tgid: int, start_ns: int, ktime: int, ppid: int) -> None:
+        self._lineage.forked(tgid, start_ns, ppid)
         self._post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
@@ -154,16 +158,15 @@ class Discovery:
 
     # Who is who.
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
-        """See ``source.Processes``. With a ``timeout`` an unknown process is looked at next."""
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        """See ``source.Processes``. Takes no lock. One that ended before it was read has its parent's job and run."""
+        process = self._registry.get((pid, start_ns))
+        return process.identity if process is not None else self._lineage.inherited((pid, start_ns))
+
+    def expected(self, pid: int, start_ns: int) -> bool:
+        """Whether the process is not identified, and may be soon: it is not known to have ended. Takes no lock."""
         key = (pid, start_ns)
-        with self._known:
-            process = self._registry.get(key)
-            if process is None and timeout > 0:
-                self._post("mapping", pid)
-                self._known.wait_for(lambda: self._registry.get(key) is not None or self._stopped, timeout)
-                process = self._registry.get(key)
-            return process.identity if process is not None else None
+        return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:
         """All watched processes that live, oldest first."""
@@ -380,6 +383,7 @@ class Discovery:
             facts = future.result()
         except ProcessGone:
             self._early_exits.pop(key, None)
+            self._lineage.ended(key)
             return None
         except ProbingError as e:
             self._early_exits.pop(key, None)
@@ -446,11 +450,11 @@ class Discovery:
             self._announcer.exited(process, status, mono_ns)
         elif key in self._reading:
             self._early_exits[key] = status, mono_ns
+        elif not self._registry.over(key):
+            self._lineage.ended(key)
 
     def _tell(self, changed: list[Process]) -> None:
         self._announcer.identified(changed)
-        with self._known:
-            self._known.notify_all()
 
 
 def _by_time(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:

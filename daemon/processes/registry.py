@@ -45,7 +45,10 @@ class Process:
 
 
 class Registry:
-    """Not safe for two threads at once. ``node`` names the node, ``boot_id`` the boot that start times count from."""
+    """Not safe for two threads at once, but for ``get`` and ``newest``.
+
+    ``node`` names the node, ``boot_id`` the boot that start times count from.
+    """
 
     def __init__(self, node: str, boot_id: str) -> None:
         self._node = node
@@ -55,6 +58,7 @@ class Registry:
         self._facts: dict[Key, Facts] = {}
         self._watched: dict[Key, Process] = {}
         self._dead: OrderedDict[Key, Process] = OrderedDict()
+        self._newest: dict[int, Process] = {}
         self._restored: dict[Key, Mapping[str, Any]] = {}
         self._told_ranks: dict[Key, Ranks] = {}
         self._pythons: dict[Key, str] = {}
@@ -72,7 +76,12 @@ class Registry:
         return [*self.live(), *lost]
 
     def get(self, key: Key) -> Process | None:
-        return self._watched.get(key) or self._dead.get(key)
+        """From any thread: a process is in one of the two at any instant, and comes back to the first at most."""
+        return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
+
+    def newest(self, pid: int) -> Process | None:
+        """The watched process that had this pid last, dead or alive. From any thread."""
+        return self._newest.get(pid)
 
     def facts_of(self, key: Key) -> Facts | None:
         return self._facts.get(key)
@@ -164,7 +173,9 @@ class Registry:
         self._dead[process.key] = process
         self._dead.move_to_end(process.key)
         while len(self._dead) > MAX_DEAD:
-            self._dead.popitem(last=False)
+            key, gone = self._dead.popitem(last=False)
+            if self._newest.get(key[0]) is gone:
+                del self._newest[key[0]]
 
     def _forget_unrelated(self) -> None:
         """Move dead processes aside that neither name a live one's role nor are shown."""
@@ -173,7 +184,8 @@ class Registry:
         needed |= {process.key for process in self.shown()}
         for key in [key for key, process in self._watched.items() if process.ended and key not in needed]:
             self._facts.pop(key, None)
-            self._bury(self._watched.pop(key))
+            self._bury(self._watched[key])
+            del self._watched[key]
 
     def _assign(self) -> list[Process]:
         assigned = roles(self._facts.values())
@@ -206,13 +218,14 @@ class Registry:
         if before is not None and before.identity == identity:
             before.facts = facts
             return None
-        restored = self._dead.pop(key, None)
+        restored = self._dead.get(key)
         process = Process(
             facts, identity, job.source, ranks, container, pod, command_text(facts.cmdline), self._python(facts),
             before.backends if before else set(), started=before is not None or key in self._restored,
             told=restored is not None and restored.identity == identity,
         )  # fmt: skip
-        self._watched[key] = process
+        self._watched[key] = self._newest[key[0]] = process
+        self._dead.pop(key, None)
         return process
 
     def _job_and_run(

@@ -42,7 +42,7 @@ class JobProcesses:
     def __init__(self, jobs: Sequence[DoubleJob]) -> None:
         self._jobs = jobs
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         for number, job in enumerate(self._jobs):
             for rank, process in enumerate(job.ranks):
                 if process.pid == pid:

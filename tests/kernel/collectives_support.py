@@ -90,7 +90,7 @@ class Known:
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         for number, job in enumerate(self.jobs):
             if (rank := job.rank_of(pid)) is not None:
                 return Identity(pid, start_ns, f"job{number}", "run", "trainer", rank, rank, 2, 0)

@@ -238,7 +238,7 @@ from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
 
 class Nobody:
-    def identity(self, pid, start_ns, timeout=0.0):
+    def identity(self, pid, start_ns):
         return None
 
 library, root, fallback = sys.argv[1:]

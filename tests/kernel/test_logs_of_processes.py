@@ -125,7 +125,7 @@ class Watching:
         )  # type: ignore[arg-type]
         self.source.start()
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return self.identities.get(pid)
 
     def follow(self, writing: Writing) -> None:

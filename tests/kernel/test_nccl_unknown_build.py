@@ -78,7 +78,7 @@ int main(void)
 
 
 class Anybody:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job0", "run", "trainer", 5, 1, 8, 0)
 
 

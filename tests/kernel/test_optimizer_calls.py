@@ -50,7 +50,7 @@ class Job:
         """When each step began, CLOCK_MONOTONIC ns."""
         return [json.loads(line)["before_ns"] for line in self.list.read_text().splitlines()]
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer") if pid == self.process.pid else None
 
     def close(self) -> None:

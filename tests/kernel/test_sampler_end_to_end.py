@@ -131,7 +131,7 @@ class Daemon:
         )
         self._clock = SystemClock()
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer", rank=0)
 
     def put(self, table: str, batch: pa.RecordBatch) -> None:

@@ -54,7 +54,7 @@ class Ranks(Job):
         """When each step began, CLOCK_MONOTONIC ns."""
         return [json.loads(line)["before_ns"] for line in self.lists[rank].read_text().splitlines()]
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         rank = self.rank_of(pid)
         return None if rank is None else Identity(pid, start_ns, "job0", "run", "trainer", rank, rank, len(self.ranks))
 

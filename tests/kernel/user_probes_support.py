@@ -157,7 +157,7 @@ class Known:
     def live(self) -> list[Identity]:
         return list(self.who)
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return next((who for who in self.who if (who.pid, who.start_ns) == (pid, start_ns)), None)
 
 

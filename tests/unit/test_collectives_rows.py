@@ -24,14 +24,13 @@ PAIR = ClockPair(mono_ns=1_000_000, boot_ns=1_500_000, real_ns=1_700_000_000_000
 
 
 class Processes:
-    """Knows even pids."""
+    """Knows even pids, and those that are ``found`` later."""
 
     def __init__(self) -> None:
-        self.waits: list[float] = []
+        self.found: set[int] = set()
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
-        self.waits.append(timeout)
-        if pid % 2:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        if pid % 2 and pid not in self.found:
             return None
         return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2, world_size=4)
 
@@ -158,25 +157,29 @@ def test_communicators_of_nccl_are_told_by_their_own_ring(dtype: np.dtype[Any]) 
     assert "comm.communicators" not in made
 
 
-def test_communicators_are_told_once_and_again_when_the_log_refused_them(dtype: np.dtype[Any]) -> None:
+def test_a_communicator_is_one_row(dtype: np.dtype[Any]) -> None:
     maker = Rows("n1", Processes())
     first = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=10)
     second = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=20)
     (told,) = plain(maker.finished(first, PAIR)["comm.communicators"])
     assert (told["comm"], told["size"], told["job_rank"], told["parallel_role"]) == ("0", 4, 1, "world")
     assert maker.backends == {(2, 0): frozenset({"gloo"})}
-    assert "comm.communicators" in maker.finished(first, PAIR)
-    assert "comm.communicators" not in maker.finished(second, PAIR)
     assert "comm.communicators" not in maker.finished(second, PAIR)
     assert maker.finished(first[:0], PAIR) == {}
 
 
-def test_an_unknown_process_is_waited_for_once(dtype: np.dtype[Any]) -> None:
+def test_who_is_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) -> None:
     processes = Processes()
     maker = Rows("n1", processes)
-    for call in range(3):
-        maker.finished(record(dtype, tgid=7, t_call=call), PAIR)
-    assert [wait > 0 for wait in processes.waits] == [True, False, False]
+
+    def job() -> str | None:
+        (row,) = plain(maker.finished(record(dtype, tgid=7), PAIR)["comm.ops"])
+        found: str | None = row["job"]
+        return found
+
+    assert job() is None
+    processes.found.add(7)
+    assert job() == "job7"
 
 
 def test_inflight_has_its_logical_schema(dtype: np.dtype[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,19 @@ class Session:
         return 1
 
 
+class Slow:
+    """Whoever asks waits until the test ends."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def identity(self, pid: int, start_ns: int) -> None:
+        self.asked.set()
+        self.answer.wait()
+
+
 class Nobody:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> None:
+    def identity(self, pid: int, start_ns: int) -> None:
         return None
 
 
@@ -156,3 +169,76 @@ def test_slots_are_distinct_and_in_range(source: CollectivesSource) -> None:
 def test_nothing_seen_means_no_backends(source: CollectivesSource) -> None:
     assert source.backends_of(100, 10) == frozenset()
     assert source.assemble(np.zeros(0, VALUE), ClockPair(0, 0, 0)) == {}
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[[Callable[[], object]], threading.Thread]]:
+    started: list[threading.Thread] = []
+
+    def start(call: Callable[[], object]) -> threading.Thread:
+        started.append(threading.Thread(target=call, daemon=True))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for thread in started:
+        thread.join(20)
+
+
+def collectives_of(pid: int) -> Any:
+    path = next(path for path in build() if path.name == "gloo.bpf.o")
+    with Object("gloo", path.read_bytes()) as found:
+        records = np.zeros(1, found.btf.record("collectives"))
+    records["tgid"] = pid
+    return records
+
+
+def test_an_exit_is_handled_while_the_drain_makes_rows(session: Session, in_thread: Any) -> None:
+    """The thread that identifies processes must not wait for the drain: the drain may wait for its word."""
+    # GIVEN a drain that is in the middle of making rows
+    slow = Slow()
+    source = CollectivesSource(session, slow, "n1", nccl_symbols)
+    drain = in_thread(lambda: source.assemble(collectives_of(7), ClockPair(0, 0, 0)))
+    assert slow.asked.wait(20)
+    # THEN an exit closes the operations of that process meanwhile
+    exited = in_thread(lambda: source.process_exited(100, 20))
+    exited.join(20)
+    ended, closed = not exited.is_alive(), list(session.ran)
+    slow.answer.set()
+    drain.join(20)
+    assert ended
+    assert closed == [(3, 9, 20, 100)]
+
+
+def test_the_drain_makes_rows_while_somebody_asks_what_is_in_flight(session: Session, in_thread: Any) -> None:
+    # GIVEN somebody who asks, and whose answer takes its time
+    slow = Slow()
+    source = CollectivesSource(session, slow, "n1", nccl_symbols)
+    session.maps["operations"] = Map()
+    session.maps["operations"].values = collectives_of(7)
+    asking = in_thread(lambda: source.inflight(ClockPair(0, 0, 0)))
+    assert slow.asked.wait(20)
+    # THEN the drain goes on
+    drain = in_thread(lambda: source.assemble(collectives_of(7)[:0], ClockPair(0, 0, 0)))
+    drain.join(20)
+    ended = not drain.is_alive()
+    slow.answer.set()
+    asking.join(20)
+    assert ended
+
+
+def test_a_process_is_forgotten_once_its_last_records_are_rows(session: Session) -> None:
+    source = CollectivesSource(session, Nobody(), "n1", nccl_symbols)
+    records = collectives_of(100)
+    records["start_ns"], records["backend"] = 20, 1
+
+    def drain() -> None:
+        source.assemble(records, ClockPair(0, 0, 0))
+
+    drain()
+    source.process_exited(100, 20)
+    assert source.backends_of(100, 20) == {"gloo"}
+    drain()
+    records = records[:0]
+    drain()
+    assert source.backends_of(100, 20) == frozenset()

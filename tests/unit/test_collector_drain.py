@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from probing.api.errors import StoreError, StoreFull
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.collector import drain as drain_module
 from probing.daemon.collector import status as status_module
 from probing.daemon.collector.drain import DrainLoop, Positions
 from probing.daemon.collector.outbox import Outbox
@@ -30,12 +31,16 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[tuple[dict[str, int], Positions]] = []
+        self.batches: list[dict[str, list[pa.RecordBatch]]] = []
+        self.offered = 0
         self.positions: Positions = {}
         self.error: StoreError | None = None
 
     def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None:
+        self.offered += 1
         if self.error is not None:
             raise self.error
+        self.batches.append({table: list(group) for table, group in batches.items()})
         self.records.append(({t: sum(b.num_rows for b in group) for t, group in batches.items()}, positions))
         self.positions = positions
 
@@ -50,10 +55,10 @@ class Machine:
         self.seen: list[int] = []
         self.fails = False
 
-    def loop(self) -> DrainLoop:
+    def loop(self, **more: Any) -> DrainLoop:
         return DrainLoop(
             self.log, {"collectives": self.ring}, {"collectives": self.assemble}, self.outbox, self.clock,
-            lost=lambda: {"collectives": 3},
+            lost=lambda: {"collectives": 3}, **more,
         )  # fmt: skip
 
     def push(self, *values: int) -> None:
@@ -122,12 +127,11 @@ def test_a_log_that_lost_its_end_is_a_loss_of_as_many_records_as_the_ring_knows(
     }
     loop = machine.loop()
     loop.resume()
-    (losses,) = machine.outbox.take()["probing.losses"]
+    # It is reported once, also when nothing comes from the ring for a while.
+    loop.once(due=[])
+    (losses,) = machine.log.batches[0]["probing.losses"]
     assert losses["stage"].to_pylist() == ["log"]
     assert losses["count"].to_pylist() == [3]
-    # It is told once, also when nothing comes from the ring for a while.
-    machine.outbox.put_back({"probing.losses": [losses]})
-    loop.once(due=[])
     machine.loop().resume()
     assert machine.outbox.take() == {}
     loop.once()
@@ -189,10 +193,7 @@ def test_status_says_when_the_drain_stands_still(
         entered.set()
         held.wait()
 
-    loop = DrainLoop(
-        machine.log, {"collectives": machine.ring}, {"collectives": machine.assemble}, machine.outbox, machine.clock,
-        each_look=(step,),
-    )  # fmt: skip
+    loop = machine.loop(each_look=(step,))
     machine.push(*range(7))
     status = Status(1, machine.clock.boot_id)
     status.ready, status.drain = True, lambda: (loop.age_s, loop.backlog)
@@ -212,3 +213,100 @@ def test_status_says_when_the_drain_stands_still(
         until(lambda: status.to_dict()["state"] == "running")
         loop.stop()
         thread.join()
+
+
+@pytest.fixture
+def running(machine: Machine) -> Iterator[Callable[..., DrainLoop]]:
+    """Starts a loop in a thread of its own, which ends with the test."""
+    started: list[tuple[DrainLoop, threading.Thread]] = []
+
+    def start(**more: Any) -> DrainLoop:
+        loop = machine.loop(**more)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        started.append((loop, thread))
+        return loop
+
+    yield start
+    for loop, thread in started:
+        loop.stop()
+        thread.join()
+
+
+def test_a_full_log_is_offered_the_same_record_ever_more_rarely(
+    machine: Machine, running: Callable[..., DrainLoop], until: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    # GIVEN a log that takes nothing
+    monkeypatch.setattr(drain_module, "RETRY_S", 0.001)
+    machine.log.error = StoreFull("no space")
+    machine.push(*range(23))
+    loop = running()
+    until(lambda: machine.log.offered >= 5)
+    # THEN the records were assembled once, their rows counted once, and our log says it once
+    assert machine.seen == list(range(23))
+    assert machine.outbox.rows["process.events"] == 23
+    assert [r.message for r in caplog.records if "takes no rows" in r.message] == [caplog.messages[0]]
+    assert loop.flush() == loop.failure == "no space"
+    # AND the pauses grow
+    assert loop._retry_s >= 0.001 * 2**4
+    # WHEN there is space again, all is in the log once, with what came meanwhile
+    machine.push(*range(23, 30))
+    machine.log.error = None
+    until(lambda: machine.ring.position == 30 * SLOT)
+    assert machine.seen == list(range(30))
+    assert sum(rows["process.events"] for rows, _ in machine.log.records) == 30
+    assert loop.failure is None
+    until(lambda: loop.flush() == "")
+
+
+def test_a_flush_that_does_not_come_through_says_why(
+    machine: Machine, running: Callable[..., DrainLoop], until: Any
+) -> None:
+    held = threading.Event()
+    loop = running(each_look=(held.wait,))
+    machine.push(*range(7))
+    assert "112 bytes wait" in loop.flush(0.01)
+    held.set()
+    until(lambda: loop.flush() == "")
+    assert machine.seen == list(range(7))
+
+
+def test_a_flush_waits_for_records_whose_process_is_about_to_be_identified(
+    machine: Machine, running: Callable[..., DrainLoop]
+) -> None:
+    # GIVEN 23 records, the 5th of a process that is identified at the third look
+    looks: list[int] = []
+
+    def takes(records: Any) -> int:
+        looks.append(len(records))
+        return len(records) if len(looks) > 2 else 4
+
+    machine.push(*range(23))
+    loop = running(takes={"collectives": takes})
+    # THEN those before it are not held up, and a flush waits for all
+    assert loop.flush(20) == ""
+    assert looks[0] == 23
+    assert machine.log.records[0][0] == {"process.events": 4}
+    assert machine.seen == list(range(23))
+
+
+def test_a_ring_that_is_half_full_holds_nothing(machine: Machine) -> None:
+    loop = machine.loop(takes={"collectives": lambda _: 0})
+    machine.push(*range(7))
+    loop.once()
+    assert machine.seen == []
+    machine.push(*range(7, SIZE // SLOT // 2 + 1))
+    loop.once()
+    assert machine.seen == list(range(SIZE // SLOT // 2 + 1))
+
+
+def test_a_loss_that_goes_on_while_the_log_is_full_is_one_row(machine: Machine) -> None:
+    for second in range(23):
+        machine.outbox.lost(Loss("collectives", "comm.ops", "ring", "the ring was full", second, second + 1, 7))
+    machine.outbox.lost(Loss("lifecycle", "process.events", "ring", "the ring was full", 3, 4, None))
+    machine.outbox.lost(Loss("lifecycle", "process.events", "ring", "the ring was full", 4, 5, 2))
+    machine.loop().once()
+    (losses,) = machine.log.batches[0]["probing.losses"]
+    assert losses["count"].to_pylist() == [23 * 7, None]
+    assert losses["ts_to"].cast(pa.int64()).to_pylist() == [23, 5]

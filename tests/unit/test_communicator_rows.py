@@ -25,7 +25,7 @@ TABLE = "comm.communicators"
 
 
 class Processes:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=4) if pid < 4 else None
 
 
@@ -210,8 +210,6 @@ def test_roles_are_found_from_operations() -> None:
     }
     (row,) = [row for row in found if row["comm"] == "row0" and row["pid"] == 0 and row["ts"] != 4]
     assert (row["created"], row["job_rank"], row["parallel_role_why"][:20]) == (4, 0, "its ranks are neighb")
-    # The log could not take it.
-    assert plain(communicators.follow(batches, later)[TABLE]) == found
     # More of the same says nothing new, however long after.
     much_later = ClockPair(2 * later.mono_ns, 0, PAIR.real_ns)
     assert communicators.follow({"comm.ops": batch_of("comm.ops", ops(3, "row1", 9, 4))}, much_later).keys() == {

@@ -43,7 +43,7 @@ MAPS = (
 
 
 class Known:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer", 3) if pid == 7 else None
 
 

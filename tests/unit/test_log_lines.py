@@ -156,7 +156,7 @@ class Nobody:
         self.rows: list[dict[str, object]] = []
         self.losses: list[Loss] = []
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return WHO if pid == WHO.pid else None
 
     def put(self, table: str, batch: pa.RecordBatch) -> None:

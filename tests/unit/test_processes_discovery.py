@@ -156,6 +156,16 @@ def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[M
         discovery.stop()
 
 
+def identified(discovery: Discovery, pid: int, start_ns: int) -> Identity | None:
+    """Who it is, once that is known."""
+    discovery.on_mapping(pid)
+    deadline = time.monotonic() + 20
+    while discovery.expected(pid, start_ns):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return discovery.identity(pid, start_ns)
+
+
 def torchrun(readers: FakeReaders, base: int = 10, start_s: int = 50) -> list[tuple[int, int]]:
     keys = [readers.add(base, start_s, cmdline=TORCHRUN, libraries=["torch"])]
     for rank in range(2):
@@ -171,7 +181,7 @@ def table(sink: MemorySink) -> pa.Table:
 def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
     launcher, *ranks = torchrun(readers)
     discovery = make()
-    who = [discovery.identity(*key, timeout=20) for key in ranks]
+    who = [identified(discovery, *key) for key in ranks]
     assert [(w.job, w.role, w.rank, w.local_rank, w.world_size) for w in who if w] == [
         ("n1/127.0.0.1:29500", "trainer", 0, 0, 2),
         ("n1/127.0.0.1:29500", "trainer", 1, 1, 2),
@@ -188,7 +198,7 @@ def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: Mem
     discovery = make()
     for pid, start_ns in torchrun(readers):
         discovery.on_exec(pid, start_ns, start_ns)
-    assert discovery.identity(11, 51 * SECOND, timeout=20)
+    assert identified(discovery, 11, 51 * SECOND)
     assert len({w.run for w in discovery.live()}) == 1
 
 
@@ -196,7 +206,7 @@ def test_exits_are_told_once_with_their_reason(make: Make, readers: FakeReaders,
     _, first, second = torchrun(readers)
     following = Following()
     discovery = make(listener=following)
-    assert discovery.identity(*second, timeout=20)
+    assert identified(discovery, *second)
     discovery.on_exit(*first, 101 * SECOND, 9)
     discovery.on_exit(*first, 101 * SECOND, 9)
     discovery.on_exit(*second, 102 * SECOND, 3 << 8)
@@ -216,7 +226,7 @@ def test_a_rank_that_is_lost_stays_visible_while_its_run_lives(
 ) -> None:
     _, first, second = torchrun(readers)
     discovery = make()
-    assert discovery.identity(*second, timeout=20)
+    assert identified(discovery, *second)
 
     def states() -> dict[int, str]:
         batch = discovery.rows(clock.pair())
@@ -237,7 +247,7 @@ def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemoryS
     assert discovery.identity(*key) is None
     readers.processes[20]["libraries"] = ["python", "torch"]
     discovery.on_mapping(20)
-    who = discovery.identity(*key, timeout=20)
+    who = identified(discovery, *key)
     assert who is not None
     assert (who.role, who.job, who.rank) == ("trainer", "pid:20", None)
     # The communicator tells the rank that the environment does not.
@@ -252,7 +262,7 @@ def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemoryS
 def test_a_process_is_found_without_any_event(make: Make, readers: FakeReaders) -> None:
     discovery = make(rescan_s=0.05)
     keys = torchrun(readers)
-    assert all(discovery.identity(*key, timeout=20) for key in keys[1:])
+    assert all(identified(discovery, *key) for key in keys[1:])
 
 
 def test_a_process_that_vanished_without_an_event(
@@ -276,7 +286,7 @@ def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: MemorySin
     discovery.on_exit(*first, 101 * SECOND, 6)
     # A marker behind the exit in the queue tells that it was dealt with.
     marker = readers.add(30, 70, environ={**RANK, "RANK": "0"})
-    assert discovery.identity(*marker, timeout=20)
+    assert identified(discovery, *marker)
     readers.late[11].set()
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [event for event, pid in sink.events() if pid == 11] == ["start", "identified", "exit"]
@@ -289,7 +299,7 @@ def test_what_cannot_be_read_holds_nobody_up(make: Make, readers: FakeReaders) -
     readers.late[6] = threading.Event()
     keys = torchrun(readers)
     discovery = make()
-    assert all(discovery.identity(*key, timeout=20) for key in keys)
+    assert all(identified(discovery, *key) for key in keys)
 
 
 def test_a_restarted_daemon_names_the_run_as_before(
@@ -298,7 +308,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
     # GIVEN ranks without a launcher, named after the oldest
     keys = [readers.add(11 + rank, 51 + rank, environ={**RANK, "RANK": str(rank)}) for rank in range(2)]
     first = make()
-    run = {who.run for key in keys if (who := first.identity(*key, timeout=20))}
+    run = {who.run for key in keys if (who := identified(first, *key))}
     assert len(run) == 1
     first.stop()
     # WHEN the oldest ends while no daemon is there
@@ -306,7 +316,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
     before = len(sink.rows)
     second = make(restored=table(sink))
     # THEN the other keeps its run, the end is told, and nothing is told twice
-    who = second.identity(*keys[1], timeout=20)
+    who = identified(second, *keys[1])
     assert who is not None
     assert {who.run} == run
     until(lambda: sink.events()[before:] == [("exit", 11)])
@@ -314,7 +324,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
     # AND a third rank joins it
     third = readers.add(13, 70, environ={**RANK, "WORLD_SIZE": "3", "RANK": "2"})
     second.on_exec(*third, third[1])
-    joined = second.identity(*third, timeout=20)
+    joined = identified(second, *third)
     assert joined is not None
     assert {joined.run} == run
 
@@ -322,7 +332,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
 def test_another_boot_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
     keys = torchrun(readers)
     first = make()
-    assert first.identity(*keys[2], timeout=20)
+    assert identified(first, *keys[2])
     first.stop()
     other = Discovery(readers, sink, FakeClock(boot_id="another"), "n1")
     assert other.restore(table(sink)) == 0
@@ -350,7 +360,7 @@ def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any)
     assert discovery.identity(*key) is None
     readers.processes[20] |= {"exe": "/usr/bin/python3.11", "cmdline": ["python3", "train.py"]}
     discovery.on_exec(*key, key[1])
-    assert discovery.identity(*key, timeout=20)
+    assert identified(discovery, *key)
     discovery.on_exec(*key, key[1])
     until(lambda: ("replaced", 20) in following.seen)
 
@@ -359,11 +369,11 @@ def test_forked_loaders(make: Make, readers: FakeReaders) -> None:
     _, rank, _ = torchrun(readers)
     readers.processes[11]["libraries"] = ["torch"]
     discovery = make()
-    trainer = discovery.identity(*rank, timeout=20)
+    trainer = identified(discovery, *rank)
     assert trainer is not None
     loader = readers.add(40, 70, 11, 10, environ={**RANK, "RANK": "0"}, libraries=["torch"])
     discovery.on_fork(*loader, loader[1], 11)
-    who = discovery.identity(*loader, timeout=20)
+    who = identified(discovery, *loader)
     assert who is not None
     assert (who.role, who.job, who.run, who.rank) == ("data_loader", trainer.job, trainer.run, None)
     # It stays one when its trainer dies first.
@@ -402,7 +412,7 @@ def test_python_versions_and_backends(make: Make, readers: FakeReaders, clock: F
 def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> None:
     keys = torchrun(readers)
     discovery = make()
-    assert discovery.identity(*keys[2], timeout=20)
+    assert identified(discovery, *keys[2])
     rows = discovery.envs(clock.pair())
     values = zip(*(rows.column(name).to_pylist() for name in ("pid", "name", "value")), strict=True)
     assert (11, "RANK", "0") in list(values)
@@ -418,7 +428,7 @@ def test_a_flood_of_events_is_a_loss(
     monkeypatch.undo()
     until(lambda: [loss.table for loss in sink.losses] == ["process.events"])
     # The scan that follows finds what the lost events would have told.
-    assert all(discovery.identity(*key, timeout=20) for key in keys)
+    assert all(identified(discovery, *key) for key in keys)
 
 
 def test_an_exit_event_that_comes_after_the_listing(
@@ -427,7 +437,7 @@ def test_an_exit_event_that_comes_after_the_listing(
     # GIVEN a process that a listing lacks before its exit event is drained from the ring
     _, first, _ = torchrun(readers)
     discovery = make(rescan_s=0.02, grace_s=60.0)
-    assert discovery.identity(*first, timeout=20)
+    assert identified(discovery, *first)
     del readers.processes[11]
     listings = len(readers.listed)
     until(lambda: len(readers.listed) >= listings + 2)
@@ -435,3 +445,52 @@ def test_an_exit_event_that_comes_after_the_listing(
     discovery.on_exit(*first, 101 * SECOND, 9)
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [row["signal"] for row in sink.rows if row["event"] == "exit"] == [9]
+
+
+def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
+    make: Make, readers: FakeReaders, until: Any
+) -> None:
+    _, rank, _ = torchrun(readers)
+    discovery = make()
+    trainer = identified(discovery, *rank)
+    assert trainer is not None
+    # GIVEN a child and a grandchild that no reader finds any more
+    child, grandchild, program = (40, 70 * SECOND), (41, 71 * SECOND), (42, 71 * SECOND)
+    discovery.on_fork(*child, child[1], rank[0])
+    discovery.on_fork(*grandchild, grandchild[1], child[0])
+    discovery.on_fork(*program, program[1], rank[0])
+    discovery.on_exec(*program, program[1])
+    assert discovery.expected(*child)
+    for key in (child, grandchild, program):
+        discovery.on_exit(*key, key[1] + 1, 0)
+    until(lambda: not any(discovery.expected(*key) for key in (child, grandchild, program)))
+    # THEN both are of the job, with no rank; one that ran another program is not
+    for key in (child, grandchild):
+        who = discovery.identity(*key)
+        assert who is not None
+        assert (who.pid, who.start_ns, who.job, who.run, who.rank) == (*key, trainer.job, trainer.run, None)
+    assert discovery.identity(*program) is None
+    # nor is another process with the same pid
+    assert discovery.identity(child[0], child[1] + SECOND) is None
+
+
+def test_who_asks_does_not_wait_for_discovery(make: Make, readers: FakeReaders, until: Any) -> None:
+    # GIVEN a thread of discovery that is held up in a listener
+    _, rank, other = torchrun(readers)
+    held, entered = threading.Event(), threading.Event()
+
+    class Listener(Following):
+        def process_exited(self, who: Identity) -> None:
+            entered.set()
+            held.wait()
+
+    discovery = make(listener=Listener())
+    assert identified(discovery, *rank)
+    discovery.on_exit(*rank, 0, 0)
+    assert entered.wait(20)
+    # THEN what is known is answered, and what is not is expected
+    with discovery._known:
+        assert discovery.identity(*other)
+        assert discovery.identity(77, 5) is None
+        assert discovery.expected(77, 5)
+    held.set()

@@ -29,7 +29,7 @@ class World:
         self.losses: list[Loss] = []
         self.rows = SampleRows(node, self, self.find, self)
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return None if pid % 2 else Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2)
 
     def find(self, key: Key) -> Sampled:

@@ -100,7 +100,7 @@ class World:
     def settings(self, identity: Identity) -> tuple[int, bool]:
         return self.jobs.get(identity.job, (19, True))
 
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return who(pid)
 
     def prepare(self, pid: int, start_ns: int, timeout: float) -> RuntimeInfo:

@@ -25,7 +25,7 @@ NORM: list[Call] = [("0", 1, MS)]
 
 
 class Processes:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=2) if pid < 4 else None
 
 

@@ -35,7 +35,7 @@ def number(name: str, kind: str = "u64") -> Field:
 
 
 class One:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(7, 30, "j", "r", "trainer", 5) if (pid, start_ns) == (7, 30) else None
 
 

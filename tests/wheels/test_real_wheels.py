@@ -210,7 +210,7 @@ def test_numbers_of_functions_are_those_of_ncclfunc(version: str) -> None:
 
 
 class Anybody:
-    def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job0", "run", "trainer", 0, 0, 1, 0)
 
 

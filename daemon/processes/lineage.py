@@ -1,0 +1,65 @@
+"""Who a process was that ended before it could be read: it belonged to the job of the process that forked it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from probing.daemon.processes.facts import Key
+from probing.daemon.processes.registry import Process
+from probing.daemon.source import Identity
+
+__all__ = ("Lineage",)
+
+# Records of a process follow its fork within seconds. An entry is some 200 bytes.
+MAX_FORKS = MAX_ENDED = 8192
+# A daemon forks twice.
+_MAX_DEPTH = 4
+
+
+class Lineage:
+    """Recent forks, and recent ends of processes that were never identified. Any thread may read; takes no lock.
+
+    ``newest`` gives the watched process that had a pid last.
+    """
+
+    def __init__(self, newest: Callable[[int], Process | None]) -> None:
+        self._newest = newest
+        self._forks: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._ended: OrderedDict[Key, None] = OrderedDict()
+
+    def forked(self, pid: int, start_ns: int, ppid: int) -> None:
+        _keep(self._forks, pid, (start_ns, ppid), MAX_FORKS)
+
+    def replaced(self, pid: int) -> None:
+        """It called exec: its environment may be another than its parent's."""
+        self._forks.pop(pid, None)
+
+    def ended(self, key: Key) -> None:
+        """The process has ended, and was not identified."""
+        _keep(self._ended, key, None, MAX_ENDED)
+
+    def has_ended(self, key: Key) -> bool:
+        return key in self._ended
+
+    def inherited(self, key: Key) -> Identity | None:
+        """Job and run of the watched process that forked it; the rank is not known. None: nobody watched did."""
+        fork = self._forks.get(key[0])
+        if fork is None or fork[0] != key[1]:
+            return None
+        for _ in range(_MAX_DEPTH):
+            parent = self._newest(fork[1])
+            if parent is not None and parent.facts.start_ns <= key[1]:
+                return Identity(*key, parent.identity.job, parent.identity.run, "other")
+            fork = self._forks.get(fork[1])
+            if fork is None:
+                break
+        return None
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
