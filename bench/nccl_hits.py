@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,9 +64,9 @@ class Draining:
 
 
 @contextmanager
-def session_of() -> Iterator[Session]:
+def session_of(objects: Sequence[str] = OBJECTS) -> Iterator[Session]:
     root = Path(f"/sys/fs/bpf/probingd-bench-{os.getpid()}")
-    session = Session.open("bench", list(OBJECTS), root)
+    session = Session.open("bench", list(objects), root)
     try:
         yield session
     finally:

@@ -99,7 +99,7 @@ class ClusterConfig:
 class ProbesConfig:
     bpffs: str = _option("/sys/fs/bpf/probingd", "directory of the pins, on a BPF file system")
     force_fallback: bool = _option(False, "attach by perf events even where the kernel has uprobe_multi")
-    hit_budget: int = _option(50_000, "hits a second at which a symbol's probe is switched off", 1)
+    hit_budget: int = _option(50_000, "hits of a probe that a process may make a second and CPU; more are refused", 1)
     ring_bytes: int = _option(16 << 20, "bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
     recordings: str = _option("", "directory for recordings of what the rings held; empty: none are made")
     user_dir: str = _option("/etc/probingd/probes.d", "directory of probes that users write; NAME.toml with NAME.c")

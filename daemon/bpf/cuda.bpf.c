@@ -420,20 +420,18 @@ static __always_inline void call_forget(void)
 		call->kind = CALL_NONE;
 }
 
-/* Whether no probe was off since the event was recorded that would have told that it was recorded elsewhere. */
+/* Whether no hit was refused since the event was recorded that could have shown it recorded elsewhere. */
 static __always_inline int still_means(struct event_state *state)
 {
 	__u32 zero = 0, slot;
 	struct cuda_settings *settings = bpf_map_lookup_elem(&cuda_settings, &zero);
-	struct budget *budget;
 	int i;
 
 	if (!settings || state->recorded < settings->void_before || state->generation != current_generation())
 		return 0;
 	for (i = 0; i < EVENT_PROBES; i++) {
 		slot = settings->event_slots[i];
-		budget = bpf_map_lookup_elem(&budgets, &slot);
-		if (!budget || budget->off_ns)
+		if (guard_refused_since(slot, state->recorded))
 			return 0;
 	}
 	return 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What every program does before its own work: stop when it is paused or when nobody has listened for a minute, count
- * the hit, and keep to the budget of its probe.
+ * the hit, and keep to the budget of its probe and process.
  */
 #ifndef PROBING_GUARD_BPF_H
 #define PROBING_GUARD_BPF_H
@@ -12,6 +12,9 @@
 #define HEARTBEAT_LIMIT_NS 60000000000ULL
 #define SECOND_NS 1000000000ULL
 #define PROBE_SLOTS 256
+#define BUDGET_PROCESSES 4096
+/* A probe that a CPU sees hit so many times its budget in one second, by processes that keep to theirs, is switched off. */
+#define PROBE_BUDGETS 8
 
 /* Written by the loader (session.py). */
 struct control {
@@ -30,9 +33,9 @@ struct {
 /* On each CPU: sharing one counter between CPUs would cost more than the rest of the guard. */
 struct hit {
 	__u64 hits;
-	__u64 refused; /* came after the budget was spent */
+	__u64 refused; /* of the hits: their programs did nothing */
 	__u64 second;
-	__u64 in_second;
+	__u64 in_second; /* not refused */
 };
 
 struct {
@@ -42,10 +45,14 @@ struct {
 	__type(value, struct hit);
 } hits SEC(".maps");
 
-/* The switch of a probe. A CPU that sees more than `budget` hits in one second sets `off_ns`; the loader clears it. */
+/*
+ * In each second, anybody may make the first half of `budget` on a CPU: that costs no look into another map. Behind it
+ * each process may make the other half, whatever others do.
+ */
 struct budget {
-	__u64 off_ns;
-	__u64 budget; /* 0: none */
+	__u64 off_ns;	  /* since when the probe is switched off for all; the loader clears it */
+	__u64 budget;	  /* 0: none */
+	__u64 refused_ns; /* when a process was last refused a hit, or before */
 };
 
 struct {
@@ -54,6 +61,39 @@ struct {
 	__type(key, __u32);
 	__type(value, struct budget);
 } budgets SEC(".maps");
+
+struct process_budget_key {
+	__u32 tgid;
+	__u32 slot;
+};
+
+struct process_budget {
+	__u64 second;
+	__u64 in_second; /* hits behind the first half, on all CPUs */
+	__u64 refused;
+	__u64 refused_ns; /* the last of them */
+};
+
+/* Processes that have hit a probe behind the first half of its budget; the loader reads how many hits each was refused. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, BUDGET_PROCESSES);
+	__type(key, struct process_budget_key);
+	__type(value, struct process_budget);
+} process_budgets SEC(".maps");
+
+/* Written and read by the collector alone, so that refusals while none runs are reported by the next (losses.py). */
+struct refusals_reported {
+	__u64 refused;
+	__u64 ts; /* UTC ns */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBE_SLOTS);
+	__type(key, __u32);
+	__type(value, struct refusals_reported);
+} refusals_reported SEC(".maps");
 
 /* What the kernel has, found by trying, set before loading: what it lacks is dead code to the verifier. */
 const volatile __u32 has_cookie = 0;
@@ -88,6 +128,42 @@ static __always_inline int guard_open(__u64 now)
 	return c && !c->paused && now < c->heartbeat_ns + HEARTBEAT_LIMIT_NS;
 }
 
+/*
+ * Whether the calling process may make one more hit of a probe whose CPU has seen half its budget in this second. A
+ * function of its own: it is rare, and inlined it would cost each program's verification.
+ */
+static __noinline int guard_process(struct budget *budget, struct hit *hit, __u32 slot, __u64 now)
+{
+	struct process_budget_key key = {.tgid = bpf_get_current_pid_tgid() >> 32, .slot = slot};
+	struct process_budget *own = bpf_map_lookup_elem(&process_budgets, &key);
+	__u64 second = now / SECOND_NS;
+
+	if (!own) {
+		struct process_budget first = {.second = second};
+
+		bpf_map_update_elem(&process_budgets, &key, &first, BPF_NOEXIST);
+		own = bpf_map_lookup_elem(&process_budgets, &key);
+		if (!own)
+			return 0;
+	}
+	if (own->second < second) {
+		own->second = second;
+		own->in_second = 0;
+	}
+	if (own->in_second >= budget->budget - budget->budget / 2) {
+		__sync_fetch_and_add(&own->refused, 1);
+		own->refused_ns = now;
+		budget->refused_ns = now;
+		return 0;
+	}
+	__sync_fetch_and_add(&own->in_second, 1);
+	if (hit->in_second >= PROBE_BUDGETS * budget->budget) {
+		budget->off_ns = now;
+		return 0;
+	}
+	return 1;
+}
+
 static __always_inline int guard_budget(__u32 slot, __u64 now)
 {
 	struct budget *budget = bpf_map_lookup_elem(&budgets, &slot);
@@ -97,21 +173,32 @@ static __always_inline int guard_budget(__u32 slot, __u64 now)
 	if (!budget || !hit)
 		return 0;
 	hit->hits++;
-	if (budget->off_ns) {
-		hit->refused++;
-		return 0;
-	}
 	if (hit->second != second) {
 		hit->second = second;
 		hit->in_second = 0;
 	}
-	hit->in_second++;
-	if (budget->budget && hit->in_second > budget->budget) {
-		budget->off_ns = now;
+	if (budget->off_ns || (budget->budget && hit->in_second >= budget->budget / 2 &&
+			       !guard_process(budget, hit, slot, now))) {
 		hit->refused++;
 		return 0;
 	}
+	hit->in_second++;
 	return 1;
+}
+
+/* Whether the calling process may have been refused a hit of the probe since `t`. */
+static __always_inline int guard_refused_since(__u32 slot, __u64 t)
+{
+	struct process_budget_key key = {.tgid = bpf_get_current_pid_tgid() >> 32, .slot = slot};
+	struct budget *budget = bpf_map_lookup_elem(&budgets, &slot);
+	struct process_budget *own;
+
+	if (!budget || budget->off_ns)
+		return 1;
+	if (budget->refused_ns < t)
+		return 0;
+	own = bpf_map_lookup_elem(&process_budgets, &key);
+	return own && own->refused_ns >= t;
 }
 
 static __always_inline __u64 guard_cookie(void *ctx)

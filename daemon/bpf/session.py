@@ -198,9 +198,33 @@ class Session:
             found[f"probe:{slot}"] = {"hits": int(totals[row]), "refused": refused, "off_ns": off_ns}
         return found
 
+    def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]:
+        """(slot, pid) -> hits of this probe that were refused because this process was over its budget.
+
+        The kernel keeps the last 4,096; a count that is smaller than before has begun anew. ``before_ns``: only of
+        those last refused before that time, CLOCK_MONOTONIC ns.
+        """
+        keys, values = self.maps["process_budgets"].items()
+        chosen = values["refused"] > 0
+        if before_ns is not None:
+            chosen &= values["refused_ns"] < max(before_ns, 0)
+        keys, refused = keys[chosen], values["refused"][chosen].tolist()
+        return {(int(key["slot"]), int(key["tgid"])): count for key, count in zip(keys, refused, strict=True)}
+
+    def reported_refusals(self, slot: int) -> tuple[int, int]:
+        """How many refused hits of a probe are in rows of probing.losses, and the UTC time of that count, ns, or 0."""
+        found = self.maps["refusals_reported"].lookup(slot)
+        return int(found["refused"]), int(found["ts"])
+
+    def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None:
+        """Leave it to the next collector."""
+        self.maps["refusals_reported"].update(slot, (refused, ts))
+
     def set_budget(self, slot: int, hits_a_second: int) -> None:
-        """Let a probe be hit so often in a second on one CPU, 0 for ever, and switch it on if it was off."""
-        self.maps["budgets"].update(slot, (0, hits_a_second))
+        """Let a process hit a probe so often in a second on one CPU, 0 for ever, and switch it on if it was off."""
+        # "Refused until now" makes the programs ask what each process was refused.
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self.maps["budgets"].update(slot, (0, hits_a_second, now))
 
     def run_program(self, name: str, context: bytes) -> int:
         """Run a raw tracepoint program once, with ``context`` (u64 arguments) as its own; returns what it returned."""

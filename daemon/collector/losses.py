@@ -1,19 +1,17 @@
-"""Losses that the kernel counts, as rows: rings that were full, probes over their budget, times when all was paused."""
+"""Losses that the kernel counts, as rows: rings that were full, budgets that were spent, times when all was paused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from probing.daemon.clock import Clock
+from probing.daemon.collector.refusals import BudgetedSession, ProbeSlot, Refusals
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("CountingSession", "LossMeter", "ProbeSlot")
+__all__ = ("CountingSession", "LossMeter")
 
 INTERVAL_NS = 1_000_000_000
-# How long a probe that was hit too often stays off before it is tried again.
-BUDGET_REST_NS = 10_000_000_000
 TABLES = {
     "collectives": "comm.ops",
     "communicators": "comm.communicators",
@@ -23,32 +21,19 @@ TABLES = {
     "optimizer_steps": "train.steps",
     "python_samples": "python.samples",
 }
-# Probes of these show how operations end.
-ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSlot:
-    """What is counted under the number of a probe, and which rows are missing when it is switched off."""
-
-    name: str
-    source: str
-    table: str
-
-
-class CountingSession(Protocol):
+class CountingSession(BudgetedSession, Protocol):
     @property
     def paused(self) -> bool: ...
 
     def counters(self) -> dict[str, dict[str, int]]: ...
 
-    def set_budget(self, slot: int, hits_a_second: int) -> None: ...
-
 
 class LossMeter:
     """``tick`` is called often and looks once a second. ``slots`` says what is counted under a probe's number.
 
-    ``also`` gives losses that others found; ``blinded`` is told the monotonic time up to which ends may be missed.
+    ``also`` gives losses that others found; ``blinded`` is that of ``Refusals``.
     """
 
     def __init__(
@@ -60,21 +45,16 @@ class LossMeter:
         budget: int,
         known_lost: Mapping[str, int],
         also: Callable[[], list[Loss]],
-        blinded: Callable[[int], object],
+        blinded: Callable[[int, int | None], object],
     ) -> None:
         self._session = session
         self._clock = clock
         self._sink = sink
-        self._slots = dict(slots)
-        self._budget = budget
         self._also = also
-        self._blinded = blinded
         self._last = clock.pair()
         self._lost = dict(known_lost)
-        self._refused = {name: c["refused"] for name, c in session.counters().items() if "refused" in c}
+        self._refusals = Refusals(session, sink, slots, budget, blinded, self._last)
         self._paused_since: int | None = None
-        for slot in slots:
-            session.set_budget(slot, budget)
 
     @property
     def lost(self) -> dict[str, int]:
@@ -84,8 +64,7 @@ class LossMeter:
     @property
     def off(self) -> list[str]:
         """The probes that are switched off because they were hit too often."""
-        counters = self._session.counters()
-        return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
+        return self._refusals.off(self._session.counters())
 
     @property
     def hits(self) -> int:
@@ -106,26 +85,13 @@ class LossMeter:
         counters = self._session.counters()
         for ring, table in TABLES.items():
             self._ring(ring, table, counters.get(ring, {}).get("lost", 0), since, pair.real_ns)
-        for slot, probe in self._slots.items():
-            if counts := counters.get(f"probe:{slot}"):
-                self._probe(slot, probe, counts, since, pair.real_ns, pair.mono_ns)
+        self._refusals.look(counters, since, pair)
         self._pause(since, pair.real_ns)
 
     def _ring(self, ring: str, table: str, lost: int, since: int, now: int) -> None:
         if more := lost - self._lost.get(ring, 0):
             self._sink.lost(Loss(ring, table, "ring", "the ring was full", since, now, max(more, 0)))
             self._lost[ring] = lost
-
-    def _probe(self, slot: int, probe: ProbeSlot, counts: Mapping[str, int], since: int, now: int, mono: int) -> None:
-        more = counts["refused"] - self._refused.get(f"probe:{slot}", 0)
-        if more > 0:
-            reason = f"{probe.name} was hit more than {self._budget} times a second and switched off"
-            self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, now, more))
-            self._refused[f"probe:{slot}"] = counts["refused"]
-            if probe.table in ENDS_SEEN_BY:
-                self._blinded(mono)
-        if counts["off_ns"] and mono - counts["off_ns"] > BUDGET_REST_NS:
-            self._session.set_budget(slot, self._budget)
 
     def _pause(self, since: int, now: int) -> None:
         if self._session.paused:

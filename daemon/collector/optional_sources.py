@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.losses import ProbeSlot
+from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by

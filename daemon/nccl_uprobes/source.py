@@ -224,9 +224,11 @@ class CollectivesSource:
 
         return self._abandon(ended)
 
-    def abandon_before(self, mono_ns: int) -> int:
-        """Close what was called before ``mono_ns``: the probes slept, and may have missed how it ended."""
-        return self._abandon(lambda _, values: values["t_call"] < mono_ns)
+    def abandon_before(self, mono_ns: int, pid: int | None = None) -> int:
+        """Close what was called before ``mono_ns``, by all or one process: the probes may have missed how it ended."""
+        return self._abandon(
+            lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
+        )
 
     def _abandon(self, which: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> int:
         keys, values = self._session.maps["operations"].items()

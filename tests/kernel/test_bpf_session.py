@@ -287,22 +287,6 @@ def test_full_ring_counts_what_it_lost(open_session: Open, probe_object: Path, t
     assert take(session)["number"].tolist() == list(range(2311, 2316))
 
 
-def test_budget_switches_a_probe_off_and_says_so(
-    open_session: Open, probe_object: Path, target: Any, target_fd: int
-) -> None:
-    session = open_session(probe_object)
-    attach(session, target_fd, target)
-    session.set_budget(SLOT, 7)
-    target.call(211)
-    counters = session.counters()[f"probe:{SLOT}"]
-    assert counters["hits"] == 211
-    assert counters["off_ns"] > 0
-    assert len(take(session)) == 211 - counters["refused"]
-    session.set_budget(SLOT, 0)
-    target.call(23)
-    assert len(take(session)) == 23
-
-
 def test_detached_link_sees_nothing(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
     session = open_session(probe_object)
     link = attach(session, target_fd, target)

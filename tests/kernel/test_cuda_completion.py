@@ -352,7 +352,7 @@ ok(cuda.cudaStreamSynchronize(b))
 say()
 """)
     script.step()
-    off = (cuda.clock.pair().mono_ns, 1)
+    off = (cuda.clock.pair().mono_ns, 1, 0)
     slot = next(slot for slot, name in cuda.source.slots.items() if name == "cuda_event_record cudaEventRecord")
     budgets = cuda.session.maps["budgets"]
     budgets.update(slot, off)

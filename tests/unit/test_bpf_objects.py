@@ -97,7 +97,8 @@ def test_object_tells_what_it_holds(built: Path) -> None:
     with Object("odd", built.read_bytes()) as found:
         assert found.sections == {"probe_it": "uprobe"}
         assert found.rings == ["odd"]
-        assert set(found.maps) == {"control", "hits", "budgets", "odd", "odd_loss", "table"}
+        guard = {"control", "hits", "budgets", "process_budgets", "refusals_reported"}
+        assert set(found.maps) == guard | {"odd", "odd_loss", "table"}
         variables = found.btf.variables(".rodata")
         assert variables["small_constant"][1] == np.dtype("<u2")
         assert len({offset for offset, _ in variables.values()}) == len(variables)
