@@ -99,7 +99,7 @@ class Node:
         limits = StoreLimits(max_bytes=1 << 50, max_age_s=1e9, keep_free_bytes=0)
         self.store = Store.open(state, node="bench", limits=limits, background=False)
         unused: Any = SimpleNamespace()
-        requests = Requests(self.store, unused, unused, {}, lambda: None, dict, bool)
+        requests = Requests(self.store, unused, unused, {}, str, dict, bool)
         handlers = {name: requests.handlers()[name] for name in ("snapshot", "release")}
         self.control = ControlServer(runtime / "collector.sock", handlers, frozenset())
         self.control.start()

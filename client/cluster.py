@@ -65,9 +65,9 @@ class Variables:
 class Cluster:
     """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
 
-    With ``strict`` a node that does not answer raises PartialAnswer; else its rows are missing, and ``outcomes`` says
-    so. ``max_bytes`` (Arrow) bounds what is held of one answer; what is streamed has no bound. ``watch`` is told the
-    address of a node and how far its query is. Safe to use from several threads.
+    With ``strict`` a node that does not answer, or not with all of its rows, raises PartialAnswer; else its rows are
+    missing, and ``outcomes`` says so. ``max_bytes`` (Arrow) bounds what is held of one answer; what is streamed has no
+    bound. ``watch`` is called with the address of a node and how far its query is. Safe to use from several threads.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Cluster:
             raise
 
     def _open(self, address: str, sql: str, seconds: float) -> Stream:
-        return self.connection(address).stream(sql, seconds, watch=self._watching(address))
+        return self.connection(address).stream(sql, seconds, watch=self._watching(address), strict=self.strict)
 
     def _watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:
         watch = self.watch
@@ -205,7 +205,7 @@ class Cluster:
             return [self.query(sql)]
 
         def ask(connection: Connection, seconds: float) -> tuple[str, pa.Table]:
-            reply = connection.query(sql, seconds, self.max_bytes)
+            reply = connection.query(sql, seconds, self.max_bytes, strict=self.strict)
             return reply.node, reply.table
 
         return [answered.value for answered in self.each(ask).answered]
@@ -264,7 +264,9 @@ class Cluster:
         return {name: schema(list(own.items())) for name, own in columns.items()}
 
     def _node(self, address: str, sql: str, seconds: float) -> Reply:
-        return self.connection(address).query(sql, seconds, self.max_bytes, self._watching(address))
+        return self.connection(address).query(
+            sql, seconds, self.max_bytes, self._watching(address), strict=self.strict
+        )
 
     def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
         """``ask(connection, seconds)`` of every node at once; it returns the node's name and the answer."""

@@ -66,14 +66,16 @@ class Connection:
         timeout: float,
         max_bytes: int,
         watch: Callable[[pb.QueryProgress], None] | None = None,
+        *,
+        strict: bool = False,
     ) -> Reply:
         """The rows of ``sql`` at the node. Raises QueryMemory above ``max_bytes`` of Arrow, or what the node raises.
 
-        ``watch`` is told how far the node is.
+        ``watch`` is called with how far the node is. With ``strict``, PartialAnswer when it lacks rows.
         """
         import pyarrow as pa
 
-        with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch) as stream:
+        with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch, strict=strict) as stream:
             table = pa.Table.from_batches(list(stream), stream.schema)
         return Reply(stream.node, table, stream.rows_scanned, stream.warnings)
 
@@ -84,6 +86,7 @@ class Connection:
         *,
         max_bytes: int = UNLIMITED,
         watch: Callable[[pb.QueryProgress], None] | None = None,
+        strict: bool = False,
     ) -> Stream:
         """As ``query``, batch by batch and without a bound of their sum. Returns at once.
 
@@ -100,6 +103,7 @@ class Connection:
             max_bytes=max_bytes,
             watch=watch,
             ask_name=lambda: self.status(timeout).node,
+            strict=strict,
         )
         self._streams.add(stream)
         return stream

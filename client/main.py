@@ -51,7 +51,7 @@ def _options(
     ] = DEFAULT_TARGET,
     nodes: Annotated[str | None, typer.Option(help="Nodes to ask: A,B,C or a file with one a line.")] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless every node answers.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless all nodes answer with all rows.")] = False,
     token_file: Annotated[str | None, typer.Option(help="File with the bearer token.")] = None,
     token: Annotated[str | None, typer.Option(help="The token itself; the process list shows it.")] = None,
     output_format: Annotated[

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from probing.api.errors import PeerError, ProbingError, QueryMemory
+from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
 
 if TYPE_CHECKING:
@@ -50,10 +50,12 @@ class Stream:
         max_bytes: int = UNLIMITED,
         watch: Callable[[pb.QueryProgress], None] | None = None,
         ask_name: Callable[[], str] = str,
+        strict: bool = False,
     ) -> None:
         """``call`` gives messages QueryReply, and ``translate`` makes our errors of those of gRPC.
 
-        ``ask_name`` asks a node that does not say its name by itself. Above ``max_bytes`` QueryMemory is raised.
+        ``ask_name`` asks a node that does not say its name by itself. Above ``max_bytes`` QueryMemory is raised, and
+        with ``strict`` PartialAnswer behind the last row when the node says that rows are missing.
         """
         self.node = ""
         self.rows = 0
@@ -64,6 +66,7 @@ class Stream:
         self._source = _Source(call, max_bytes, watch)
         self._reader: Any = None
         self._ask_name = ask_name
+        self._strict = strict
 
     def __enter__(self) -> Stream:
         return self
@@ -98,6 +101,8 @@ class Stream:
         if end.rows != self.rows:
             raise _broken_off()
         self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:_MAX_WARNINGS])
+        if self._strict and self.warnings:
+            raise PartialAnswer(f"{self.node} does not have all rows: {'; '.join(self.warnings[:8])}")
 
     def _next(self) -> pa.RecordBatch | None:
         batch = next(self._reader, None)

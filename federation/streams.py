@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from probing.api.errors import PeerError, ProbingError
+from probing.api.errors import PartialAnswer, PeerError, ProbingError
 from probing.federation.answer import Rows
 from probing.federation.catalog import open_database, quoted_column
 from probing.federation.fanout import Gathered, fan_out
@@ -141,7 +141,8 @@ class _Pour:
                 raise PeerError("nobody waits for its rows any more")
             return self._pass_on(address, stream)
         except ProbingError as e:
-            if rows := self._out.get(address):
+            # Who lacks rows under --strict has sent all that it has.
+            if (rows := self._out.get(address)) and not isinstance(e, PartialAnswer):
                 self._put(_broken_off(address, rows, e))
             raise
         finally:

@@ -25,8 +25,9 @@ _Answer = tuple[dict[str, Any], bytes]
 
 
 class Requests:
-    """``live`` makes the rows of live tables by name; ``flush`` brings what the rings hold into the store; ``pause``
-    stops or resumes the probes and says which holds now; ``tables`` describes those of users' probes."""
+    """``live`` makes the rows of live tables by name; ``flush`` brings what the rings hold into the store, and says
+    why it could not; ``pause`` stops or resumes the probes and says which holds now; ``tables`` describes those of
+    users' probes."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Requests:
         answers: StackAnswers,
         changes: Changes,
         live: Mapping[str, Callable[[], pa.RecordBatch]],
-        flush: Callable[[], object],
+        flush: Callable[[], str],
         status: Callable[[], dict[str, Any]],
         pause: Callable[[bool], bool],
         tables: Callable[[], list[dict[str, Any]]] = list,
@@ -69,10 +70,12 @@ class Requests:
             self._store.release(generation)
 
     def _snapshot(self, request: dict[str, Any]) -> _Answer:
-        self._flush()
+        behind = self._flush()
         snapshot = self._store.snapshot(_wanted(request))
         self._held().add(snapshot["generation"])
-        return {"generation": snapshot["generation"]}, json.dumps({"snapshot": snapshot}).encode()
+        missing = [f"rows of the last seconds are missing: {behind}"] if behind else []
+        payload = json.dumps({"snapshot": {**snapshot, "missing": missing}}).encode()
+        return {"generation": snapshot["generation"]}, payload
 
     def _release(self, request: dict[str, Any]) -> _Answer:
         generation = int(request.get("generation", 0))

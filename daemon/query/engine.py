@@ -60,10 +60,12 @@ class Need:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a query reads: segments by table, and the log's ``parts`` (path, length)."""
+    """What a query reads: segments by table, and the log's ``parts`` (path, length). ``missing``: the rows that it
+    lacks, for who asks."""
 
     segments: dict[str, list[Segment]]
     parts: list[tuple[str, int]]
+    missing: list[str] = field(default_factory=list)
 
 
 class Store(Protocol):
@@ -201,7 +203,7 @@ class Engine:
         self, asked: _Asked, snapshot: Snapshot, needed: Mapping[str, list[Segment]], live: Mapping[str, bytes]
     ) -> Iterator[bytes | Progress | End]:
         segments, damaged = self._readable(needed)
-        warnings = [*asked.checked.warnings, *damaged]
+        warnings = [*asked.checked.warnings, *snapshot.missing, *damaged]
         spec = {
             "sql": asked.checked.sql,
             "segments": {name: [segment.path for segment in found] for name, found in segments.items()},

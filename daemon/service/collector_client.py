@@ -192,7 +192,8 @@ def _snapshot(found: Any, needs: Mapping[str, Need]) -> Snapshot:
         segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in needs}
         # A part that does not say which tables it has rows of may have any.
         parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
-        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts])
+        missing = [str(text) for text in found.get("missing", ())]
+        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the collector's snapshot makes no sense") from e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -91,12 +91,14 @@ class Machine:
 
 
 @contextlib.contextmanager
-def running(root: Path, per_second: float = 200.0, limits: StoreLimits = LIMITS) -> Iterator[Machine]:
+def running(
+    root: Path, per_second: float = 200.0, limits: StoreLimits = LIMITS, flush: Callable[[], str] = str
+) -> Iterator[Machine]:
     """``root`` is a directory that the workers may enter."""
     nobody = cast(Any, None)
     with contextlib.ExitStack() as undo:
         store = undo.enter_context(Store.open(root / "state", node="n0", limits=limits))
-        requests = Requests(store, nobody, nobody, {}, lambda: None, dict, lambda paused: paused)
+        requests = Requests(store, nobody, nobody, {}, flush, dict, lambda paused: paused)
         control = ControlServer(root / "collector.sock", requests.handlers(), frozenset())
         control.on_disconnect = requests.release_all
         control.start()

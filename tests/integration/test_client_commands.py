@@ -315,6 +315,18 @@ def test_warnings_of_nodes_reach_stderr(pair: tuple[FakeNode, FakeNode], ctl: Ru
     assert ctl("query", "SELECT 1 AS one")[2] == "warning: alpha: segment x was set aside\n"
 
 
+@pytest.mark.parametrize("where", [(), ("--all-nodes",)])
+@pytest.mark.parametrize("sql", ["SELECT pid FROM process.processes", "SELECT count(*) FROM process.processes"])
+def test_rows_that_are_missing_are_an_error_under_strict(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, where: tuple[str, ...], sql: str
+) -> None:
+    assert ctl("query", "--strict", *where, sql)[0] == 0
+    pair[0].warnings = ["rows of the last seconds are missing: no space"]
+    code, _, err = ctl("query", "--strict", *where, sql)
+    assert code == 4
+    assert "alpha does not have all rows: rows of the last seconds are missing: no space" in err
+
+
 def test_text_of_targets_cannot_drive_the_terminal(tmp_path: Path, ctl: Run) -> None:
     evil = "\x1b]0;owned\x07\u202e\x9b2J"
     rows = {"process.processes": [process("n", 0, 5, command=evil, job=evil)]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from query_helpers import answer
 from sealing_load import ROWS, Counts, count, running
 
 
@@ -23,3 +24,12 @@ def test_counts_are_exact_while_all_changes(open_tmp_path: Path) -> None:
         assert machine.store.take_losses() == []
     assert seen.rows >= ROWS
     assert machine.store.status()["rows"] >= seen.rows
+
+
+def test_rows_that_are_not_in_the_log_yet_are_a_warning(open_tmp_path: Path) -> None:
+    reasons = ["", "no space"]
+    with running(open_tmp_path, flush=lambda: reasons[-1]) as machine:
+        end = answer(machine.engine, "SELECT count(*) FROM comm.ops")[1]
+        assert end.warnings == ["rows of the last seconds are missing: no space"]
+        reasons.pop()
+        assert answer(machine.engine, "SELECT count(*) FROM comm.ops")[1].warnings == []

@@ -133,7 +133,7 @@ def test_what_was_changed_for_good_holds_from_the_start(tmp_path: Path) -> None:
 
 def requests(store: Store) -> Requests:
     nobody = cast(Any, None)
-    return Requests(store, nobody, nobody, {}, lambda: None, dict, lambda paused: paused)
+    return Requests(store, nobody, nobody, {}, str, dict, lambda paused: paused)
 
 
 def test_what_a_reader_calls_damaged_is_looked_at(tmp_path: Path) -> None:
