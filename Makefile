@@ -84,6 +84,7 @@ soak: install ## an hour of kills, failing disks, attacks and load; each part al
 	$(PYTHON) tests/soak/counting.py --seconds 300
 	$(HOST) $(PYTHON) tests/soak/attack_workers.py
 	$(PYTHON) tests/soak/fuzz_queries.py --minutes 5
+	$(PYTHON) tests/soak/interrupts.py --rounds 200
 	$(HOST) $(PYTHON) -m bench soak
 
 clean: ## all that make made in the checkout

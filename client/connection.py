@@ -21,6 +21,7 @@ from probing.api.errors import (
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.client.interrupt import closed, sheltered
 from probing.client.stream import UNLIMITED, Stream
 from probing.federation.answer import Reply
 
@@ -44,9 +45,9 @@ class Connection:
         self.address = _checked(address, token)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         target = address if address.startswith("unix:") else f"dns:///{address}"
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._channel = sheltered(lambda: grpc.insecure_channel(target, options=_OPTIONS))
         # The generated stub has no types; the methods below give them.
-        self._stub: Any = NodeStub(self._channel)
+        self._stub: Any = sheltered(lambda: NodeStub(self._channel))
         self._streams: WeakSet[Stream] = WeakSet()
 
     def __enter__(self) -> Connection:
@@ -58,7 +59,8 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        """Ends what is under way. Returns when it ended, or soon without it."""
+        closed(self._channel.close)
 
     def query(
         self,
@@ -96,7 +98,7 @@ class Connection:
             sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
         )
         # The node's own deadline ends first, so that it is the node that says what took too long.
-        call = self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata)
+        call = sheltered(lambda: self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata))
         stream = Stream(
             call,
             lambda e: _error(self.address, e),
@@ -134,11 +136,8 @@ class Connection:
         return self._simple(pb.PauseReply, self._stub.Pause, pb.PauseRequest(paused=paused), timeout)
 
     def _simple(self, _kind: type[T], method: Callable[..., T], request: object, timeout: float) -> T:
-        return self._call(lambda: method(request, timeout=timeout, metadata=self._metadata))
-
-    def _call(self, call: Callable[[], T]) -> T:
         try:
-            return call()
+            return sheltered(lambda: method(request, timeout=timeout, metadata=self._metadata))
         except grpc.RpcError as e:
             raise _error(self.address, e) from None
 

@@ -1,255 +1,67 @@
-"""``probingctl``. The options are read here; each command is a module that is imported when it is run."""
+"""``probingctl``: runs a command, and says how it went by its exit code."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, UsageError
-from probing.client import later, main_python, main_query
-from probing.client.settings import (
-    DEFAULT_TARGET,
-    FORMATS,
-    JOB_HELP,
-    Settings,
-    format_of,
-    hoist,
-    node_list,
-    read_token,
-    seconds,
-)
+from probing.client import interrupt
 
-__all__ = ("events", "logs", "main", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
+__all__ = ("main",)
 
-_Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
-_EPILOG = "The options above may stand before or after the command."
-# Which click typer brings along differs by its version.
-_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-app = typer.Typer(
-    name="probingctl",
-    help="Ask probingd, on one node or all, what the trainings do.",
-    epilog=_EPILOG,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-cluster_app = typer.Typer(help="The same for all nodes: list, nodes, query.", rich_markup_mode=None)
-app.add_typer(cluster_app, name="cluster")
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    target: Annotated[
-        str, typer.Option("-t", "--target", envvar="PROBING_TARGET", help="unix:PATH or HOST:PORT.")
-    ] = DEFAULT_TARGET,
-    nodes: Annotated[str | None, typer.Option(help="Nodes to ask: A,B,C or a file with one a line.")] = None,
-    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless all nodes answer with all rows.")] = False,
-    token_file: Annotated[str | None, typer.Option(help="File with the bearer token.")] = None,
-    token: Annotated[str | None, typer.Option(help="The token itself; the process list shows it.")] = None,
-    output_format: Annotated[
-        str | None, typer.Option("-f", "--format", help=f"{', '.join(FORMATS)}; as the file is named, or table.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
-    report: Annotated[Path | None, typer.Option(help="File for who answered and who did not, as JSON.")] = None,
-    timeout: Annotated[str, typer.Option(help="Time for all answers, such as 5 or 500ms.")] = "30s",
-) -> None:
-    if output_format is not None and output_format not in FORMATS:
-        raise UsageError(f"unknown format {output_format}", hint=f"one of {', '.join(FORMATS)}")
-    context.obj = Settings(
-        target=target,
-        nodes=node_list(nodes) if nodes is not None else (),
-        all_nodes=all_nodes or nodes is not None,
-        strict=strict,
-        token=read_token(token, token_file),
-        format=output_format or format_of(output),
-        named=output_format is not None,
-        output=output,
-        report=report,
-        timeout=seconds(timeout),
-    )
-
-
-@app.command()
-def ps(
-    context: typer.Context,
-    job: _Job = None,
-    ended: Annotated[bool, typer.Option("--ended", help="Those that have ended, the newest first.")] = False,
-    since: Annotated[str, typer.Option(help="How far back, with --ended.")] = "1d",
-) -> None:
-    """Training processes: job, rank, pid, state, backends."""
-    from probing.client import ps as command
-
-    command.run(context.obj, job, since=seconds(since) if ended else None)
-
-
-@app.command()
-def events(
-    context: typer.Context,
-    job: _Job = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "1d",
-) -> None:
-    """Processes that started, ended or were killed, and which of a job failed first."""
-    from probing.client import events as command
-
-    command.run(context.obj, job, seconds(since))
-
-
-app.command("list", help="The same as ps.", hidden=True)(ps)
-
-
-@app.command()
-def top(
-    context: typer.Context,
-    job: _Job = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between frames.")] = "1s",
-    window: Annotated[str, typer.Option(help="Rates and lags are of this last time.")] = "10s",
-) -> None:
-    """Live, all ranks: rates, what is in flight, lag, Python."""
-    from probing.client import top as command
-
-    command.run(context.obj, job, once=once, interval=seconds(interval), window=seconds(window))
-
-
-@app.command()
-def nccl(
-    context: typer.Context,
-    job: _Job = None,
-    comm: Annotated[str | None, typer.Option(help="Only this communicator.")] = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "5m",
-) -> None:
-    """Collectives: times, bandwidth, lag by rank, in flight."""
-    from probing.client import nccl as command
-
-    command.run(context.obj, job, comm, seconds(since))
-
-
-@app.command()
-def logs(
-    context: typer.Context,
-    job: _Job = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only lines of a pattern that contains this text.")] = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "1h",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
-) -> None:
-    """Lines that trainers wrote and that match an allow-list."""
-    from probing.client import logs as command
-
-    command.run(context.obj, command.Filter(job, rank, kind), seconds(since), follow=follow)
-
-
-@app.command()
-def tables(
-    context: typer.Context, name: Annotated[str | None, typer.Argument(help="Show this table's columns.")] = None
-) -> None:
-    """The tables, or the columns of one."""
-    from probing.client import tables as command
-
-    command.run(context.obj, name)
-
-
-@app.command()
-def status(context: typer.Context) -> None:
-    """How the daemon and each of its sources are."""
-    from probing.client import status as command
-
-    command.run(context.obj)
-
-
-@app.command()
-def nodes(context: typer.Context) -> None:
-    """The nodes that the target knows."""
-    from probing.client import nodes as command
-
-    command.run(context.obj)
-
-
-@app.command()
-def rdma(
-    context: typer.Context,
-    hca: Annotated[str | None, typer.Argument(metavar="[HCA]", help="Only this device.")] = None,
-    length: Annotated[str | None, typer.Option("--seconds", help="Also what the ports carry in this time.")] = None,
-) -> None:
-    """Ports of RDMA devices: state, traffic, errors."""
-    from probing.client import rdma as command
-
-    command.run(context.obj, hca, 0.0 if length is None else seconds(length))
-
-
-@app.command()
-def pause(
-    context: typer.Context,
-    resume: Annotated[bool, typer.Option("--resume", help="Let the probes run again.")] = False,
-) -> None:
-    """Stop all probes at once."""
-    from probing.client import pause as command
-
-    command.run(context.obj, resume=resume)
-
-
-@app.command()
-def version() -> None:
-    """The version of probingctl."""
-    from probing.client import version as command
-
-    command.run()
-
-
-main_python.register(app)
-later.register(app)
-main_query.register(app, cluster_app)
-
-
-def _everywhere(context: typer.Context) -> None:
-    from dataclasses import replace
-
-    context.obj = replace(context.obj, all_nodes=True)
-
-
-@cluster_app.command("list")
-def _cluster_list(context: typer.Context, job: _Job = None) -> None:
-    """ps on all nodes."""
-    _everywhere(context)
-    ps(context, job)
-
-
-@cluster_app.command("nodes")
-def _cluster_nodes(context: typer.Context) -> None:
-    """The nodes that the target knows."""
-    nodes(context)
+# As a shell says it of a program that SIGPIPE ended.
+_NO_READER = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs ``probingctl`` and returns its exit code: 0 fine, 1 error, 2 usage, 3 wrong state, 4 partial answer."""
+    """Runs ``probingctl`` and returns its exit code; docs/cli.md lists them.
+
+    Without ``arguments`` it runs those of the process, which then ends here, within a second of Ctrl-C.
+    """
+    if arguments is None:
+        interrupt.watch()
+        interrupt.leave(_run(sys.argv[1:]))
+    return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     try:
-        given = hoist(sys.argv[1:] if arguments is None else arguments)
-        code = app(given, prog_name="probingctl", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        code = _command(arguments)
+        sys.stdout.flush()
+        return code
     except ProbingError as e:
         return _fail(e)
     except BrokenPipeError:
         # The reader of stdout went away, as `head` does. Python must not flush into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except typer.Exit as e:
-        return e.exit_code
-    except _CLICK_ERROR as e:
-        return _fail(_usage(e))
+        return _NO_READER
+    except KeyboardInterrupt:
+        return interrupt.CODE
     except Exception as e:
         if os.environ.get("PROBING_DEBUG"):
             raise
         return _fail(InternalError(f"{type(e).__name__}: {e}", hint="report what it prints with PROBING_DEBUG=1"))
+
+
+def _command(arguments: list[str]) -> int:
+    import typer
+
+    from probing.client.app import app
+    from probing.client.settings import hoist
+
+    # Which click typer brings along differs by its version.
+    click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+    try:
+        code = app(hoist(arguments), prog_name="probingctl", standalone_mode=False)
+    except typer.Abort:
+        return interrupt.CODE
+    except typer.Exit as e:
+        return e.exit_code
+    except click_error as e:
+        raise _usage(e) from None
+    return code if isinstance(code, int) else 0
 
 
 def _usage(error: Any) -> UsageError:
@@ -262,6 +74,8 @@ def _usage(error: Any) -> UsageError:
 def _fail(error: ProbingError) -> int:
     from probing.client.text import escape
 
+    if (code := interrupt.code_if_pressed()) is not None:
+        return code
     sys.stderr.write(f"error: {escape(error.message)}\n")
     if error.hint:
         sys.stderr.write(f"hint: {escape(error.hint)}\n")

@@ -34,7 +34,11 @@ def run(settings: Settings, params: dict[str, Any]) -> None:
     """Until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
     if not sys.stdout.isatty():
         raise UsageError("there is no SQL", hint="give it as an argument; the shell needs a terminal")
+    from probing.client.interrupt import unwatch
     from probing.client.shell_prompt import Prompt
+
+    # It ends a query, not the shell.
+    unwatch()
 
     shell = Shell(settings, params)
     where = "all nodes" if settings.all_nodes else settings.target

@@ -17,6 +17,7 @@ import grpc
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.interrupt import closed, sheltered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,7 @@ class Stream:
 
     def close(self) -> None:
         """Ends the call; the node stops working on it."""
-        self._call.cancel()
+        closed(self._call.cancel)
 
     @property
     def schema(self) -> pa.Schema:
@@ -89,7 +90,7 @@ class Stream:
 
     def name(self) -> str:
         """The node's name, before its rows end."""
-        sent = dict(self._call.initial_metadata() or ()).get(NODE_KEY)
+        sent = dict(sheltered(self._call.initial_metadata) or ()).get(NODE_KEY)
         return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -229,7 +230,7 @@ class _Source:
 
     def _chunk(self) -> bool:
         """Waits for the next piece of the answer; False when there is none."""
-        for part in self._parts:
+        while (part := sheltered(lambda: next(self._parts, None))) is not None:
             kind = part.WhichOneof("part")
             if kind == "progress" and self._watch is not None:
                 self._watch(part.progress)

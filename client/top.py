@@ -6,12 +6,12 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from probing.api.errors import ProbingError, UsageError
 from probing.client.cluster import Cluster
+from probing.client.interrupt import leaving_by_it
 from probing.client.nccl_sql import RANKS
 from probing.client.output import write_objects
 from probing.client.render import terminal_width
@@ -23,6 +23,8 @@ from probing.client.top_text import people
 
 __all__ = ("Frame", "collect", "run")
 
+# Shows the cursor, and what was on the terminal before.
+_SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
 _PROCESSES = """
 SELECT node, job, run, rank, world_size, pid, state FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {where}
@@ -61,8 +63,7 @@ def run(settings: Settings, job: str | None, *, once: bool, interval: float, win
         return
     if not sys.stdout.isatty() or settings.format != "table":
         raise UsageError("top without --once needs a terminal", hint="use `probingctl top --once`")
-    # Ctrl-C is how it is left.
-    with opened(settings) as cluster, suppress(KeyboardInterrupt):
+    with opened(settings) as cluster, leaving_by_it(_SCREEN_BACK):
         _live(cluster, job_named(cluster, job), interval, window)
 
 

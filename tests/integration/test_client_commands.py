@@ -290,8 +290,9 @@ def test_an_answer_has_a_limit(pair: tuple[FakeNode, FakeNode]) -> None:
 
 def test_top_lives_on_a_terminal_until_it_is_interrupted(pair: tuple[FakeNode, FakeNode]) -> None:
     ours, theirs = pty.openpty()
-    program = "import sys; from probing.client.main import main; sys.exit(main(['top', '--all-nodes']))"
-    top = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs)
+    program = "import sys; from probing.client.main import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "top", "--all-nodes"]
+    top = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
     deadline = time.monotonic() + 60
@@ -375,7 +376,7 @@ def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode])
 
 
 def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:
-    command = f"{sys.executable} -c 'import sys; from probing.client.main import main; sys.exit(main(sys.argv[1:]))'"
+    command = f"{sys.executable} -c 'import sys; from probing.client.main import main; sys.exit(main())'"
     sql = "SELECT a.* FROM comm.ops a, comm.ops b"
     done = subprocess.run(
         ["/bin/sh", "-c", f"{command} query '{sql}' -f jsonl | head -n 1"], capture_output=True, text=True, timeout=60

@@ -339,8 +339,8 @@ def test_live_shows_what_was_sampled_meanwhile(tmp_path: Path, ctl: Run) -> None
 def test_live_that_is_interrupted_takes_the_rate_back(pair: tuple[FakeNode, FakeNode]) -> None:
     ours, theirs = pty.openpty()
     words = ["profile", "--job", "j1", "--seconds", "10m"]
-    program = f"import sys; from probing.client.main import main; sys.exit(main({words}))"
-    running = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs)
+    program = "import sys; from probing.client.main import main; sys.exit(main())"
+    running = subprocess.Popen([sys.executable, "-c", program, *words], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
     deadline = time.monotonic() + 60

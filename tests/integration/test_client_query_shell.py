@@ -181,7 +181,7 @@ def test_sql_of_a_pipe(
 def test_an_interrupted_command_ends_with_130(node: FakeNode) -> None:
     node.hold = threading.Event()
     asked = len(node.asked)
-    program = "import sys; from probing.client.main import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from probing.client.main import main; sys.exit(main())"
     words = [sys.executable, "-c", program, "query", "SELECT 1 AS held_too", "-t", node.address]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
