@@ -10,6 +10,8 @@ import threading
 
 from probing.daemon.collector.collector import Collector
 from probing.daemon.config import Config
+from probing.daemon.supervisor.alive import Watch
+from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.fatal import guard
 
 __all__ = ("main",)
@@ -24,15 +26,22 @@ def main() -> int:
     # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
     gc.disable()
     collector = Collector(config)
+    watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
+    watch.start()
     try:
         collector.start()
         gc.collect()
         gc.freeze()
         while not ended.wait(0.5):
             collector.check()
+            watch.step()
     finally:
         collector.stop()
     return 0
+
+
+def _is_well(config: Config, seconds: float) -> bool:
+    return float(collector_status(config.control_socket, seconds)["drain_age_ms"]) < seconds * 1000
 
 
 if __name__ == "__main__":

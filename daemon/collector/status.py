@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from probing.daemon.supervisor.fatal import RESTARTED
 
 __all__ = ("SourceState", "Status")
 
@@ -43,6 +46,7 @@ class Status:
     def __init__(self, started_ns: int, boot_id: str) -> None:
         self._started_ns = started_ns
         self._boot_id = boot_id
+        self._restarted = os.environ.get(RESTARTED, "")
         self.ready = False
         self.paused: Callable[[], bool] = lambda: False
         self.store: Callable[[], Mapping[str, Any]] = dict
@@ -62,8 +66,11 @@ class Status:
         age, backlog = self.drain()
         if self.ready and age > STILL_S:
             reasons.append(f"the rings have not been drained for {age:.0f} s, {backlog} bytes wait in them")
+        state = self._state(bool(reasons))
+        if self._restarted:
+            reasons.append(f"the collector was started again: {self._restarted}")
         return {
-            "state": self._state(bool(reasons)),
+            "state": state,
             "reason": "; ".join(dict.fromkeys(reasons)),
             "started_ns": self._started_ns,
             "boot_id": self._boot_id,

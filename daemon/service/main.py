@@ -7,7 +7,10 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from importlib.metadata import version
+
+import grpc
 
 from probing.daemon.config import Config
 from probing.daemon.query.engine import Engine
@@ -17,7 +20,9 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.server import listen
 from probing.daemon.service.servicer import Limits, Node, NodeService
+from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import guard
+from probing.daemon.supervisor.ready import service_state
 
 __all__ = ("main",)
 
@@ -41,13 +46,20 @@ def main() -> int:
         tcp=config.listen,
         insecure=config.insecure,
     )
+    watch = Watch(config.hang_s, partial(_answers, grpc.insecure_channel(f"unix:{config.socket}")))
+    watch.start()
     while not stop.is_set():
+        watch.step()
         pool.fill()
         stop.wait(REFILL_S)
     server.stop(GRACE_S).wait()
     pool.close()
     collector.close()
     return 0
+
+
+def _answers(channel: grpc.Channel, timeout: float) -> bool:
+    return service_state(channel, timeout) is not None
 
 
 def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> NodeService:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,6 +21,7 @@ from probing.daemon.service.auth import Scope, require
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
+from probing.daemon.supervisor.fatal import RESTARTED
 
 __all__ = ("Limits", "Node", "NodeService")
 
@@ -227,6 +229,8 @@ class NodeService(NodeServicer):
         else:
             self._collector_seen = True
             reply.MergeFrom(fields)
+        if restarted := os.environ.get(RESTARTED):
+            reply.reason = "; ".join(filter(None, (reply.reason, f"the service was started again: {restarted}")))
         reply.node_time_ns = self._now_ns()
         return reply
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from probing.daemon.config import Config
-from probing.daemon.supervisor.fatal import ERROR_FD, MAX_LINE
+from probing.daemon.supervisor.fatal import ERROR_FD, MAX_LINE, RESTARTED
 from probing.daemon.supervisor.rights import Rights, RightsTable
 from probing.daemon.supervisor.runtime import service_config
 
@@ -26,6 +28,9 @@ PROGRAMS = {
     "service": ("-I", "-m", "probing.daemon.service.main"),
     "sql": ("-I", "-m", "probing.daemon.query.worker"),
 }
+log = logging.getLogger("probingd.supervisor")
+# What writes its stacks needs no longer.
+ABORT_S = 3.0
 # A run this long was no failed start, so the next start need not wait.
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
@@ -52,14 +57,19 @@ class Spawner:
         }
 
     def start(
-        self, kind: str, *, connection: socket.socket | None = None, errors: int | None = None
+        self, kind: str, *, connection: socket.socket | None = None, errors: int | None = None, restarted: str = ""
     ) -> subprocess.Popen[bytes]:
-        """Start a process of ``kind``, ``connection`` as its descriptor 0, ``errors`` the pipe for fatal errors."""
+        """Start a process of ``kind``, ``connection`` as its descriptor 0, ``errors`` the pipe of ``fatal``.
+
+        ``restarted`` is how the one before it ended.
+        """
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         # An arena of malloc for each of its threads would cost the collector megabytes.
         environment["MALLOC_ARENA_MAX"] = "2"
         if errors is not None:
             environment[ERROR_FD] = str(errors)
+        if restarted:
+            environment[RESTARTED] = restarted
         return subprocess.Popen(
             self.command(kind, self._of[kind]),
             stdin=subprocess.DEVNULL if connection is None else connection.fileno(),
@@ -78,29 +88,60 @@ class Spawner:
 
 @dataclass
 class Service:
-    """A process that is started again whenever it ends, later each time it fails at once."""
+    """A process that is started again whenever it ends, later each time it fails at once.
+
+    ``seen`` is its last sign of life, ``aborted`` when it was made to end for want of one.
+    """
 
     kind: str
     process: subprocess.Popen[bytes] | None = None
     errors: int = -1
     started: float = 0.0
+    seen: float = 0.0
+    aborted: float | None = None
     ends: int = 0
     failures: int = 0
     due: float | None = 0.0
-    line: bytes = field(default=b"")
+    reason: str = ""
+    said: bytes = field(default=b"", repr=False)
 
     def start(self, spawner: Spawner) -> None:
         self.errors, inherited = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self.process = spawner.start(self.kind, errors=inherited)
+            self.process = spawner.start(self.kind, errors=inherited, restarted=self.reason)
         finally:
             os.close(inherited)
-        self.started = time.monotonic()
-        self.due = None
+        self.started = self.seen = time.monotonic()
+        self.due = self.aborted = None
+        self.said = b""
+
+    def listen(self) -> bool:
+        """Take what it wrote, which is a sign of life. False when it will write no more."""
+        try:
+            data = os.read(self.errors, MAX_LINE * 4)
+        except BlockingIOError:
+            return True
+        if data:
+            self.said = (self.said + data.lstrip(b"\n"))[-MAX_LINE * 4 :]
+            self.seen = time.monotonic()
+        return bool(data)
+
+    def press(self, now: float, hang_s: float) -> None:
+        """Make it end, with its stacks in the log, when it gave no sign of life for ``hang_s``."""
+        if self.process is None:
+            return
+        if self.aborted is None and now > self.seen + hang_s:
+            self.aborted = now
+            log.error("%s, pid %d, gave no sign of life for %.0f s", self.kind, self.process.pid, now - self.seen)
+            self.process.send_signal(signal.SIGABRT)
+            # One that was stopped acts on no signal but this.
+            self.process.send_signal(signal.SIGCONT)
+        elif self.aborted is not None and now > self.aborted + ABORT_S:
+            self.process.kill()
 
     def ended(self, *, again: bool) -> bytes:
         """Take note of the end of the process; ``again``: start it anew. The line it left behind."""
-        self.line = _last_line(self.errors)
+        self.listen()
         os.close(self.errors)
         self.errors, self.process = -1, None
         self.ends += 1
@@ -111,18 +152,10 @@ class Service:
             self.due = now + min(delay, LAST_DELAY_S)
         else:
             self.due = None
-        return self.line
+        lines = self.said.split(b"\n")
+        return next((line for line in reversed(lines[:-1]) if line), b"")
 
 
 def describe(code: int) -> str:
     """What ``Popen.returncode`` means, for a log line."""
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-
-
-def _last_line(fd: int) -> bytes:
-    try:
-        data = os.read(fd, MAX_LINE * 4)
-    except BlockingIOError:
-        return b""
-    lines = data.split(b"\n")
-    return lines[-2] if len(lines) > 1 else b""

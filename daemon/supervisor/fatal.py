@@ -1,21 +1,25 @@
-"""How a process of the daemon says why it cannot go on.
+"""How a process of the daemon says that it is alive, and why it cannot go on.
 
-Under the supervisor it writes the error as one JSON line to an inherited pipe (``PROBINGD_ERROR_FD``) and the
-supervisor prints it; alone it prints ``error:`` and ``hint:`` itself.
+Under the supervisor it writes to an inherited pipe (``PROBINGD_ERROR_FD``): an empty line now and then, and the error
+that ends it as one line of JSON, which the supervisor prints; alone it prints ``error:`` and ``hint:`` itself.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
-from probing.api.errors import ProbingError, error_from
+from probing.api.errors import PrivilegeError, ProbingError, error_from
 
-__all__ = ("ERROR_FD", "guard", "parse", "print_error", "report")
+__all__ = ("ERROR_FD", "RESTARTED", "alive", "guard", "parse", "print_error", "report")
 
 ERROR_FD = "PROBINGD_ERROR_FD"
+# Why the process before this one ended.
+RESTARTED = "PROBINGD_RESTARTED"
 # A write of at most PIPE_BUF bytes to a pipe is whole or not there.
 MAX_LINE = 4096
 
@@ -31,6 +35,15 @@ def report(error: ProbingError) -> None:
         os.write(int(fd), json.dumps(fields).encode()[: MAX_LINE - 1] + b"\n")
     except OSError:
         print_error(error)
+
+
+def alive() -> None:
+    """A sign of life for the supervisor, if there is one."""
+    fd = os.environ.get(ERROR_FD, "")
+    if fd.isdigit():
+        # One that reads no more has ended, and this process with it.
+        with suppress(OSError):
+            os.write(int(fd), b"\n")
 
 
 def parse(line: bytes) -> ProbingError | None:
@@ -52,12 +65,18 @@ def print_error(error: ProbingError) -> None:
 
 
 def guard(main: Callable[[], int]) -> int:
-    """Run ``main``; a ProbingError is reported and becomes its exit code."""
+    """Run ``main``; a ProbingError is reported and becomes its exit code, and so does a lack of descriptors."""
     try:
         return main()
     except ProbingError as e:
-        report(e)
-        return e.exit_code
+        error = e
+    except OSError as e:
+        if e.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        hint = "allow more open files: LimitNOFILE= in a unit, `ulimit -n` in a shell"
+        error = PrivilegeError(f"no descriptor is left: {e.strerror}", hint=hint)
+    report(error)
+    return error.exit_code
 
 
 def _line(text: str) -> str:

@@ -22,6 +22,7 @@ from probing.daemon.bpf.pins import cleanup
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import Service, Spawner, describe
 from probing.daemon.supervisor.fatal import parse
+from probing.daemon.supervisor.memory import MemoryLimits
 from probing.daemon.supervisor.notify import notify, watchdog_interval
 from probing.daemon.supervisor.requirements import raise_limits, require
 from probing.daemon.supervisor.rights import RightsTable
@@ -36,6 +37,8 @@ STOP_S = 10.0
 FAILED_STARTS = 3
 # A collector whose supervisor was killed takes this long at most to let go of what it held.
 LOCKED_S = 3.0
+# A round of the loop takes a second at most: after this it was itself stopped.
+STILL_S = 5.0
 # More helpers than this on one socket is a fault of the one who connects.
 MAX_HELPERS = 64
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
@@ -58,9 +61,10 @@ class Supervisor:
         self._helpers: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self._probe: subprocess.Popen[bytes] | None = None
         self._ready = False
-        self._started = 0.0
+        self._started = self._looked = 0.0
         self._ending: signal.Signals | None = None
         self._watchdog = watchdog_interval()
+        self._limits = MemoryLimits()
 
     def run(self) -> int:
         require(self._rights)
@@ -93,14 +97,16 @@ class Supervisor:
         return 0
 
     def _loop(self, wake: socket.socket) -> None:
-        self._started = alive = time.monotonic()
+        self._started = self._looked = alive = time.monotonic()
         self._probe = self._spawner.start("ready")
         while self._ending is None:
             now = time.monotonic()
             for child in (self._collector, self._service):
                 if child.due is not None and child.due <= now:
                     child.start(self._spawner)
-            if self._watchdog and now >= alive + self._watchdog:
+                    self._selector.register(child.errors, selectors.EVENT_READ, child)
+            self._press(now)
+            if self._watchdog and now >= alive + self._watchdog and self._are_well(now):
                 notify("WATCHDOG=1")
                 alive = now
             if not self._ready and now > self._started + READY_S:
@@ -109,8 +115,26 @@ class Supervisor:
             for key, _ in self._selector.select(self._pause(now)):
                 if key.data == "signal":
                     self._signals(wake)
-                else:
+                elif not isinstance(key.data, Service):
                     self._accept(key.data)
+                elif not key.data.listen():
+                    self._selector.unregister(key.fd)
+
+    def _press(self, now: float) -> None:
+        """Restart what stands still. Nobody is blamed for a time in which this process stood still itself."""
+        late, self._looked = now - self._looked > STILL_S, now
+        for child in (self._collector, self._service):
+            if late:
+                child.seen = now
+            elif self._config.hang_s:
+                child.press(now, self._config.hang_s)
+
+    def _are_well(self, now: float) -> bool:
+        hang_s = self._config.hang_s
+        return not hang_s or all(
+            child.process and child.started < child.seen and now <= child.seen + hang_s
+            for child in (self._collector, self._service)
+        )
 
     def _pause(self, now: float) -> float:
         due = [child.due for child in (self._collector, self._service) if child.due is not None]
@@ -153,6 +177,8 @@ class Supervisor:
                 del self._helpers[pid]
                 if code > 0:
                     log.warning("%s %d ended: %s", kind, pid, describe(code))
+                elif code == -signal.SIGKILL and (limit := self._limits.reached()):
+                    log.warning("%s %d ended: %s: %s", kind, pid, describe(code), limit)
         if self._probe and (code := self._probe.poll()) is not None:
             self._probe = None
             self._probed(code)
@@ -169,6 +195,8 @@ class Supervisor:
         sys.stdout.flush()
 
     def _ended(self, child: Service, code: int) -> None:
+        if child.errors in self._selector.get_map():
+            self._selector.unregister(child.errors)
         error = parse(child.ended(again=True))
         if self._ending is not None:
             return
@@ -178,8 +206,14 @@ class Supervisor:
             if child.ends >= FAILED_STARTS:
                 hint = "its own log lines stand above"
                 raise InternalError(f"the {child.kind} does not start: {describe(code)}", hint=hint)
-        reason = f": {error.message}" if error else ""
-        log.warning("%s ended (%s)%s; starting it again", child.kind, describe(code), reason)
+        child.reason = f"{describe(code)}{f': {error.message}' if error else self._explained(child, code)}"
+        log.warning("%s ended (%s); starting it again", child.kind, child.reason)
+
+    def _explained(self, child: Service, code: int) -> str:
+        if child.aborted is not None:
+            return ": it stood still, and its stacks are in the log"
+        limit = self._limits.reached() if code == -signal.SIGKILL else ""
+        return f": {limit}" if limit else ""
 
     def _may_pass(self, error: ProbingError | None) -> bool:
         return isinstance(error, StateLocked) and time.monotonic() < self._started + LOCKED_S

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from probing.daemon.config import Config
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, connect
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout
+from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.fatal import guard
 
-__all__ = ("main",)
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ("main", "service_state")
 
 RUNNING = ("running", "degraded", "paused")
 INTERVAL_S = 0.05
+ANSWER_S = 2.0
 
 
 def main() -> int:
@@ -26,28 +32,32 @@ def main() -> int:
     # Only now, as it takes long and the collector has started meanwhile.
     import grpc
 
-    from probing.api.proto.probing.v1.node_pb2 import StatusRequest
-    from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-
     while True:
         with grpc.insecure_channel(f"unix:{config.socket}") as channel:
-            try:
-                answer = NodeStub(channel).Status(StatusRequest(), timeout=2)
-            except grpc.RpcError:
-                time.sleep(INTERVAL_S)
-                continue
-        if answer.state in RUNNING:
-            return 0
+            if service_state(channel, ANSWER_S) in RUNNING:
+                return 0
         time.sleep(INTERVAL_S)
 
 
 def _collects(path: str) -> bool:
     try:
-        with connect(path, timeout=2) as channel:
-            answer = channel.request({"op": "status"}, timeout=2)
+        return collector_status(path, ANSWER_S).get("state") in RUNNING
     except (ChannelClosed, ChannelTimeout):
         return False
-    return answer.header.get("state") in RUNNING
+
+
+def service_state(channel: grpc.Channel, timeout: float) -> str | None:
+    """The ``state`` that the service answers; None: no answer within ``timeout`` seconds."""
+    # Only where the service is asked: it takes long to load.
+    import grpc
+
+    from probing.api.proto.probing.v1.node_pb2 import StatusRequest
+    from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+
+    try:
+        return str(NodeStub(channel).Status(StatusRequest(), timeout=timeout).state)
+    except grpc.RpcError:
+        return None
 
 
 if __name__ == "__main__":

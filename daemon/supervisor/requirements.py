@@ -22,6 +22,8 @@ OLDEST_KERNEL = (5, 10)
 # From here on every kernel has uprobe_multi; older ones of some distributions do, too, so they are asked.
 MULTI_KERNEL = (6, 6)
 OPEN_FILES = 65536
+# Pins, rings and links of all sources, and a connection for each reader, caller and worker.
+FEWEST_FILES = 1024
 _HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sys.exit(not detect().uprobe_multi)"
 
 
@@ -42,11 +44,27 @@ def require(rights: RightsTable) -> None:
 
 
 def raise_limits() -> None:
-    """More open files, and unlimited locked memory, which BPF maps count against before Linux 5.11."""
-    for limit, wanted in ((resource.RLIMIT_NOFILE, OPEN_FILES), (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)):
+    """More open files, and unlimited locked memory, which BPF maps count against before Linux 5.11.
+
+    And no core dumps, which would hold what was read of jobs: 1 byte, as at 0 a program may still get them (core(5)).
+    Raises PrivilegeError when too few files may be open.
+    """
+    wanted = {
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY,
+        resource.RLIMIT_CORE: 1,
+    }
+    for limit, value in wanted.items():
         # Without CAP_SYS_RESOURCE what is there has to do.
         with suppress(ValueError, PermissionError):
-            resource.setrlimit(limit, (wanted, wanted))
+            resource.setrlimit(limit, (value, value))
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed < min(most, OPEN_FILES):
+        allowed = min(most, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    if allowed < FEWEST_FILES:
+        hint = f"allow {FEWEST_FILES} or more: LimitNOFILE= in a unit, `ulimit -n` in a shell"
+        raise PrivilegeError(f"only {allowed} files may be open", hint=hint)
 
 
 def _require_reach(rights: RightsTable) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from double_jobs import Job
+from doubles.doubles import Doubles, build
 from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, family, free_port, remove
 
 base = pytest.fixture(directory_for_daemons, name="base")
@@ -98,3 +100,27 @@ def torchrun_job(
 def torchrun(torchrun_job: Callable[..., subprocess.Popen[Any]]) -> Callable[..., subprocess.Popen[Any]]:
     """The example job under torchrun with two ranks."""
     return lambda *script_args, **options: torchrun_job(EXAMPLE, *script_args, **options)
+
+
+@pytest.fixture(scope="module")
+def doubles() -> Iterator[Doubles]:
+    folder = Path(f"/var/tmp/probingd-doubles-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    built = build(folder)
+    yield built
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+@pytest.fixture
+def start_job(doubles: Doubles, tmp_path: Path) -> Iterator[Callable[[], Job]]:
+    jobs: list[Job] = []
+
+    def start() -> Job:
+        jobs.append(Job(doubles, tmp_path))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.ranks.close()

@@ -2,99 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-import pytest
-from doubles.doubles import Call, DoubleJob, Doubles, build
-from doubles.watching import expected
-from e2e_support import Daemon, free_port, wait_for
-
-SIZE = 3
-# Columns that the arguments of a call say, but those that name the process.
-SAID = ("op", "dtype", "count", "bytes", "redop", "root", "peer", "stream", "comm", "comm_rank", "comm_size")
-Row = dict[str, Any]
-
-
-class Job:
-    """A job of the doubles with a name that the daemon knows it by."""
-
-    def __init__(self, doubles: Doubles, folder: Path) -> None:
-        port = str(free_port())
-        self.name = f"n1/127.0.0.1:{port}"
-        self.ranks = DoubleJob(doubles, folder / port, SIZE, MASTER_PORT=port, WATCHDOG_MS="10")
-
-    def operations(self, daemon: Daemon, where: str = "true") -> list[Row]:
-        """Rows of comm.ops; the ends as ns after the call."""
-        ends = ", ".join(f"epoch_ns({name}) - epoch_ns(t_call) AS {name}" for name in ("t_done_lo", "t_done_hi"))
-        columns = f"pid, tid, rank, seq, state, timing_source, error, {', '.join(SAID)}, {ends}"
-        order = "ORDER BY pid, t_call"
-        return daemon.rows(f"SELECT {columns} FROM comm.ops WHERE job = '{self.name}' AND {where} {order}")
-
-    def wait_for_operations(self, daemon: Daemon, count: int, where: str = "true") -> list[Row]:
-        return list(
-            wait_for(
-                f"{count} operations", lambda: (len(rows := self.operations(daemon, where)) >= count and rows) or None
-            )
-        )
-
-
-@pytest.fixture(scope="module")
-def doubles() -> Iterator[Doubles]:
-    folder = Path(f"/var/tmp/probingd-doubles-{os.getpid()}")
-    folder.mkdir(mode=0o755)
-    built = build(folder)
-    yield built
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-
-
-@pytest.fixture
-def start_job(doubles: Doubles, tmp_path: Path) -> Iterator[Callable[[], Job]]:
-    jobs: list[Job] = []
-
-    def start() -> Job:
-        jobs.append(Job(doubles, tmp_path))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.ranks.close()
-
-
-def ready(daemon: Daemon, job: Job) -> None:
-    """Wait until the daemon sees the job's calls: it comes to libraries that were mapped before it looked."""
-    job.ranks.do("init first plain")
-    job.ranks.do("duration 2000000")
-
-    def seen() -> bool:
-        job.ranks.do("do 1 all_reduce 1 7")
-        job.ranks.do("drain")
-        where = "count = 1 AND state = 'done'"
-        return {row["rank"] for row in job.operations(daemon, where)} == set(range(SIZE))
-
-    wait_for("operations of every rank", seen)
-    job.ranks.do("init world config")
-
-
-def check(rows: list[Row], calls: list[Call]) -> None:
-    """Each call has one row, with its arguments, and an interval that holds its end."""
-    calls = sorted(calls, key=lambda call: (call.pid, call.before))
-    assert [(row["pid"], row["seq"]) for row in rows] == [(call.pid, call.seq) for call in calls]
-    for row, call in zip(rows, calls, strict=True):
-        wanted = expected(call)
-        assert {name: row[name] for name in SAID} == {name: wanted[name] for name in SAID}
-        assert row["rank"] == call.rank
-        ((_, end),) = call.ends
-        # The call was somewhere between `before` and `inside`; the bounds are counted from it.
-        assert row["t_done_hi"] >= end - call.inside
-        assert (row["t_done_lo"] or 0) <= end - call.before
-        assert row["state"] == "done"
+from double_jobs import SIZE, Job, Row, check, is_replaced, ready
+from e2e_support import Daemon, wait_for
 
 
 def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callable[[], Job]) -> None:
@@ -175,9 +88,3 @@ def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: 
     world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
     calls = [call for call in job.ranks.calls() if call.comm == world]
     check(job.wait_for_operations(daemon, len(calls), f"comm = '{world}'"), calls)
-
-
-def is_replaced(daemon: Daemon, pid: int) -> bool:
-    now = daemon.children().get("probing.daemon.collector", [pid])
-    done = daemon.ctl("-f", "json", "status", check=None)
-    return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"

@@ -9,11 +9,13 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 from probing.api.errors import FormatError, StateLocked
 from probing.daemon.config import Config
+from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import report
 
 
@@ -32,9 +34,11 @@ def main() -> int:
     Path(path).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(path)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    while True:
-        signal.pause()
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    Watch(config.hang_s, lambda _: True).start()
+    ended.wait()
+    return 0
 
 
 def _helper() -> int:
@@ -45,10 +49,21 @@ def _helper() -> int:
     return 0 if connection.recv(1) == b"" else 1
 
 
+def _grow() -> None:
+    kept = []
+    while True:
+        kept.append(b"x" * (1 << 20))
+
+
 def _failing(order: Path) -> int:
     what = order.read_text()
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "grow once":
+        order.unlink()
+        _grow()
+    if what == "say nothing":
+        signal.pause()
     if what == "locked once":
         order.unlink()
     if what.startswith("locked"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -53,6 +54,7 @@ class Daemon:
         self.bpffs = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}")
         self.process: subprocess.Popen[str] | None = None
         self.prefix: list[str] = []
+        self.hang_s = 30.0
 
     def options(self) -> list[str]:
         return [
@@ -64,6 +66,7 @@ class Daemon:
             "--users.service=60002",
             "--users.worker=60003",
             "--users.group=60004",
+            f"--hang_s={self.hang_s}",
         ]
 
     def start(self) -> Daemon:
@@ -400,3 +403,68 @@ def test_a_link_in_place_of_the_runtime_directory(daemon: Daemon) -> None:
     inner.symlink_to(daemon.base / "theirs")
     code, (error, _) = daemon.start().failed()
     assert (code, error) == (1, f"error: {inner} is there and is no directory")
+
+
+@contextlib.contextmanager
+def memory_group(name: str, size: int) -> Iterator[Path]:
+    """A cgroup whose processes may have ``size`` bytes."""
+    first = Path("/sys/fs/cgroup/memory")
+    path, limit = (first / name, "memory.limit_in_bytes") if first.is_dir() else (first.parent / name, "memory.max")
+    path.mkdir()
+    try:
+        (path / limit).write_text(str(size))
+        yield path
+    finally:
+        path.rmdir()
+
+
+def test_the_limit_of_memory_that_ended_a_child_is_named(daemon: Daemon, until: Callable[..., object]) -> None:
+    order(daemon, "collector", "grow once")
+    with memory_group(daemon.instance, 100 << 20) as group:
+        daemon.prefix = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(group)]
+        daemon.start().ready()
+        pid = until(lambda: daemon.child("collector"))
+        reason = f"killed by signal 9: the memory of cgroup {group} ended, 100 MiB"
+        assert f"PROBINGD_RESTARTED={reason}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        code, errors = daemon.end()
+        until(lambda: not (group / "cgroup.procs").read_text())
+    assert code == 0
+    assert f"collector ended ({reason}); starting it again" in errors
+
+
+def test_few_descriptors_are_an_error_line(daemon: Daemon) -> None:
+    # Without CAP_SYS_RESOURCE the limit stays as it is.
+    daemon.prefix = ["prlimit", "--nofile=64:64", "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-all"]
+    code, (error, hint) = daemon.start().failed()
+    assert (code, error) == (1, "error: only 64 files may be open")
+    assert "ulimit -n" in hint
+
+
+def test_a_silent_child_keeps_the_watchdog_of_the_whole_silent(daemon: Daemon, until: Callable[..., object]) -> None:
+    """One that never gives a sign of life is replaced again and again, and no WATCHDOG=1 is sent meanwhile."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(daemon.base / "notify"))
+        manager.settimeout(20)
+        daemon.hang_s = 1.0
+        daemon.prefix = ["env", f"NOTIFY_SOCKET={daemon.base}/notify", "WATCHDOG_USEC=200000"]
+        daemon.start().ready()
+        until(lambda: manager.recv(100) == b"WATCHDOG=1")
+        (daemon.state / "service.order").write_text("say nothing")
+        first = until(lambda: daemon.child("service"))
+        assert isinstance(first, int)
+        os.kill(first, signal.SIGKILL)
+        second = until(lambda: daemon.child("service") not in (None, first) and daemon.child("service"))
+        waiting(manager)
+        until(lambda: daemon.child("service") not in (None, first, second))
+        assert waiting(manager) == []
+        code, errors = daemon.end()
+    assert code == 0
+    assert f"service, pid {second}, gave no sign of life for 1 s" in errors
+
+
+def waiting(manager: socket.socket) -> list[bytes]:
+    """What was sent to ``manager`` and not received yet."""
+    found = []
+    while select.select([manager], [], [], 0)[0]:
+        found.append(manager.recv(100))
+    return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError
 from probing.daemon.config import Config
-from probing.daemon.supervisor import fatal, lock, notify, rights, runtime
+from probing.daemon.supervisor import fatal, lock, memory, notify, rights, runtime
 from probing.daemon.supervisor.children import Service, describe
 
 
@@ -172,3 +174,55 @@ def test_the_service_listens_behind_a_link_and_knows_what_clients_are_told() -> 
     assert inner.socket == "/run/x/p.sock.d/public/probingd.sock"
     assert inner.runtime_dir == config.runtime_dir
     assert inner.public_socket == config.public_socket == config.socket
+
+
+def test_signs_of_life_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Service("collector")
+    child.errors, write = os.pipe2(os.O_NONBLOCK)
+    monkeypatch.setenv(fatal.ERROR_FD, str(write))
+    child.started = child.seen = time.monotonic()
+    fatal.alive()
+    fatal.alive()
+    assert child.listen()
+    assert child.seen > child.started
+    fatal.report(FormatError("newer", hint="upgrade"))
+    fatal.alive()
+    assert child.listen()
+    assert child.listen(), "nothing more has come, and the pipe is open"
+    os.close(write)
+    assert not child.listen()
+    error = fatal.parse(child.ended(again=False))
+    assert error is not None
+    assert error.message == "newer"
+
+
+def test_limits_of_memory_in_both_versions_of_cgroups(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    for group in (inner, inner.parent):
+        (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text(f"{512 << 20}\n")
+    limits = memory.MemoryLimits(tmp_path, own)
+    assert limits.reached() == ""
+    (inner.parent / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
+    assert limits.reached() == f"the memory of cgroup {inner.parent} ended, 512 MiB"
+    assert limits.reached() == ""
+    first = tmp_path / "memory" / "c"
+    first.mkdir(parents=True)
+    own.write_text("4:memory:/c\n3:cpu,cpuacct:/c\n0::/\n")
+    (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+    (first / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    limits = memory.MemoryLimits(tmp_path, own)
+    (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert limits.reached() == f"the memory of cgroup {first} ended"
+
+
+def test_without_descriptors_there_is_an_error_line(capfd: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert fatal.guard(main) == 1
+    assert capfd.readouterr().err.startswith("error: no descriptor is left: Too many open files\nhint: allow more")

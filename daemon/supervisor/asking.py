@@ -1,0 +1,15 @@
+"""Asking the collector how it is, as the service asks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.daemon.ipc import connect
+
+__all__ = ("collector_status",)
+
+
+def collector_status(path: str, timeout: float) -> dict[str, Any]:
+    """Status.to_dict of the collector that listens at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
+    with connect(path, timeout) as channel:
+        return channel.request({"op": "status"}, timeout=timeout).header
