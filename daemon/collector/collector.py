@@ -23,7 +23,7 @@ from probing.daemon.collector.communication import OBJECTS, OPTIONAL, RING, Comm
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
-from probing.daemon.collector.libraries import LibraryWatch, process_now
+from probing.daemon.collector.libraries import LibraryWatch
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.optional_sources import OptionalSources
@@ -50,11 +50,6 @@ _log = logging.getLogger(__name__)
 READERS = 3
 SCAN_TIMEOUT_S = 10.0
 TICK_S = 1.0
-
-
-def _is_alive(pid: int, start_ns: int) -> bool:
-    found = process_now(pid)
-    return found is not None and found.start_ns == start_ns
 
 
 class Collector:
@@ -211,8 +206,11 @@ class Collector:
         self._undo.callback(self._optional.close)
         self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
         self._discovery.scanned(SCAN_TIMEOUT_S)
-        self._communication.sweep(_is_alive)
-        self._status.ready = True
+        self._communication.sweep()
+        status.ready = True
+        found = status.to_dict()
+        if found["state"] == "degraded":
+            _log.warning("ready, but degraded: %s", found["reason"])
 
     def _listen(self) -> None:
         clock, discovery = self._clock, self._discovery

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.libraries import ProbedLibrary
+from probing.daemon.collector.libraries import ProbedLibrary, is_alive
 from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
@@ -35,6 +36,8 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CommunicationSources")
 OBJECTS = (*source.OBJECTS, *cuda.OBJECTS)
 OPTIONAL = (*cuda.OPTIONAL, *optimizer.OBJECTS)
 RING = source.RING
+# How often operations of processes that are gone are looked for, s.
+SWEEP_S = 5.0
 _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 
 
@@ -81,6 +84,7 @@ class CommunicationSources:
             processes, readers, parsers, outbox, clock, node,
             remembered=state / "flight_dumps.json", enabled=lambda: config.nccl.flight_recorder,
         )  # fmt: skip
+        self._next_sweep = 0.0
         self.look_again: Callable[[str], None] = lambda _: None
         changes.listeners.append(self._settings_changed)
         # A watched variable numbers the steps.
@@ -146,11 +150,15 @@ class CommunicationSources:
     def tick(self) -> None:
         """Once a second."""
         self._cuda.tick()
+        # A process that nobody could read has ended without a word to us, and so has one whose exit was lost.
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_S
+            self.collectives.sweep(is_alive)
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+    def sweep(self) -> None:
         """Close what belongs to processes that ended while nobody looked."""
-        self.collectives.sweep(alive)
-        self._cuda.sweep(alive)
+        self.collectives.sweep(is_alive)
+        self._cuda.sweep(is_alive)
 
     def states(self, state: str, rows: Mapping[str, int], lost: Mapping[str, int]) -> list[SourceState]:
         unknown = "; ".join(sorted(set(self._layouts.reasons.values())))

@@ -21,7 +21,7 @@ from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps, parse_stat
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "process_now")
+__all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "is_alive", "process_now")
 
 READ_TIMEOUT_S = 2.0
 # When a process whose libraries could not be read is looked at again, s.
@@ -191,3 +191,15 @@ def process_now(pid: int) -> ProcessNow | None:
     except (OSError, ProbingError):
         return None
     return None if stat.kernel_thread else ProcessNow(pid, stat.start_ns)
+
+
+def is_alive(pid: int, start_ns: int) -> bool:
+    """Whether the process runs; also True where that cannot be read. One that only waits for its parent has ended."""
+    try:
+        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, ProbingError):
+        return True
+    # The leader of a process whose other threads run can have ended.
+    return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)

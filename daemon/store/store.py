@@ -364,6 +364,9 @@ class Store:
             return None
 
     def _start(self) -> None:
+        # No room is known before the first row comes, and to whoever waits for the start.
+        with contextlib.suppress(StoreError):
+            self._keeper.retain()
         for name, target in (("store-sync", self._sync_loop), ("store-maintain", self._maintain_loop)):
             thread = threading.Thread(target=target, name=name, daemon=True)
             thread.start()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from double_jobs import SIZE, Job, Row, check, is_replaced, ready
-from e2e_support import Daemon, wait_for
+from doubles.doubles import Doubles
+from e2e_support import JOBS, Daemon, wait_for
 
 
 def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callable[[], Job]) -> None:
@@ -88,3 +93,38 @@ def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: 
     world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
     calls = [call for call in job.ranks.calls() if call.comm == world]
     check(job.wait_for_operations(daemon, len(calls), f"comm = '{world}'"), calls)
+
+
+def test_processes_that_live_for_milliseconds_hold_up_nobody(
+    daemon: Daemon, start_job: Callable[[], Job], doubles: Doubles, processes: list[subprocess.Popen[Any]]
+) -> None:
+    job = start_job()
+    ready(daemon, job)
+    # GIVEN a training process that forks others, which are gone before a reader comes
+    parent = subprocess.Popen(
+        [sys.executable, JOBS / "short_lives.py", doubles.nccl],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(doubles.folder)},
+    )  # fmt: skip
+    processes.append(parent)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    (known,) = wait_for("the parent", lambda: daemon.query(f"SELECT job FROM process.processes WHERE pid={parent.pid}"))
+    # WHEN it forks 23 of them, while a job goes on
+    parent.stdin.write("23\n")
+    parent.stdin.flush()
+    job.ranks.do("do 101 all_reduce 1009 7")
+    job.ranks.do("drain")
+    children = json.loads(parent.stdout.readline())
+    # THEN the first query has all rows of the job, without a warning
+    where = f"job = '{job.name}' AND count = 1009"
+    done = daemon.ctl("-f", "json", "--strict", "query", f"SELECT count(*) AS n FROM comm.ops WHERE {where}")
+    assert json.loads(done.stdout) == [{"n": 101 * SIZE}]
+    assert done.stderr == ""
+    # AND each child has its row, in the job of its parent, and nothing stays in flight
+    sql = f"SELECT pid, job, rank, count FROM comm.ops WHERE pid IN ({', '.join(map(str, children))}) ORDER BY pid"
+    rows = wait_for("rows of all children", lambda: len(found := daemon.query(sql)) == 23 and found)
+    assert rows == [{"pid": pid, "job": known["job"], "rank": None, "count": 23} for pid in sorted(children)]
+    assert daemon.query(f"SELECT pid FROM comm.inflight WHERE pid IN ({', '.join(map(str, children))})") == []
+    assert daemon.query("SELECT count FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'ring'") == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.collector import libraries
-from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.libraries import LibraryWatch, is_alive
 from probing.daemon.collector.outbox import Outbox
 from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import parse_stat
 
 MAPS = b"7f0000000000-7f0000001000 r-xp 00000000 fe:01 23 /opt/lib/libnccl.so.2\n"
 
@@ -84,3 +87,16 @@ def test_a_file_that_is_refused_is_not_tried_again() -> None:
     assert source.count == 1
     assert "no such library" in libraries_watch.reasons["/opt/lib/libnccl.so.2"]
     assert outbox.lost_rows["collectives"] == 0
+
+
+def test_a_process_that_waits_for_its_parent_has_ended(until: Any) -> None:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    start_ns = parse_stat(Path(f"/proc/{child.pid}/stat").read_bytes()).start_ns
+    assert is_alive(child.pid, start_ns)
+    assert not is_alive(child.pid, start_ns + 1)
+    assert child.stdin is not None
+    child.stdin.close()
+    until(lambda: not is_alive(child.pid, start_ns))
+    assert Path(f"/proc/{child.pid}/stat").exists()
+    child.wait()
+    assert not is_alive(child.pid, start_ns)

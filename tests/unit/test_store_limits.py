@@ -413,3 +413,10 @@ def test_age_holds_for_merged_segments_within_an_eighth() -> None:
         clock.advance(step_ns)
     assert store.status()["merged_segments"] > 50
     assert store.status()["dropped_segments"] > 2
+
+
+def test_a_disk_with_no_room_is_known_at_the_start(tmp_path: Path) -> None:
+    with Store.open(tmp_path, node="n1", limits=StoreLimits(keep_free_bytes=1 << 62)) as store:
+        found = store.status()
+        assert found["state"] == "degraded"
+        assert "nothing is stored" in found["reason"]
