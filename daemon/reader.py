@@ -9,7 +9,8 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
 * ``identity``: header, see ``processes.target.identity``.
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
-* ``maps`` (``files``: only lines with a path): payload, the text of /proc/PID/maps; header ``truncated``.
+* ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files whose names begin so, at
+  most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
 * ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
@@ -29,7 +30,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageError
@@ -48,6 +50,7 @@ from probing.daemon.python_stack.values.read import handlers as value_handlers
 __all__ = ("end_on_hangup", "main", "serve")
 
 MAX_RANGES = 4_096
+MAX_NAMED = 1_024
 MAX_MEMORY = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -140,9 +143,17 @@ def _maps(target: Target, request: dict[str, Any]) -> Message:
     truncated = len(text) == MAX_MAPS
     if truncated:
         text = text[: text.rfind(b"\n") + 1]
-    if request.get("files"):
+    if names := [b"/" + str(name).encode() for name in request.get("names", ())]:
+        text = b"".join(islice(_executable(text, names), MAX_NAMED))
+    elif request.get("files"):
         text = b"".join(line for line in text.splitlines(keepends=True) if b" /" in line)
     return Message({"truncated": truncated}, text)
+
+
+def _executable(maps: bytes, names: list[bytes]) -> Iterator[bytes]:
+    for line in maps.splitlines(keepends=True):
+        if any(name in line for name in names) and b"x" in line.split(b" ", 2)[1]:
+            yield line
 
 
 def _open(target: Target, request: dict[str, Any]) -> Message:

@@ -23,15 +23,22 @@ PROBE_SLOTS = 256
 class Link:
     """A program placed somewhere. ``adopted``: the daemon before this one placed it.
 
-    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pins`` is empty where it ends with us.
+    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pid`` the only process that it is for,
+    or 0. It is held by its ``pins``, or by ``fds`` where it ends with us.
     """
 
     name: str
     program: str
     file: tuple[int, int] | None
     adopted: bool
+    pid: int = 0
     fds: list[int] = field(default_factory=list)
     pins: list[Path] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many links of the kernel it is."""
+        return len(self.fds) + len(self.pins)
 
     def release(self) -> None:
         """Close our descriptors; what is pinned stays placed."""
@@ -64,9 +71,7 @@ class Links(dict[str, Link]):
         name, _, _ = path.name.removeprefix("link_").rpartition("-")
         program, *rest = name.split("-")
         file = (int(rest[0], 16), int(rest[1], 16)) if len(rest) == 3 else None
-        link = self.setdefault(name, Link(name, program, file, adopted=True))
-        link.fds.append(syscalls.object_get(path))
-        link.pins.append(path)
+        self.setdefault(name, Link(name, program, file, adopted=True)).pins.append(path)
 
     def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
         """Attach a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
@@ -95,18 +100,22 @@ class Links(dict[str, Link]):
         what = hashlib.sha256(repr((list(points), key, on_return, *([pid] if pid else []))).encode()).hexdigest()[:16]
         name = f"{program}-{file[0]:x}-{file[1]:x}-{what}"
         link = self.get(name)
-        if link is not None and len(link.fds) == (1 if self._multi else len(points)):
+        if link is not None and link.count == (1 if self._multi else len(points)):
             return link
         if link is not None:
             # The daemon before us ended while it placed this one.
             self.end(link)
-        link = Link(name, program, file, adopted=False)
+        link = Link(name, program, file, adopted=False, pid=pid)
         self._try(link, lambda: self._place(link, handle, fd, points, on_return, pid))
         return link
 
     def end(self, link: Link) -> None:
         link.detach()
         self.pop(link.name, None)
+
+    def on_files(self) -> dict[str, Link]:
+        """Those on a file, for every process."""
+        return {name: link for name, link in list(self.items()) if link.file is not None and not link.pid}
 
     def _try(self, link: Link, place: Callable[[], None]) -> None:
         try:
@@ -141,9 +150,11 @@ class Links(dict[str, Link]):
                     os.close(program)
 
     def _pin(self, link: Link, fd: int) -> None:
-        path = self._loader.pin("link", f"{link.name}-{len(link.fds)}")
-        link.fds.append(fd)
-        syscalls.object_pin(path, fd)
+        path = self._loader.pin("link", f"{link.name}-{link.count}")
+        try:
+            syscalls.object_pin(path, fd)
+        finally:
+            os.close(fd)
         link.pins.append(path)
 
 

@@ -296,6 +296,16 @@ class Session:
         """End a link, pinned or not."""
         self.links.end(link)
 
+    def probed_files(self) -> set[tuple[int, int]]:
+        """The ``identity`` of each file that has probes for every process."""
+        return {link.file for link in self.links.on_files().values() if link.file is not None}
+
+    def end_file(self, identity: tuple[int, int]) -> None:
+        """End all links on a file that are for every process: the kernel holds it no longer."""
+        for link in self.links.on_files().values():
+            if link.file == identity:
+                self.links.end(link)
+
     def _program(self, name: str) -> int:
         try:
             return self.programs[name]

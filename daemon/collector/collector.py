@@ -24,6 +24,7 @@ from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
 from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.library_probes import LibraryProbes
 from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.optional_sources import OptionalSources
@@ -32,7 +33,7 @@ from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
 from probing.daemon.collector.shared import Shared
-from probing.daemon.collector.status import SourceState, Status
+from probing.daemon.collector.status import SourceState, Status, some
 from probing.daemon.collector.strangers import Strangers
 from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.upgrade import take_over
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 READERS = 3
 SCAN_TIMEOUT_S = 10.0
 TICK_S = 1.0
+LIBRARIES_TIMEOUT_S = 5.0
 
 
 class Collector:
@@ -68,7 +70,7 @@ class Collector:
     def start(self) -> None:
         undo, config = self._undo, self._config
         # First, so that their processes start while the store is recovered and the programs are loaded.
-        readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
+        self._readers = readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
         undo.callback(readers.close)
         parsers = ParserPool(str(self._runtime / "parser.sock"))
         undo.callback(parsers.close)
@@ -121,7 +123,8 @@ class Collector:
         self._optional = OptionalSources(shared, self._discovery, self._tables)
         self._python.follow(self._discovery)
         self._discovery.listeners += [self._communication, self._optional, self._python]
-        self._libraries = LibraryWatch(readers, self._communication.libraries, self._outbox, self._clock)
+        probes = LibraryProbes(self._session, self._communication.libraries, self._outbox, self._clock)
+        self._libraries = LibraryWatch(readers, probes)
         self._communication.look_again = self._libraries.look_again
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._libraries.interesting)
@@ -204,7 +207,8 @@ class Collector:
             self._undo.callback(ticker.stop)
         # Before the last drain: what these have seen is in no ring that the next daemon finds.
         self._undo.callback(self._optional.close)
-        self._libraries.scan(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+        # What a stranger makes slow goes on behind.
+        self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._communication.sweep()
         status.ready = True
@@ -269,14 +273,15 @@ class Collector:
 
     def _source_states(self) -> list[SourceState]:
         state = "paused" if self._session.paused else "running"
-        off, refused = self._losses.off, self._libraries.reasons
-        reason = "; ".join([*(f"switched off, hit too often: {n}" for n in off), *sorted(set(refused.values()))])
+        off = self._losses.off
+        reason = some([*(f"switched off, hit too often: {n}" for n in off), *self._libraries.reasons])
         rows, lost = self._outbox.rows, self._outbox.lost_rows
-        attached = ", ".join(f"{path} x{n}" for path, n in sorted(self._libraries.attached.items()))
+        attached = some([f"{path} x{n}" for path, n in sorted(self._libraries.attached.items())], ", ")
+        silent = some([f"process {q.pid} does not let itself be read ({q.op})" for q in self._readers.quarantined()])
         return [
             SourceState("collectives", "degraded" if off else state, reason, rows["comm.ops"], lost[RING], attached),
             *self._communication.states(state, rows, lost),
-            SourceState("processes", state, "", rows["process.events"], lost["lifecycle"]),
+            SourceState("processes", state, silent, rows["process.events"], lost["lifecycle"]),
             *self._python.states(state, rows, lost),
             *self._optional.states(state, rows, lost),
         ]

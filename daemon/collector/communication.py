@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.libraries import ProbedLibrary, is_alive
+from probing.daemon.collector.alive import is_alive
+from probing.daemon.collector.library_probes import ProbedLibrary
 from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
@@ -48,6 +49,8 @@ class _Collectives:
         self._collectives = collectives
         self._layouts = layouts
         self.name = collectives.name
+        self.files = collectives.files
+        self.forget = collectives.forget
 
     def interesting(self, path: bytes) -> bool:
         return self._collectives.interesting(path)

@@ -1,205 +1,246 @@
 """Finds the libraries that sources put probes on, wherever a process maps one, and has each file attached once.
 
-New mappings come from the kernel as they happen; what was mapped before is found by a scan of all processes. A file is
-opened by a reader, as its process sees it, and handed to the source as a descriptor.
+New mappings come from the kernel as they happen; what was mapped before, or was missed, is found by a scan of all
+processes. A file is opened by a reader, as its process sees it, and handed to the source as a descriptor. When the last
+process that maps it has ended, its probes end, so that they hold neither the file nor its file system.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from probing.api.errors import InternalError, ProbingError, TargetTimeout
-from probing.daemon.clock import Clock
+from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout
+from probing.daemon.collector.alive import ProcessNow, process_now
+from probing.daemon.collector.library_files import Key, ProbedFile, Refusal
+from probing.daemon.collector.library_probes import LibraryProbes, Mapped, ProbedLibrary
+from probing.daemon.collector.library_turns import Turn, Turns
 from probing.daemon.processes.pool import ReaderPool
-from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps, parse_stat
-from probing.daemon.source import Loss, Sink
+from probing.daemon.processes.procfs import Mapping, parse_maps, parse_status
 
-__all__ = ("LibraryWatch", "ProbedLibrary", "ProcessNow", "is_alive", "process_now")
+__all__ = ("LibraryWatch",)
 
 READ_TIMEOUT_S = 2.0
-# When a process whose libraries could not be read is looked at again, s.
-RETRY_S = 1.0
+# A process whose maps are locked, or whose file does not open, is given up sooner: others wait.
+MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
+SCAN_INTERVAL_S = 10.0
+# How often processes that map a probed file are looked at again: one can unmap it, and live.
+SWEEP_INTERVAL_S = 60.0
+LOOK_S = 1.0
+# A user rests for so many times as long as was spent on processes of his that had nothing new, or on files that were
+# refused; and for so long, s, for each file that did not answer lately, which may be our own slowness.
+REST_FACTOR = 20
+SILENT_REST_S = 2.0
+MAX_KEYS = 256
+_STATUS_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
 
 
-class ProbedLibrary(Protocol):
-    """A source that puts probes on libraries."""
-
-    @property
-    def name(self) -> str: ...
-
-    def interesting(self, path: bytes) -> bool: ...
-
-    def attach(self, fd: int, path: bytes) -> int:
-        """Put the probes on the file open at ``fd``. How many were placed now, 0 when they were there.
-
-        Raises AttachError, UnsupportedTarget.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class ProcessNow:
-    """A process that lives."""
+class _Look:
+    """``done``: no file of the process waits any more; ``useful``: there was something new."""
 
-    pid: int
-    start_ns: int
+    done: bool
+    useful: bool = False
 
 
 class LibraryWatch:
-    """One thread that attaches; ``seen`` may be called from any.
+    """One thread that attaches and detaches; what processes do may be said from any."""
 
-    ``sources`` come with the table whose rows are missing where a library could not be probed in time.
-    """
-
-    def __init__(
-        self, readers: ReaderPool, sources: Sequence[tuple[ProbedLibrary, str]], sink: Sink, clock: Clock
-    ) -> None:
+    def __init__(self, readers: ReaderPool, probes: LibraryProbes) -> None:
         self._readers = readers
-        self._sources = tuple(source for source, _ in sources)
-        self._tables = {source.name: table for source, table in sources}
-        self._sink = sink
-        self._clock = clock
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # (source, device, inode) of files that were attached or refused -> why rows of older processes are missing.
-        self._known: dict[tuple[str, int, int], str] = {}
+        self._probes = probes
+        self._files = probes.files
+        self._turns = Turns(_uid_of)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
-        # Of the thread only: processes to look at again.
-        self._later: set[int] = set()
-        self.reasons: dict[str, str] = {}
-        self.attached: dict[str, int] = {}
+        self._again: list[str] = []
+        self._first_scan = threading.Event()
+        self._scan_wanted = True
+        # Of the thread only: processes of a scan that still wait, times on time.monotonic().
+        self._scanning: set[int] | None = None
+        self._scan_began = 0.0
+        self._swept = time.monotonic()
+        # Files that nobody mapped before the scan that goes on.
+        self._idle: list[ProbedFile] = []
 
     def start(self) -> None:
+        """Begin to look, with a scan of all processes."""
         self._thread.start()
 
     def stop(self) -> None:
+        self._turns.stop()
         if self._thread.is_alive():
-            self._work.put(None)
             self._thread.join()
 
+    def scanned(self, timeout: float) -> bool:
+        """Wait until all processes that ran at the start were looked at; False when ``timeout`` seconds are over."""
+        return self._first_scan.wait(timeout)
+
     def interesting(self, path: bytes) -> bool:
-        return any(source.interesting(path) for source in self._sources)
+        return self._probes.interesting(path)
 
     def seen(self, pid: int) -> None:
         """A process has mapped an interesting file a moment ago."""
-        self._work.put(lambda: self._look_at(pid, fresh=True))
+        self._turns.add([pid], fresh=True)
 
-    def scan(self, pids: Iterable[int]) -> None:
-        """Attach what these processes have mapped. Returns when it is done."""
-        done = threading.Event()
-        for pid in pids:
-            self._work.put(lambda pid=pid: self._look_at(pid, fresh=False))  # type: ignore[misc]
-        self._work.put(done.set)
-        done.wait()
+    def changed(self, pid: int) -> None:
+        """A process has ended, or runs another program."""
+        if pid in self._files.holders:
+            self._turns.add([pid], fresh=True)
+
+    def scan(self) -> None:
+        """Have all processes looked at, soon: mappings were missed."""
+        self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
         """A source has let go of its libraries, and wants them once more."""
+        self._again.append(source)
+        self._turns.add(list(self._files.holders), fresh=True)
 
-        def forget() -> None:
-            self._known = {known: reason for known, reason in self._known.items() if known[0] != source}
-            for path in Path("/proc").iterdir():
-                if path.name.isdigit():
-                    self._look_at(int(path.name), fresh=True)
+    @property
+    def attached(self) -> dict[str, int]:
+        """How many files of each path have probes."""
+        return dict(self._files.attached())
 
-        self._work.put(forget)
+    @property
+    def reasons(self) -> list[str]:
+        """Why files could not be probed, the newest first."""
+        return self._files.refused()
 
     def _run(self) -> None:
-        while True:
+        while not self._turns.stopped:
             try:
-                job = self._work.get(timeout=RETRY_S)
-            except queue.Empty:
-                job = self._retry
-            if job is None:
-                return
-            try:
-                job()
+                self._rounds()
+                if (turn := self._turns.take(LOOK_S)) is not None:
+                    self._look_at(turn)
             except Exception:  # one strange process must not end the watch
                 _log.exception("looking for libraries failed")
 
-    def _retry(self) -> None:
-        later, self._later = self._later, set()
-        for pid in later:
-            self._look_at(pid, fresh=False)
+    def _rounds(self) -> None:
+        """What is due now and then."""
+        while self._again:
+            self._files.forget_source(self._again.pop())
+        now = time.monotonic()
+        if now - self._swept >= SWEEP_INTERVAL_S:
+            self._swept = now
+            self._turns.add(list(self._files.holders), fresh=False)
+        if self._scanning is not None:
+            if not self._scanning:
+                self._end_scan()
+        elif (not self._scan_began or now - self._scan_began >= SCAN_INTERVAL_S) and self._scan_due():
+            self._begin_scan(now)
 
-    def _look_at(self, pid: int, *, fresh: bool) -> None:
+    def _scan_due(self) -> bool:
+        if self._turns.refused:
+            self._turns.refused, self._scan_wanted = 0, True
+        return self._scan_wanted or bool(self._files.idle())
+
+    def _begin_scan(self, now: float) -> None:
+        self._scan_wanted, self._scan_began = False, now
+        self._idle = self._files.idle()
+        self._scanning = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
+        self._turns.add(self._scanning, fresh=False)
+
+    def _end_scan(self) -> None:
+        """Every process was looked at since: files that nobody maps have their probes ended.
+
+        One that is mapped through another mount only gets them anew, through that one.
+        """
+        self._scanning = None
+        for file in self._idle:
+            if not self._files.is_held(file):
+                self._turns.add(self._probes.let_go(file), fresh=False)
+        self._idle = []
+        if not self._first_scan.is_set():
+            self._probes.let_go_of_strangers()
+            self._first_scan.set()
+
+    def _look_at(self, turn: Turn) -> None:
+        began = time.monotonic()
+        found = _Look(done=True)
         try:
-            self._look(pid, fresh=fresh)
+            found = self._look(turn)
+            self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
-            # Of the moment: the reader or the parser did not answer.
-            _log.warning("the libraries of process %d are looked at again: %s", pid, e.message)
-            self._later.add(pid)
+            # Of the moment: the reader did not answer.
+            _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
+            self._turns.again(turn.pid)
         except ProbingError as e:
-            _log.debug("process %d could not be looked at: %s", pid, e.message)
+            _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
+            self._turns.settled(turn.pid)
+        finally:
+            if self._scanning is not None and found.done:
+                self._scanning.discard(turn.pid)
+        if turn.fresh and not found.useful:
+            self._turns.rest(turn.uid, REST_FACTOR * (time.monotonic() - began))
 
-    def _look(self, pid: int, *, fresh: bool) -> None:
-        process = process_now(pid)
+    def _look(self, turn: Turn) -> _Look:
+        """Attach one file at most: for the next, the process comes up again."""
+        process = process_now(turn.pid)
         if process is None:
-            return
-        answer = self._readers.call("maps", pid=pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, files=True)
-        for mapping in parse_maps(answer.payload):
-            if not mapping.executable or not mapping.inode:
+            self._files.gone(turn.pid)
+            return _Look(done=True, useful=True)
+        found = self._mapped(process)
+        new = self._files.holds(process.pid, process.start_ns, set(found))
+        for key, mapping in found.items():
+            mapped = Mapped(process, turn.uid, key, mapping, late=not turn.fresh)
+            source = next(self._probes.wanting(mapped), None)
+            if source is None:
                 continue
-            for source in self._sources:
-                if source.interesting(mapping.path):
-                    self._consider(process, mapping, source, fresh=fresh)
+            if not turn.may_attach:
+                self._turns.hold(turn)
+                return _Look(done=True, useful=new)
+            self._turns.add([process.pid], fresh=turn.fresh)
+            return _Look(done=False, useful=self._attach(mapped, source))
+        return _Look(done=True, useful=new)
 
-    def _consider(self, process: ProcessNow, mapping: Mapping, source: ProbedLibrary, *, fresh: bool) -> None:
-        device = mapping.device[0] << 20 | mapping.device[1]
-        known = (source.name, device, mapping.inode)
-        if known not in self._known:
-            self._known[known] = self._attach(process, mapping, source)
-        if (reason := self._known[known]) and not fresh:
-            self._gap(process, source, reason)
-
-    def _attach(self, process: ProcessNow, mapping: Mapping, source: ProbedLibrary) -> str:
-        """Gives why operations of processes that have the library already are missing; empty: none are."""
-        path = clean_text(mapping.path)
-        answer = self._readers.call(
-            "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
-        )
-        fd = answer.take_fd()
+    def _attach(self, mapped: Mapped, source: ProbedLibrary) -> bool:
+        """Whether the file has its probes now. Raises ProbingError where the process does not let it be opened."""
+        process = mapped.process
         try:
-            placed = source.attach(fd, mapping.path)
-        except (TargetTimeout, InternalError):
+            fd = self._readers.call(
+                "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=OPEN_PATIENCE_S,
+                start=mapped.mapping.start,
+            ).take_fd()  # fmt: skip
+        except (TargetTimeout, InternalError, ProcessGone):
             raise
         except ProbingError as e:
-            self.reasons[path] = f"{path} cannot be probed: {e.message}"
-            _log.warning("%s", self.reasons[path])
-            return e.message
-        finally:
-            os.close(fd)
-        self.attached[path] = self.attached.get(path, 0) + 1
-        return "the process had the library before it was probed" if placed else ""
+            refusal: Refusal | None = self._probes.refuse(mapped, source, e)
+        else:
+            try:
+                refusal = self._probes.attach(fd, mapped, source)
+            finally:
+                os.close(fd)
+        if refusal is None:
+            return True
+        self._turns.later(process.pid, refusal.pause)
+        if refusal.silent:
+            self._turns.rest(mapped.uid, SILENT_REST_S * self._files.refused_to(mapped.uid, silent=True))
+        return False
 
-    def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
-        pair = self._clock.pair()
-        began = process.start_ns + pair.boot_to_utc_ns
-        table = self._tables[source.name]
-        self._sink.lost(Loss(source.name, table, "attach", reason, began, pair.real_ns, None, process.pid))
+    def _mapped(self, process: ProcessNow) -> dict[Key, Mapping]:
+        """One executable mapping of each file of interest."""
+        answer = self._readers.call(
+            "maps", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=MAPS_PATIENCE_S,
+            names=self._probes.names,
+        )  # fmt: skip
+        found: dict[Key, Mapping] = {}
+        for mapping in parse_maps(answer.payload):
+            if mapping.executable and mapping.inode and self._probes.interesting(mapping.path):
+                found.setdefault((mapping.device[0] << 20 | mapping.device[1], mapping.inode), mapping)
+            if len(found) >= MAX_KEYS:
+                break
+        return found
 
 
-def process_now(pid: int) -> ProcessNow | None:
-    """Who has this pid; None: nobody, or a kernel thread."""
+def _uid_of(pid: int) -> int | None:
+    """The real user of a process: who owns its files in /proc is its own choice."""
     try:
-        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+        with Path(f"/proc/{pid}/status").open("rb") as file:
+            return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
     except (OSError, ProbingError):
         return None
-    return None if stat.kernel_thread else ProcessNow(pid, stat.start_ns)
-
-
-def is_alive(pid: int, start_ns: int) -> bool:
-    """Whether the process runs; also True where that cannot be read. One that only waits for its parent has ended."""
-    try:
-        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except (OSError, ProbingError):
-        return True
-    # The leader of a process whose other threads run can have ended.
-    return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -45,8 +44,10 @@ class Lifecycle:
                 self._events.on_fork(tgid, start_ns, ktime, ppid)
             elif kind == EXEC:
                 self._events.on_exec(tgid, start_ns, ktime)
+                self._libraries.changed(tgid)
             elif kind == EXIT:
                 self._events.on_exit(tgid, start_ns, ktime, status)
+                self._libraries.changed(tgid)
         return {}
 
     def read_mappings(self) -> None:
@@ -56,6 +57,4 @@ class Lifecycle:
             self._events.on_mapping(pid)
         if self._mappings.lost != self._lost:
             self._lost = self._mappings.lost
-            for path in Path("/proc").iterdir():
-                if path.name.isdigit():
-                    self._libraries.seen(int(path.name))
+            self._libraries.scan()

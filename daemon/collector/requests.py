@@ -60,7 +60,7 @@ class Requests:
             "stacks": self._stacks,
             "vars": self._vars,
             "config": self._config,
-            "status": lambda _: (self._status(), b""),
+            "status": lambda _: ({}, json.dumps(self._status()).encode()),
             "pause": lambda request: ({"paused": self._pause_probes(bool(request.get("paused")))}, b""),
         }
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound, ProbingError
 from probing.daemon.arrow import batch_of
-from probing.daemon.collector.libraries import process_now
+from probing.daemon.collector.alive import process_now
 from probing.daemon.python_stack.fanout import Failure
 from probing.daemon.source import Identity
 

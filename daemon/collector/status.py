@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from probing.daemon.supervisor.fatal import RESTARTED
 
-__all__ = ("SourceState", "Status")
+__all__ = ("SourceState", "Status", "some")
+
+# Of what targets and files can make many: so many are named, each in so many characters.
+MAX_NAMED = 8
+MAX_TEXT = 400
 
 # The drain looks at the rings ten times a second; what takes it so long is no load that passes, s.
 STILL_S = 3.0
+
+
+def some(texts: Sequence[str], separator: str = "; ") -> str:
+    """The first of ``texts``, and how many more there are."""
+    named = [text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…" for text in texts[:MAX_NAMED]]
+    more = [f"and {len(texts) - MAX_NAMED} more"] if len(texts) > MAX_NAMED else []
+    return separator.join([*named, *more])
 
 
 @dataclass(frozen=True, slots=True)

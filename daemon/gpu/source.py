@@ -64,6 +64,7 @@ class CudaSource:
     """
 
     name = "cuda"
+    files = (b"libcudart",)
 
     def __init__(
         self,
@@ -141,6 +142,14 @@ class CudaSource:
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probes on a file."""
+        with self._attaching:
+            for key in [key for key in self._links if key[0] == identity]:
+                del self._links[key]
+            if (fd := self._files.pop(identity, None)) is not None:
+                os.close(fd)
 
     def configure(self, config: CudaConfig) -> bool:
         """Go on with other options: probes come and go with them. Raises AttachError, PrivilegeError.

@@ -8,7 +8,6 @@ could feel; optimizers with kernels of their own (apex, Transformer Engine, Deep
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ OBJECTS = ("optimizer",)
 """The BPF object; the session can do without it."""
 RING = "optimizer_steps"
 _PROGRAM = "optimizer_list"
-_FILES = b"libtorch_cpu.so"
 _CALL = "_ZN2at4_ops{}4callE*"
 
 
@@ -71,6 +69,7 @@ class OptimizerSource:
     """A ``collector.libraries.ProbedLibrary``. ``symbols`` finds symbols by pattern in the file at a descriptor."""
 
     name = "optimizer"
+    files = (b"libtorch_cpu.so",)
 
     def __init__(self, session: Session, symbols: SymbolFinder) -> None:
         self._session = session
@@ -85,7 +84,7 @@ class OptimizerSource:
 
     def interesting(self, path: bytes) -> bool:
         """Whether a file that a process maps can be libtorch_cpu, by its path."""
-        return path.rpartition(b"/")[2].startswith(_FILES)
+        return path.rpartition(b"/")[2].startswith(self.files)
 
     def attach(self, fd: int, path: bytes) -> int:
         """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
@@ -95,13 +94,17 @@ class OptimizerSource:
         """
         if not self.interesting(path):
             return 0
-        status = os.fstat(fd)
-        identity = (status.st_dev, status.st_ino)
+        identity = self._session.identity(fd)
         with self._attaching:
             if identity in self._attached:
                 return 0
             link = self._attached[identity] = self._place(fd)
         return int(not link.adopted)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probe on a file."""
+        with self._attaching:
+            self._attached.pop(identity, None)
 
     def _place(self, fd: int) -> Link:
         symbols = self._symbols(fd, [pattern for operators in _OPERATORS for pattern in operators.patterns])

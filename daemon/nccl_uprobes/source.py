@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import zlib
@@ -64,6 +63,8 @@ class Session(Protocol):
         self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "", *, on_return: bool = False
     ) -> Link: ...
 
+    def identity(self, fd: int) -> tuple[int, int]: ...
+
     def detach(self, link: Any) -> None: ...
 
     def run_program(self, name: str, context: bytes) -> int: ...
@@ -77,6 +78,7 @@ class CollectivesSource:
     """
 
     name = "collectives"
+    files = (*GLOO.files, *NCCL.files)
 
     def __init__(
         self,
@@ -132,14 +134,18 @@ class CollectivesSource:
         library = library_of(path)
         if library is None:
             return 0
-        status = os.fstat(fd)
-        identity = (status.st_dev, status.st_ino)
+        identity = self._session.identity(fd)
         with self._attaching:
             if identity in self._attached:
                 return 0
             links = self._place(library, fd, identity)
             self._attached[identity] = links
         return sum(not link.adopted for link in links)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probes on a file."""
+        with self._attaching:
+            self._attached.pop(identity, None)
 
     def _place(self, library: Library, fd: int, identity: tuple[int, int]) -> list[Link]:
         symbols = self._symbols(fd, [*library.patterns, *library.marks])

@@ -49,7 +49,7 @@ class CollectorClient:
 
     def status(self, timeout: float) -> dict[str, Any]:
         """The fields of probing.v1.StatusReply."""
-        return self._request({"op": "status"}, timeout).header
+        return _body(self._request({"op": "status"}, timeout))
 
     def pause(self, paused: bool, timeout: float) -> bool:
         """Stop or resume all probes; says whether they are paused now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from probing.daemon.ipc import connect
@@ -12,4 +13,5 @@ __all__ = ("collector_status",)
 def collector_status(path: str, timeout: float) -> dict[str, Any]:
     """Status.to_dict of the collector that listens at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
     with connect(path, timeout) as channel:
-        return channel.request({"op": "status"}, timeout=timeout).header
+        answer = channel.request({"op": "status"}, timeout=timeout)
+    return {**answer.header, **json.loads(answer.payload or b"{}")}

@@ -312,7 +312,10 @@ def test_nothing_is_left(
     link = attach(session, target_fd, target)
     programs = [syscalls.program_info(fd).id for fd in session.programs.values()]
     maps = [m.id for m in session.maps.values()] + [ring.map_id for ring in session.rings.values()]
-    links = [syscalls.link_info(fd)[1] for item in session.links.values() for fd in item.fds]
+    handles = [syscalls.object_get(path) for item in session.links.values() for path in item.pins]
+    links = [syscalls.link_info(fd)[1] for fd in handles]
+    for fd in handles:
+        os.close(fd)
     assert link.pins[0].exists()
     session.close(keep=how == "cleanup")
     if how == "cleanup":

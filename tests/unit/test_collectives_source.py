@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,6 +60,9 @@ class Session:
             raise AttachError("no")
         self.links.append(Link())
         return self.links[-1]
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        return os.fstat(fd).st_dev, os.fstat(fd).st_ino
 
     def detach(self, link: Link) -> None:
         self.links.remove(link)

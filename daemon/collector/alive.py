@@ -1,0 +1,40 @@
+"""Whether a process lives, from /proc: nothing in it waits for the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import ProbingError
+from probing.daemon.processes.procfs import parse_stat
+
+__all__ = ("ProcessNow", "is_alive", "process_now")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNow:
+    """A process that lives."""
+
+    pid: int
+    start_ns: int
+
+
+def process_now(pid: int) -> ProcessNow | None:
+    """Who has this pid; None: nobody, or a kernel thread."""
+    try:
+        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    except (OSError, ProbingError):
+        return None
+    return None if stat.kernel_thread else ProcessNow(pid, stat.start_ns)
+
+
+def is_alive(pid: int, start_ns: int) -> bool:
+    """Whether the process runs; also True where that cannot be read. One that only waits for its parent has ended."""
+    try:
+        stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, ProbingError):
+        return True
+    # The leader of a process whose other threads run can have ended.
+    return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)

@@ -1,0 +1,177 @@
+"""The files that have probes, who maps each, and what was refused: bounded in sum and by user.
+
+Processes know a file by the device and inode in their maps, which an overlay has one of a mount; probes belong to the
+inode below.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+from probing.api.errors import AttachError
+
+__all__ = ("Files", "Holder", "Identity", "Key", "ProbedFile", "Refusal")
+
+Key = tuple[int, int]
+"""Device and inode as maps show them."""
+Identity = tuple[int, int]
+"""st_dev and st_ino of the file that the probes belong to."""
+MAX_FILES = 256
+MAX_FILES_OF_USER = 64
+MAX_REFUSALS = 1_024
+# A file that was refused is tried again after 60, 120, 240 ... s, one that did not answer after 2, 4, 8 ... s.
+FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
+# Refusals are shown for so long after the last try.
+SHOWN_S = 600.0
+
+
+@dataclass(slots=True)
+class ProbedFile:
+    """``reasons``: by source, why rows of processes that had it before are missing; ``users`` are pids.
+
+    ``held``: the key through which it was opened, as its probes hold that mount.
+    """
+
+    identity: Identity
+    uid: int
+    path: str
+    held: Key
+    reasons: dict[str, str] = field(default_factory=dict)
+    keys: set[Key] = field(default_factory=set)
+    users: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Holder:
+    """A process that maps files of interest. ``told``: losses that it has rows of."""
+
+    start_ns: int
+    keys: set[Key] = field(default_factory=set)
+    told: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Refusal:
+    """``until`` and ``at`` are on time.monotonic()."""
+
+    path: str
+    reason: str
+    at: float
+    until: float
+    pause: float
+    silent: bool
+
+
+class Files:
+    """Of one thread; ``attached`` and ``refused`` are for any."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, ProbedFile] = {}
+        self._by_identity: dict[Identity, ProbedFile] = {}
+        self._refusals: OrderedDict[tuple[str, Key, int], Refusal] = OrderedDict()
+        self.holders: dict[int, Holder] = {}
+
+    def find(self, key: Key) -> ProbedFile | None:
+        return self._by_key.get(key)
+
+    def admit(self, identity: Identity, uid: int) -> None:
+        """Whether one more file of a user may be probed. Raises AttachError when there are too many."""
+        if identity in self._by_identity:
+            return
+        hint = "libraries that no process maps any more make room"
+        if sum(file.uid == uid for file in self._by_identity.values()) >= MAX_FILES_OF_USER:
+            raise AttachError(f"{MAX_FILES_OF_USER} libraries of user {uid} are probed already", hint=hint)
+        if len(self._by_identity) >= MAX_FILES:
+            raise AttachError(f"{MAX_FILES} libraries are probed already", hint=hint)
+
+    def attached_to(self, identity: Identity, key: Key, uid: int, path: str) -> ProbedFile:
+        """The file, which has probes now."""
+        file = self._by_identity.setdefault(identity, ProbedFile(identity, uid, path, key))
+        file.keys.add(key)
+        self._by_key[key] = file
+        return file
+
+    def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
+        """A process maps files of interest, these and no others; True when it maps one that it did not."""
+        before = self.holders.get(pid)
+        if before is not None and before.start_ns != start_ns:
+            self.gone(pid)
+            before = None
+        if not keys:
+            self.gone(pid)
+            return False
+        holder = self.holders.setdefault(pid, Holder(start_ns))
+        new = keys - holder.keys
+        holder.keys = keys
+        for file in self._by_identity.values():
+            (file.users.discard if file.keys.isdisjoint(keys) else file.users.add)(pid)
+        return bool(new)
+
+    def gone(self, pid: int) -> None:
+        """It ended, or maps nothing of interest."""
+        if self.holders.pop(pid, None) is not None:
+            for file in self._by_identity.values():
+                file.users.discard(pid)
+
+    def idle(self) -> list[ProbedFile]:
+        """Files that nobody is known to map, or not through the mount that their probes hold."""
+        return [file for file in self._by_identity.values() if not self.is_held(file)]
+
+    def is_held(self, file: ProbedFile) -> bool:
+        return any(file.held in self.holders[pid].keys for pid in file.users)
+
+    def drop(self, file: ProbedFile) -> set[int]:
+        """It has no probes any more. Returns the processes that map it still."""
+        del self._by_identity[file.identity]
+        for key in file.keys:
+            del self._by_key[key]
+        return file.users
+
+    def forget_source(self, source: str) -> None:
+        """What was done for a source is to be done again."""
+        for file in self._by_identity.values():
+            file.reasons.pop(source, None)
+        for known in [known for known in self._refusals if known[0] == source]:
+            del self._refusals[known]
+
+    @property
+    def identities(self) -> set[Identity]:
+        return set(self._by_identity)
+
+    def refuse(self, source: str, key: Key, uid: int, path: str, reason: str, *, silent: bool) -> Refusal:
+        """A file was refused to a user, or did not answer (``silent``): it is left alone, longer each time."""
+        before = self._refusals.pop((source, key, uid), None)
+        first = FIRST_SILENT_PAUSE_S if silent else FIRST_PAUSE_S
+        pause = min(2 * before.pause, LAST_PAUSE_S) if before is not None else first
+        now = time.monotonic()
+        refusal = self._refusals[source, key, uid] = Refusal(path, reason, now, now + pause, pause, silent)
+        while len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
+        return refusal
+
+    def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
+        """Why a file is left alone now."""
+        found = self._refusals.get((source, key, uid))
+        return found if found is not None and found.until > time.monotonic() else None
+
+    def accept(self, source: str, key: Key, uid: int) -> None:
+        self._refusals.pop((source, key, uid), None)
+
+    def refused_to(self, uid: int, *, silent: bool = False) -> int:
+        """How many files were refused to a user lately; ``silent``: how many of them did not answer."""
+        since = time.monotonic() - SHOWN_S
+        return sum(
+            known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items()
+        )
+
+    def attached(self) -> Counter[str]:
+        """How many files of each path have probes."""
+        return Counter(file.path for file in list(self._by_identity.values()))
+
+    def refused(self) -> list[str]:
+        """Why files could not be probed at the last try, the newest first, each once."""
+        since = time.monotonic() - SHOWN_S
+        newest = [r for r in reversed(list(self._refusals.values())) if r.at > since]
+        return list(dict.fromkeys(f"{r.path} cannot be probed: {r.reason}" for r in newest))

@@ -1,0 +1,170 @@
+"""Whose libraries are looked at next: each waiting process once, users in turn, and a user who wasted time rests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+__all__ = ("Turn", "Turns")
+
+MAX_WAITING = 65_536
+# A process that could not be looked at is tried again after 1, 2, 4 ... s.
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
+MAX_RETRIED = 4_096
+MAX_REST_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """``fresh``: it mapped something since it was looked at. ``may_attach`` is False while its user rests."""
+
+    pid: int
+    uid: int
+    fresh: bool
+    may_attach: bool = True
+
+
+@dataclass(slots=True)
+class _User:
+    """Processes that wait: those in ``fresh`` come first, those in ``held`` when he has rested.
+
+    ``rests_until`` is on time.monotonic().
+    """
+
+    fresh: dict[int, None] = field(default_factory=dict)
+    scanned: dict[int, None] = field(default_factory=dict)
+    held: dict[int, None] = field(default_factory=dict)
+    rests_until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Retry:
+    due: float
+    span: float
+
+
+class Turns:
+    """``add`` and ``stop`` are for any thread, the rest is for the one that looks.
+
+    ``uid_of`` gives the real user of a process, None for one that ended.
+    """
+
+    def __init__(self, uid_of: Callable[[int], int | None]) -> None:
+        self._uid_of = uid_of
+        # Guards what ``add`` leaves and ``stopped``.
+        self._changed = threading.Condition()
+        self._added: dict[int, bool] = {}
+        self.stopped = False
+        self._users: OrderedDict[int, _User] = OrderedDict()
+        self._retries: dict[int, _Retry] = {}
+        self._due_at: dict[int, float] = {}
+        self.refused = 0
+        """Processes for which there was no room: a scan finds them."""
+
+    def add(self, pids: Iterable[int], *, fresh: bool) -> None:
+        """Have processes looked at; one that waits already is not added again."""
+        with self._changed:
+            for pid in pids:
+                if pid in self._added or len(self._added) < MAX_WAITING:
+                    self._added[pid] = self._added.get(pid, False) or fresh
+                else:
+                    self.refused += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> Turn | None:
+        """The next process; None when there is none for ``timeout`` seconds, or at the end."""
+        deadline = time.monotonic() + timeout
+        while not self.stopped:
+            self._sort()
+            now = time.monotonic()
+            if (turn := self._next(now)) is not None:
+                return turn
+            if now >= deadline:
+                return None
+            with self._changed:
+                if not self._added and not self.stopped:
+                    self._changed.wait(max(0.0, min(deadline, self._due()) - now))
+        return None
+
+    def rest(self, uid: int, seconds: float) -> None:
+        """Nothing new of this user is looked at for a while; scans go on, and attach nothing."""
+        user = self._users.setdefault(uid, _User())
+        user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
+
+    def hold(self, turn: Turn) -> None:
+        """Look at a process again when its user has rested."""
+        self._users.setdefault(turn.uid, _User()).held[turn.pid] = None
+
+    def again(self, pid: int) -> None:
+        """Look at a process later, each time in a row after twice as long."""
+        retry = self._retries.get(pid)
+        if retry is None and len(self._retries) >= MAX_RETRIED:
+            self.refused += 1
+            return
+        span = FIRST_RETRY_S if retry is None else min(2 * retry.span, LAST_RETRY_S)
+        self._retries[pid] = _Retry(time.monotonic() + span, span)
+
+    def later(self, pid: int, seconds: float) -> None:
+        """Look at a process again after so long."""
+        if pid in self._due_at or len(self._due_at) < MAX_RETRIED:
+            due = time.monotonic() + seconds
+            self._due_at[pid] = min(due, self._due_at.get(pid, due))
+
+    def settled(self, pid: int) -> None:
+        """A process was looked at, or ended: it is not retried any more."""
+        self._retries.pop(pid, None)
+
+    def _sort(self) -> None:
+        """Put what was added, and what is due again, to the other processes of its user."""
+        with self._changed:
+            added, self._added = self._added, {}
+        now = time.monotonic()
+        for pid, retry in list(self._retries.items()):
+            if retry.due <= now:
+                retry.due = float("inf")
+                added.setdefault(pid, False)
+        for pid, due in list(self._due_at.items()):
+            if due <= now:
+                del self._due_at[pid]
+                added.setdefault(pid, False)
+        for pid, fresh in added.items():
+            uid = self._uid_of(pid)
+            if uid is None:
+                # Whoever looks finds that it ended.
+                uid = 0
+            user = self._users.setdefault(uid, _User())
+            if fresh:
+                user.scanned.pop(pid, None)
+                user.fresh[pid] = None
+            elif pid not in user.fresh:
+                user.scanned[pid] = None
+
+    def _next(self, now: float) -> Turn | None:
+        for uid, user in list(self._users.items()):
+            rests = user.rests_until > now
+            if not rests:
+                user.scanned |= user.held
+                user.held = {}
+            queue = user.scanned if rests or not user.fresh else user.fresh
+            if queue:
+                self._users.move_to_end(uid)
+                pid = next(iter(queue))
+                del queue[pid]
+                return Turn(pid, uid, queue is user.fresh, not rests)
+            if not rests and not user.fresh:
+                del self._users[uid]
+        return None
+
+    def _due(self) -> float:
+        """When something that waits comes up, on time.monotonic()."""
+        rests = (user.rests_until for user in self._users.values() if user.fresh or user.held)
+        retries = (retry.due for retry in self._retries.values())
+        return min((*rests, *retries, *self._due_at.values()), default=float("inf"))
