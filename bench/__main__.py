@@ -11,7 +11,7 @@ ALL = (
     *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
     *("stacks_on_demand", "sampling", "target_gaps"),
     *("nccl_hits", "nccl_ingest"),
-    "query_beside_duckdb",
+    *("query_beside_duckdb", "client_start"),
     *("segment_sizes",),
 )
 

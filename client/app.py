@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
-from probing.client import later, main_python, main_query
+from probing.client import examples, later, main_python, main_query
 from probing.client.settings import (
     DEFAULT_TARGET,
     FORMATS,
@@ -22,8 +22,10 @@ from probing.client.settings import (
 
 __all__ = ("app", "events", "logs", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
-_Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
-_EPILOG = "The options above may stand before or after the command."
+_Job = Annotated[str | None, typer.Option(metavar="JOB", help=JOB_HELP)]
+_EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
+# As wide as the terminal, up to what reads well.
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
     name="probingctl",
@@ -32,30 +34,51 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=_CONTEXT,
 )
 cluster_app = typer.Typer(help="The same for all nodes: list, nodes, query.", rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
 
 
-@app.callback()
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     target: Annotated[
-        str, typer.Option("-t", "--target", envvar="PROBING_TARGET", help="unix:PATH or HOST:PORT.")
+        str, typer.Option("-t", "--target", envvar="PROBING_TARGET", metavar="ADDRESS", help="unix:PATH or HOST:PORT.")
     ] = DEFAULT_TARGET,
-    nodes: Annotated[str | None, typer.Option(help="Nodes to ask: A,B,C or a file with one a line.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="A,B,C|FILE", help="Nodes to ask: A,B,C or a file with one a line.")
+    ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless all nodes answer with all rows.")] = False,
-    token_file: Annotated[str | None, typer.Option(help="File with the bearer token.")] = None,
-    token: Annotated[str | None, typer.Option(help="The token itself; the process list shows it.")] = None,
-    output_format: Annotated[
-        str | None, typer.Option("-f", "--format", help=f"{', '.join(FORMATS)}; as the file is named, or table.")
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the bearer token.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
-    report: Annotated[Path | None, typer.Option(help="File for who answered and who did not, as JSON.")] = None,
-    timeout: Annotated[str, typer.Option(help="Time for all answers, such as 5 or 500ms.")] = "30s",
+    output_format: Annotated[
+        str | None,
+        typer.Option("-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; as the file is named, or table."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write instead of stdout.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for who answered and who did not, as JSON.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time for all answers, such as 5 or 500ms.")] = "30s",
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
     if output_format is not None and output_format not in FORMATS:
         raise UsageError(f"unknown format {output_format}", hint=f"one of {', '.join(FORMATS)}")
     context.obj = Settings(
@@ -77,7 +100,7 @@ def ps(
     context: typer.Context,
     job: _Job = None,
     ended: Annotated[bool, typer.Option("--ended", help="Those that have ended, the newest first.")] = False,
-    since: Annotated[str, typer.Option(help="How far back, with --ended.")] = "1d",
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back, with --ended.")] = "1d",
 ) -> None:
     """Training processes: job, rank, pid, state, backends."""
     from probing.client import ps as command
@@ -89,9 +112,9 @@ def ps(
 def events(
     context: typer.Context,
     job: _Job = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "1d",
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back.")] = "1d",
 ) -> None:
-    """Processes that started, ended or were killed, and which of a job failed first."""
+    """Starts, exits and kills, and who of a job failed first."""
     from probing.client import events as command
 
     command.run(context.obj, job, seconds(since))
@@ -105,8 +128,8 @@ def top(
     context: typer.Context,
     job: _Job = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between frames.")] = "1s",
-    window: Annotated[str, typer.Option(help="Rates and lags are of this last time.")] = "10s",
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between frames.")] = "1s",
+    window: Annotated[str, typer.Option(metavar="TIME", help="Rates and lags are of this last time.")] = "10s",
 ) -> None:
     """Live, all ranks: rates, what is in flight, lag, Python."""
     from probing.client import top as command
@@ -118,8 +141,8 @@ def top(
 def nccl(
     context: typer.Context,
     job: _Job = None,
-    comm: Annotated[str | None, typer.Option(help="Only this communicator.")] = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "5m",
+    comm: Annotated[str | None, typer.Option(metavar="COMM", help="Only this communicator.")] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back.")] = "5m",
 ) -> None:
     """Collectives: times, bandwidth, lag by rank, in flight."""
     from probing.client import nccl as command
@@ -131,9 +154,11 @@ def nccl(
 def logs(
     context: typer.Context,
     job: _Job = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only lines of a pattern that contains this text.")] = None,
-    since: Annotated[str, typer.Option(help="How far back.")] = "1h",
+    rank: Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this rank.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines of a pattern that contains this text.")
+    ] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back.")] = "1h",
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
 ) -> None:
     """Lines that trainers wrote and that match an allow-list."""
@@ -172,7 +197,9 @@ def nodes(context: typer.Context) -> None:
 def rdma(
     context: typer.Context,
     hca: Annotated[str | None, typer.Argument(metavar="[HCA]", help="Only this device.")] = None,
-    length: Annotated[str | None, typer.Option("--seconds", help="Also what the ports carry in this time.")] = None,
+    length: Annotated[
+        str | None, typer.Option("--seconds", metavar="TIME", help="Also what the ports carry in this time.")
+    ] = None,
 ) -> None:
     """Ports of RDMA devices: state, traffic, errors."""
     from probing.client import rdma as command
@@ -204,6 +231,13 @@ later.register(app)
 main_query.register(app, cluster_app)
 
 
+@cluster_app.callback(invoke_without_command=True)
+def _cluster(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
 def _everywhere(context: typer.Context) -> None:
     from dataclasses import replace
 
@@ -221,3 +255,6 @@ def _cluster_list(context: typer.Context, job: _Job = None) -> None:
 def _cluster_nodes(context: typer.Context) -> None:
     """The nodes that the target knows."""
     nodes(context)
+
+
+examples.add_examples(app, cluster_app)

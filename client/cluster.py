@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client import messages
 from probing.client.connection import Connection
+from probing.client.interrupt import sheltered
 from probing.client.settings import DEFAULT_TARGET
 from probing.federation.answer import Answer, Reply, Rows
 from probing.federation.fanout import Answered, Gathered, fan_out
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ("Cluster", "Stacks", "Variables", "ps_sql")
 
 T = TypeVar("T")
+# The default of a node's query.workers: more at once would wait for workers that start.
+_WARM_WORKERS = 2
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 _USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
 _USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
@@ -209,6 +213,18 @@ class Cluster:
             return reply.node, reply.table
 
         return [answered.value for answered in self.each(ask).answered]
+
+    def at_once(self, asks: Sequence[Callable[[], T]]) -> list[T]:
+        """What each of ``asks`` returns, in their order: as many at once as a node keeps workers warm."""
+
+        def ask_all() -> list[T]:
+            pool = ThreadPoolExecutor(_WARM_WORKERS, thread_name_prefix="ask")
+            try:
+                return list(pool.map(lambda ask: ask(), asks))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+        return sheltered(ask_all)
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
         """As ``query``, with who answered."""

@@ -75,9 +75,10 @@ class Connection:
 
         ``watch`` is called with how far the node is. With ``strict``, PartialAnswer when it lacks rows.
         """
-        import pyarrow as pa
-
         with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch, strict=strict) as stream:
+            # While the node works on it.
+            import pyarrow as pa
+
             table = pa.Table.from_batches(list(stream), stream.schema)
         return Reply(stream.node, table, stream.rows_scanned, stream.warnings)
 

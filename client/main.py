@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     if arguments is None:
         interrupt.watch()
+        # pyarrow takes it where it is there, and needs it for nothing of ours: it costs more than pyarrow itself.
+        sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
         interrupt.leave(_run(sys.argv[1:]))
     return _run(arguments)
 
@@ -68,7 +70,21 @@ def _usage(error: Any) -> UsageError:
     message = str(error.format_message()) or "no command was given"
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "probingctl"
-    return UsageError(message[0].lower() + message[1:].rstrip("."), hint=f"`{path} --help` shows what it takes")
+    hint = f"`{path} --help` shows what it takes"
+    if (option := getattr(error, "option_name", None)) is not None and context is not None:
+        message = f"no such option: {option}" if hasattr(error, "possibilities") else message
+        hint = f"{_nearest(option, context)}{hint}"
+    return UsageError(message[0].lower() + message[1:].rstrip("."), hint=hint)
+
+
+def _nearest(option: str, context: Any) -> str:
+    from difflib import get_close_matches
+
+    from probing.client.settings import GLOBAL_OPTIONS
+
+    known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
+    found = get_close_matches(option, dict.fromkeys([*known, *GLOBAL_OPTIONS]), n=1)
+    return f"did you mean {found[0]}? " if found else ""
 
 
 def _fail(error: ProbingError) -> int:

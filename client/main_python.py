@@ -12,21 +12,29 @@ from probing.client.settings import JOB_HELP, process_id, seconds
 __all__ = ("config", "flamegraph", "profile", "register", "stacks", "variables")
 
 _Pids = Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="All if left out.")]
-_Job = Annotated[str, typer.Option(help=JOB_HELP)]
-_For = Annotated[str | None, typer.Option("--for", help="Take the change back after so long, such as 10m.")]
-_Rank = Annotated[int | None, typer.Option(min=0, help="Only this rank.")]
-_Seconds = Annotated[str | None, typer.Option("--seconds", help="Sample now, for so long.")]
-_Since = Annotated[str | None, typer.Option(help="From stored samples: how far back; 5m if left out.")]
-_Until = Annotated[str | None, typer.Option(help="With --since: how far back to stop.")]
+_Job = Annotated[str, typer.Option(metavar="JOB", help=JOB_HELP)]
+_For = Annotated[
+    str | None, typer.Option("--for", metavar="TIME", help="Take the change back after so long, such as 10m.")
+]
+_Rank = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this rank.")]
+_Seconds = Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for so long.")]
+_Since = Annotated[str | None, typer.Option(metavar="TIME", help="From stored samples: how far back; 5m if left out.")]
+_Until = Annotated[str | None, typer.Option(metavar="TIME", help="With --since: how far back to stop.")]
 _Wall = Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")]
 _OffCpu = Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")]
-_Hz = Annotated[int, typer.Option(min=1, max=999, help="With --seconds: samples a second.")]
-_By = Annotated[str | None, typer.Option(help="What to keep apart: rank, thread, pid, node, job; A,B for several.")]
+_Hz = Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")]
+_By = Annotated[
+    str | None, typer.Option(metavar="A,B", help="What to keep apart: rank, thread, pid, node, job; A,B for several.")
+]
 _Lines = Annotated[bool, typer.Option("--lines", help="Keep the lines of one function apart.")]
-_Kind = Annotated[str | None, typer.Option("-F", "--output-format", help="folded, speedscope, svg, pprof, table.")]
+_Kind = Annotated[
+    str | None, typer.Option("-F", "--output-format", metavar="FORMAT", help="folded, speedscope, svg, pprof, table.")
+]
 _Diff = Annotated[
     str | None,
-    typer.Option(help="What to compare with: rank:R, pid:P, job:J or before:10m; the rest stays as selected."),
+    typer.Option(
+        metavar="WHAT", help="What to compare with: rank:R, pid:P, job:J or before:10m; the rest stays as selected.",
+    ),
 ]
 
 
@@ -48,7 +56,9 @@ def stacks(
     native: Annotated[bool, typer.Option("--native", help="With the frames of C and C++ code.")] = False,
     show_locals: Annotated[bool, typer.Option("--locals", help="With the local variables of each frame.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Equal stacks of a job's ranks as one tree.")] = False,
-    threads: Annotated[str | None, typer.Option(help="With --merge: main (also if left out) or all.")] = None,
+    threads: Annotated[
+        str | None, typer.Option(metavar="main|all", help="With --merge: main (also if left out) or all.")
+    ] = None,
 ) -> None:
     """Python stacks of all threads, innermost frame first."""
     from probing.client import stacks as command
@@ -71,7 +81,9 @@ def variables(
     job: _Job = "",
     watch: Annotated[bool, typer.Option("--watch", help="Store the values whenever they change.")] = False,
     unwatch: Annotated[bool, typer.Option("--unwatch", help="Store them no longer.")] = False,
-    interval: Annotated[str | None, typer.Option(help="With --watch: time between two readings.")] = None,
+    interval: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")
+    ] = None,
     for_: _For = None,
 ) -> None:
     """Values of variables, read from outside."""
@@ -142,8 +154,10 @@ def flamegraph(
 def config(
     context: typer.Context,
     what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="All settings if left out.")] = None,
-    job: Annotated[str, typer.Option(help="For this job alone: its name, the end of it, a run or a pid.")] = "",
-    pid: Annotated[str | None, typer.Option(help="Set it for this process alone.")] = None,
+    job: Annotated[
+        str, typer.Option(metavar="JOB", help="For this job alone: its name, the end of it, a run or a pid.")
+    ] = "",
+    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it for this process alone.")] = None,
     for_: _For = None,
     persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False,

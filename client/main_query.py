@@ -16,10 +16,12 @@ _Param = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
 ]
 _Explain = Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")]
-_Since = Annotated[str | None, typer.Option(help="How far back to begin, or a time; all there is if left out.")]
-_Until = Annotated[str | None, typer.Option(help="How far back to end, or a time; now if left out.")]
+_Since = Annotated[
+    str | None, typer.Option(metavar="TIME", help="How far back to begin, or a time; all there is if left out.")
+]
+_Until = Annotated[str | None, typer.Option(metavar="TIME", help="How far back to end, or a time; now if left out.")]
 _Tables = Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")]
-_Job = Annotated[str | None, typer.Option(help=JOB_HELP)]
+_Job = Annotated[str | None, typer.Option(metavar="JOB", help=JOB_HELP)]
 
 
 def register(app: typer.Typer, cluster_app: typer.Typer) -> None:
@@ -30,7 +32,7 @@ def register(app: typer.Typer, cluster_app: typer.Typer) -> None:
 
 
 def query(context: typer.Context, sql: _Sql = None, param: _Param = None, explain: _Explain = False) -> None:
-    """Rows of one SELECT, of one node or of all together; without SQL a shell."""
+    """Rows of one SELECT, of one node or all; without SQL a shell."""
     from probing.client import query as command
 
     command.run(context.obj, sql, param or (), explain=explain)
@@ -45,7 +47,7 @@ def cluster_query(context: typer.Context, sql: _Sql = None, param: _Param = None
 def export(
     context: typer.Context, since: _Since = None, until: _Until = None, tables: _Tables = None, job: _Job = None
 ) -> None:
-    """Stored rows as files that other engines read, into the directory or file of -o."""
+    """Stored rows as files for other engines, in the place of -o."""
     from probing.client import export as command
 
     command.run(context.obj, since=since, until=until, tables=tables, job=job)

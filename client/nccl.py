@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from probing.client import nccl_sql
@@ -49,9 +50,12 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
         or ["true"]
     )
     asked = {"where": where, "since": max(1, round(since))}
-    results = {name: rows_of(cluster.query(sql.format(**asked))) for name, sql in _QUESTIONS.items()}
     # A stream is of one node: to add up its operations here would mean to bring them all.
-    totals = [row for table in cluster.query_each(nccl_sql.TOTALS.format(**asked)) for row in rows_of(table)]
+    asks: list[Callable[[], Any]] = [partial(cluster.query_each, nccl_sql.TOTALS.format(**asked))]
+    asks += [partial(cluster.query, sql.format(**asked)) for sql in _QUESTIONS.values()]
+    by_node, *tables = cluster.at_once(asks)
+    totals = [row for table in by_node for row in rows_of(table)]
+    results = {name: rows_of(table) for name, table in zip(_QUESTIONS, tables, strict=True)}
     found: dict[tuple[object, ...], Row] = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}

@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from probing.client.text import escape_json
+from probing.client.text import escape_json, utc
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,9 @@ __all__ = (
     "storable",
     "storable_schema",
 )
+
+# So many times are made text here: to cast them, pyarrow imports its compute functions, which takes longer.
+_FEW = 1000
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -84,7 +87,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind):
         # With a zone it is UTC all the same: the zone only says how to show it.
-        return _times(column.cast(pa.timestamp(kind.unit)))
+        return _times(column if kind.tz is None else column.cast(pa.timestamp(kind.unit)))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
     coarse = _microseconds(kind)
@@ -108,6 +111,9 @@ def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
     """Through text, because Python's datetime has no nanoseconds; None for what no calendar has."""
     import pyarrow as pa
 
+    if column.type.unit == "ns" and len(column) <= _FEW:
+        numbers = [number for chunk in column.chunks for number in chunk.view(pa.int64()).to_pylist()]
+        return [None if number is None else utc(number) for number in numbers]
     try:
         texts = column.cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
     except pa.ArrowInvalid:

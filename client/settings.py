@@ -16,6 +16,7 @@ from probing.api.errors import UsageError
 __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
+    "GLOBAL_OPTIONS",
     "JOB_HELP",
     "Settings",
     "format_of",
@@ -37,6 +38,7 @@ _VALUED = frozenset(
     }
 )  # fmt: skip
 _FLAGS = frozenset({"--all-nodes", "--strict"})
+GLOBAL_OPTIONS = tuple(sorted(_VALUED | _FLAGS))
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from probing.api.errors import ProbingError, UsageError
@@ -97,10 +98,11 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     """One frame: every trainer with its rate and lag over the last ``window`` seconds, and what it does now."""
     where = f"job = {sql_text(job)}" if job is not None else "true"
     seconds = max(1, round(window))
-    processes, rates, late, inflight, stepped = (
-        rows_of(cluster.query(sql.format(where=where, window=seconds, since=seconds)))
+    asks = (
+        partial(cluster.query, sql.format(where=where, window=seconds, since=seconds))
         for sql in (_PROCESSES, _RATES, RANKS, _INFLIGHT, _STEPS)
     )
+    processes, rates, late, inflight, stepped = map(rows_of, cluster.at_once(list(asks)))
     python, missing = _python(cluster, job)
     calls = {_process(row): row for row in rates}
     steps = {_process(row): row for row in stepped}

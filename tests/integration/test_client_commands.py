@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -219,7 +220,7 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ((), 2, "missing command"),
+        (("pss",), 2, "no such command 'pss'. did you mean 'ps'?"),
         (("nonsense",), 2, "nonsense"),
         (("ps", "--nonsense"), 2, "--nonsense"),
         (("query", "SELECT $rank"), 2, "no value for $rank"),
@@ -250,6 +251,39 @@ def test_every_error_is_one_line_and_a_hint(
     assert lines[0].startswith("error: ")
     assert says.lower() in lines[0].lower()
     assert lines[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("ps", "--jbo", "4711"), "did you mean --job? `probingctl ps --help` shows what it takes"),
+        (("ps", "--formt", "json"), "did you mean --format? `probingctl ps --help` shows what it takes"),
+        (("profile", "--of-cpu"), "did you mean --off-cpu? `probingctl profile --help` shows what it takes"),
+        (("ps", "--xyzzy"), "`probingctl ps --help` shows what it takes"),
+    ],
+)
+def test_a_misspelt_option_is_guessed(ctl: Run, arguments: tuple[str, ...], hint: str) -> None:
+    assert ctl(*arguments) == (2, "", f"error: no such option: {arguments[1]}\nhint: {hint}\n")
+
+
+def test_help_of_every_command_is_whole_at_80_columns(ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, err = ctl()
+    assert (code, err) == (0, "")
+    assert ctl("--help") == (0, text, "")
+    names = [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+    assert {"ps", "events", "top", "nccl", "query", "export", "cluster"} <= set(names)
+    words = [(name,) for name in names if name != "cluster"] + [("cluster", n) for n in ("list", "nodes", "query")]
+    for command in words:
+        code, shown, _ = ctl(*command, "--help")
+        assert code == 0
+        assert "\n  Examples:\n    probingctl " in shown, command
+        text += shown
+    # "..." follows what may be given several times.
+    cut = re.sub(r"\[(ARGS|PID)\]\.\.\.|NAME\.\.\.", "", text)
+    assert "..." not in cut
+    assert max(map(len, text.splitlines())) <= 80
+    assert ctl("cluster")[0] == 0
 
 
 def test_what_a_node_says_of_its_error_is_passed_on(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -359,20 +393,24 @@ def test_the_python_client(pair: tuple[FakeNode, FakeNode]) -> None:
 
 def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode]) -> None:
     def loaded(*arguments: str) -> set[str]:
-        program = (
-            "import sys; from probing.client.main import main; main(sys.argv[1:]); "
-            "print(*sorted(m.split('.')[0] for m in sys.modules), file=sys.stderr)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60
-        )
-        return set(done.stderr.split())
+        program = "from probing.client.main import main; main()"
+        words = [sys.executable, "-X", "importtime", "-c", program, *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+        names = {line.rpartition("|")[2].strip() for line in lines}
+        return names | {name.partition(".")[0] for name in names}
 
-    heavy = {"grpc", "pyarrow", "duckdb", "sqlglot", "textual", "google"}
-    assert not loaded("version") & heavy
-    assert not loaded("--help") & heavy
-    assert not loaded("stacks") & {"pyarrow", "duckdb", "sqlglot", "textual"}
-    assert not loaded("ps") & {"duckdb", "sqlglot", "textual"}
+    engines = {"duckdb", "sqlglot", "textual", "prompt_toolkit"}
+    wire = {"grpc", "google", "probing.client.connection"}
+    rows = {"pyarrow", "pyarrow.compute", "numpy", "pyarrow.parquet"}
+    # typer needs pydantic from 0.29 on.
+    nobodys = {"pydantic", "numpy", "pyarrow.compute"}
+    for words in (["version"], ["--version"], ["--help"], ["ps", "--help"], []):
+        assert not loaded(*words) & (engines | wire | rows | nobodys), words
+    for words in (["stacks"], ["status"], ["config"], ["stacks", "--merge"]):
+        assert not loaded(*words) & (engines | rows | nobodys), words
+    for words in (["ps"], ["nccl"], ["top", "--once"], ["query", "SELECT now()"], ["profile", "-F", "folded"]):
+        assert not loaded(*words) & (engines | nobodys), words
 
 
 def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:

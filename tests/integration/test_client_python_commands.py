@@ -443,17 +443,3 @@ def test_hostile_text_cannot_drive_the_terminal(tmp_path: Path, ctl: Run) -> Non
             code, out, err = ctl(*command, "-t", node.address)
             assert code == 0, err
             assert not set(out + err) & {"\x1b", "\x07", "\u202e", "\x9b"}, command
-
-
-def test_these_commands_load_only_what_they_need(pair: tuple[FakeNode, FakeNode]) -> None:
-    program = (
-        "import sys; from probing.client.main import main; main(sys.argv[1:]); "
-        "print(*sorted(m.split('.')[0] for m in sys.modules), file=sys.stderr)"
-    )
-    for words in (["config"], ["stacks", "--merge"], ["profile", "-F", "folded"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True, timeout=60
-        )
-        loaded = set(done.stderr.split())
-        assert not loaded & {"duckdb", "sqlglot", "textual"}, words
-        assert ("pyarrow" in loaded) == (words[0] == "profile")

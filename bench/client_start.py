@@ -1,0 +1,69 @@
+"""How long a command of probingctl takes from exec to its end, beside a daemon and a job: in times of an empty Python.
+
+All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from running import BenchDaemon, job
+from statistics_of_blocks import ratio_of_blocks, table
+
+HERE = Path(__file__).resolve().parent
+# Milliseconds that each may take on the machine of docs/benchmarks.md.
+BUDGETS = {"version": 100, "ps": 250, "nccl": 400, "stacks": 250, "status": None, "top --once": None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    daemon = BenchDaemon()
+    folder = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
+    with contextlib.ExitStack() as ends:
+        ends.callback(daemon.close)
+        ends.enter_context(job(HERE / "timed_job.py", folder / "steps", "64", "0.02", ranks=options.ranks))
+        daemon.start()
+        while not (daemon.ctl("nccl", "-f", "csv").count("\n") > 1):
+            time.sleep(0.5)
+        found = in_turn(daemon, options.rounds)
+    rows = []
+    empty = found["python -c pass"]
+    for name, values in found.items():
+        ratio = ratio_of_blocks(values, empty)
+        rows.append(
+            {"command": name, "ms, median (range)": f"{statistics.median(values):.0f} ({min(values):.0f} to"
+             f" {max(values):.0f})", "times an empty Python": f"{ratio.ratio:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]",
+             "budget, ms": BUDGETS.get(name) or "", "rounds": len(values)}
+        )  # fmt: skip
+    print(table(rows))
+
+
+def in_turn(daemon: BenchDaemon, rounds: int) -> dict[str, list[float]]:
+    """ms of each command, by name."""
+    target = ["-t", f"unix:{daemon.socket}"]
+    program = Path(sys.executable).parent / "probingctl"
+    asked: dict[str, list[str]] = {"python -c pass": [sys.executable, "-c", "pass"]}
+    asked |= {name: [str(program), *name.split(), *target] for name in BUDGETS}
+    found: dict[str, list[float]] = {name: [] for name in asked}
+    chooser = random.Random(5)
+    for _ in range(rounds):
+        for name in chooser.sample(list(asked), len(asked)):
+            begin = time.perf_counter()
+            subprocess.run(asked[name], check=True, stdout=subprocess.DEVNULL)
+            found[name].append((time.perf_counter() - begin) * 1000)
+    return found
+
+
+if __name__ == "__main__":
+    main()
