@@ -3,46 +3,58 @@
 from __future__ import annotations
 
 import signal as signals
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from probing.client.cluster import Cluster
 from probing.client.rows import rows_of
 
-__all__ = ("MOST", "death_text", "ended", "events", "how", "when")
+__all__ = ("MOST", "clock", "death_text", "ended", "events", "how", "when")
 
 Row = dict[str, Any]
 # Rows of one answer; older ones are left out.
 MOST = 1000
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal FROM process.events
-WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{since}} SECOND AND {{where}} ORDER BY ts DESC LIMIT {MOST}
+WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{since}} SECOND AND {{where}} ORDER BY ts DESC LIMIT {4 * MOST}
 """
 
 
-def events(
-    cluster: Cluster, where: str, since: float, kinds: tuple[str, ...] = ("start", "exit", "oom_kill")
-) -> list[Row]:
-    """Rows of process.events of the last ``since`` seconds, oldest first, with ``oom``, ``first`` and ``detail``.
+def events(cluster: Cluster, where: str, since: float) -> list[Row]:
+    """Starts, exits and kills of the last ``since`` seconds, oldest first, with ``oom``, ``first`` and ``detail``.
 
-    ``where`` is an SQL condition. ``first`` marks the exit that was the first failure of its run.
+    At most MOST, the newest ones. ``where`` is an SQL condition on process.events. ``first`` marks the exit that was
+    the first failure of its run.
     """
+    rows = _read(cluster, where, since, ("start", "identified", "exit", "oom_kill"))
+    # Who it is may be known a moment after its start.
+    newest = {_process(row): row for row in rows}
+    for row in rows:
+        row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
+    return _described([row for row in rows if row["event"] != "identified"][-MOST:])
+
+
+def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
+    """The exits among ``events``."""
+    rows = _described(_read(cluster, where, since, ("exit", "oom_kill"))[-MOST:])
+    return [row for row in rows if row["event"] == "exit"]
+
+
+def _read(cluster: Cluster, where: str, since: float, kinds: tuple[str, ...]) -> list[Row]:
     asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": max(1, round(since)), "where": where}
-    rows = rows_of(cluster.query(_EVENTS.format(**asked)))[::-1]
+    return rows_of(cluster.query(_EVENTS.format(**asked)))[::-1]
+
+
+def _described(rows: list[Row]) -> list[Row]:
     out_of_memory = {_process(row) for row in rows if row["event"] == "oom_kill"}
     for row in rows:
-        row["oom"] = _process(row) in out_of_memory
-        row["first"] = False
+        row["oom"], row["first"] = _process(row) in out_of_memory, False
     for row in _firsts(rows):
         row["first"] = True
     for row in rows:
         row["detail"] = _detail(row)
     return rows
-
-
-def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """The exits among ``events``."""
-    return [row for row in events(cluster, where, since, ("exit", "oom_kill")) if row["event"] == "exit"]
 
 
 def how(row: Row) -> str:
@@ -53,15 +65,20 @@ def how(row: Row) -> str:
 
 
 def death_text(row: Row) -> str:
-    """``rank 3 (pid 12 on alpha) was killed by SIGKILL (OOM) at 2026-11-22 03:12:07Z``."""
+    """``rank 3 (pid 12 on alpha) was killed by SIGKILL (OOM) at 03:12:07Z``."""
     who = f"rank {row['rank']}" if row["rank"] is not None else str(row["role"])
     verb = "was " if row["signal"] is not None else ""
-    return f"{who} (pid {row['pid']} on {row['node']}) {verb}{how(row)} at {when(row['ts'])}"
+    return f"{who} (pid {row['pid']} on {row['node']}) {verb}{how(row)} at {clock(row['ts'])}"
 
 
 def when(ts: str | None) -> str:
     """A time of ``rows_of`` to the second: ``2026-11-22 03:12:07Z``."""
     return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
+
+
+def clock(ts: str | None) -> str:
+    """As ``when``, of today without the date."""
+    return when(ts).removeprefix(time.strftime("%Y-%m-%d ", time.gmtime()))
 
 
 def _detail(row: Row) -> str:

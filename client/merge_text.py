@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from probing.client.merge import Group, Member, Node, pids_of, ranks_of
-from probing.client.nccl_text import ranks_text
-from probing.client.text import escape
+from probing.client.text import escape, ranks_text
 
 __all__ = ("frame_text", "members_text", "people")
 

@@ -9,16 +9,21 @@ from typing import Any
 
 from probing.client import nccl_sql
 from probing.client.cluster import Cluster
+from probing.client.endings import ended
 from probing.client.nccl_text import people
 from probing.client.output import write_objects
+from probing.client.pause import head, pauses
 from probing.client.render import terminal_width
 from probing.client.rows import rows_of
 from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings
+from probing.client.silence import silent
+from probing.client.standing import LIVE, RECENT, standing, standings
 
 __all__ = ("Row", "collect", "run")
 
 Row = dict[str, Any]
+_Found = dict[tuple[object, ...], Row]
 _KEY = ("job", "run", "comm")
 _NAMED = ("name", "backend", "size")
 _QUESTIONS = {
@@ -28,6 +33,8 @@ _QUESTIONS = {
     "failed": nccl_sql.FAILED,
     "timings": nccl_sql.TIMINGS,
     "known": nccl_sql.COMMUNICATORS,
+    "live": LIVE,
+    "recent": RECENT,
 }
 # What a communicator is where its ranks do not agree: the first of these that one of them has.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
@@ -36,27 +43,27 @@ _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, job)
+        paused = pauses(cluster)
         found = collect(cluster, job, comm, since)
         if not found and job is not None:
             require_job(cluster, job)
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, found, people(found, since, width), _flat(found))
+        write_objects(settings, found, head(settings, paused) + people(found, since, width), _flat(found))
 
 
 def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:
     """Communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since`` in s."""
-    where = " AND ".join(
-        [f"{name} = {sql_text(value)}" for name, value in (("job", job), ("comm", comm)) if value is not None]
-        or ["true"]
-    )
-    asked = {"where": where, "since": max(1, round(since))}
+    of_job = "true" if job is None else f"job = {sql_text(job)}"
+    where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
+    asked = {"where": where, "since": max(1, round(since)), "of_job": of_job}
     # A stream is of one node: to add up its operations here would mean to bring them all.
     asks: list[Callable[[], Any]] = [partial(cluster.query_each, nccl_sql.TOTALS.format(**asked))]
+    asks.append(partial(ended, cluster, of_job, since))
     asks += [partial(cluster.query, sql.format(**asked)) for sql in _QUESTIONS.values()]
-    by_node, *tables = cluster.at_once(asks)
+    by_node, exits, *tables = cluster.at_once(asks)
     totals = [row for table in by_node for row in rows_of(table)]
     results = {name: rows_of(table) for name, table in zip(_QUESTIONS, tables, strict=True)}
-    found: dict[tuple[object, ...], Row] = {}
+    found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
@@ -70,16 +77,39 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
             own = _communicator(found, row)
             own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
     _total(found, results["timings"], totals)
+    _stand(cluster, found, results, exits, every_run=comm is None)
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
+
+
+def _stand(
+    cluster: Cluster, found: _Found, results: dict[str, list[Row]], exits: list[Row], *, every_run: bool
+) -> None:
+    """Adds what is known of each run; with ``every_run`` an entry without ``comm`` for one that shows no operation."""
+    runs, trainers = standings(results["live"], exits)
+    shown = {key[:2] for key in found}
+    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
+    for run, live in trainers.items():
+        if run not in shown and not (every_run and max(len(live), live[0]["world_size"] or 0) > 1):
+            continue
+        idle = [row for row in live if (row["node"], row["pid"]) not in busy]
+        idle.sort(key=lambda row: (row["rank"] is None, row["rank"]))
+        own = runs[run]
+        own["silent"] = silent(cluster, idle)
+        own["silent_more"] = len(idle) - len(own["silent"])
+        if run not in shown:
+            nothing = {"job": run[0], "run": run[1], "comm": None, "size": live[0]["world_size"]}
+            _communicator(found, nothing)["members"] = sorted(r["rank"] for r in live if r["rank"] is not None)
+    for (job, name, _), communicator in found.items():
+        communicator.update(runs.get((job, name), standing()))
 
 
 def _key(row: Row) -> tuple[object, ...]:
     return tuple(row[name] for name in _KEY)
 
 
-def _communicator(found: dict[tuple[object, ...], Row], row: Row) -> Row:
+def _communicator(found: _Found, row: Row) -> Row:
     fresh: Row = {
         **{name: row[name] for name in _KEY}, **{name: row.get(name) for name in _NAMED},
         "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None, "aborted": None,
@@ -109,7 +139,7 @@ def _describe(own: Row, members: Sequence[Row]) -> None:
         own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]
 
 
-def _total(found: dict[tuple[object, ...], Row], timings: Sequence[Row], totals: Sequence[Row]) -> None:
+def _total(found: _Found, timings: Sequence[Row], totals: Sequence[Row]) -> None:
     for own in found.values():
         own["totals"] = {
             "calls": sum(op["calls"] for op in own["ops"]),

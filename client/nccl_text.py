@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from probing.client.render import Field, render
-from probing.client.text import age, bandwidth, count, escape, plural, size
+from probing.client.standing import standing_lines
+from probing.client.text import age, bandwidth, count, escape, plural, ranks_text, size
 
-__all__ = ("people", "ranks_text", "waits")
+__all__ = ("NOTABLE_NS", "people", "waits")
 
 _OP = Field("OP", "op")
 _TIMES = (
@@ -37,6 +39,8 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
+# Operations that are in flight for less are everyday life.
+NOTABLE_NS = 1_000_000_000
 # How completion is known (comm.ops.timing_source), and what that means for durations.
 _SOURCES = {
     "exact": "exact",
@@ -52,13 +56,20 @@ _SOURCES = {
 def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> str:
     if not found:
         return f"(no collective in the last {age(since * 1e9)} and none in flight)\n"
-    return "\n".join(_communicator(own, since, width) for own in found)
+    texts, told = [], set()
+    for own in found:
+        run = own["job"], own["run"]
+        texts.append(_communicator(own, [] if run in told else standing_lines(own), since, width))
+        # Once a run, with its first communicator.
+        told.add(run)
+    return "\n".join(texts)
 
 
-def _communicator(own: dict[str, Any], since: float, width: int | None) -> str:
-    lines = [*_head(own), *(f"  {wait}" for wait in waits(own)), *(f"  {line}" for line in _failures(own))]
+def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, width: int | None) -> str:
+    news = [f"  {line}" for line in (*waits(own), *_failures(own), *standing)]
+    lines = [*_head(own), *(part for line in news for part in _wrapped(escape(line), width))]
     inner = None if width is None else width - 4
-    tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  nothing finished lately"]
+    tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
     if own["ops"]:
         tables.extend(f"    {line}" for line in _operations(own["ops"], inner))
         tables.extend(f"  {escape(line)}" for line in _total(own["totals"]))
@@ -71,11 +82,18 @@ def _communicator(own: dict[str, Any], since: float, width: int | None) -> str:
             else f"  the {len(shown)} ranks that lag most ({left} more in -f json):"
         )
         tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
-    return "\n".join([*map(escape, lines), *tables]) + "\n"
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _head(own: dict[str, Any]) -> list[str]:
-    name = _short(own["comm"] or "unknown communicator")
+    if own["comm"] is None:
+        known = ranks_text(own["members"])
+        return [escape(f"job {own['job']}  run {own['run']}"), f"  {own['size'] or '?'} ranks: {known}"]
+    name = _short(own["comm"])
     if own["name"] and own["name"] != own["comm"]:
         name += f" ({_short(own['name'])})"
     nodes = f" on {own['nodes']} nodes" if own["nodes"] and own["nodes"] > 1 else ""
@@ -88,7 +106,7 @@ def _head(own: dict[str, Any]) -> list[str]:
         lines.append(f"  {seen} of its {own['size']} ranks are on the nodes that were asked")
     if own["aborted"] or own["async_error"]:
         lines.append(f"  BROKEN: {own['async_error'] or 'aborted'}")
-    return lines
+    return [escape(line) for line in lines]
 
 
 def _short(text: str) -> str:
@@ -150,13 +168,15 @@ def _latest(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def waits(own: dict[str, Any]) -> list[str]:
-    """One line for each operation in flight: who is in it, for how long, and which ranks are not."""
+    """One line for each operation in flight for a second or more: who is in it, how long, and which ranks are not."""
     operations: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in own["inflight"]:
         operations.setdefault((row["seq"], row["op"]), []).append(row)
     lines = []
     for (seq, op), rows in operations.items():
         ages = [row["age_ns"] for row in rows if row["age_ns"] is not None]
+        if max(ages, default=NOTABLE_NS) < NOTABLE_NS:
+            continue
         inside = [row["rank"] if row["rank"] is not None else row["comm_rank"] for row in rows]
         line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: ranks {ranks_text(inside)}"
         outside = sorted(set(own["members"]) - set(inside))
@@ -164,17 +184,3 @@ def waits(own: dict[str, Any]) -> list[str]:
             line += f"; not in it: {ranks_text(outside)}"
         lines.append(line)
     return lines
-
-
-def ranks_text(ranks: Sequence[int | None]) -> str:
-    """``0-3,7``; ``?`` for ranks that are not known."""
-    known = sorted({rank for rank in ranks if rank is not None})
-    parts: list[str] = []
-    start = 0
-    for i, rank in enumerate(known):
-        if i + 1 == len(known) or known[i + 1] != rank + 1:
-            parts.append(str(rank) if start == i else f"{known[start]}-{rank}")
-            start = i + 1
-    if len(known) < len(set(ranks)):
-        parts.append("?")
-    return ",".join(parts)

@@ -8,6 +8,7 @@ from probing.client.by_job import by_job
 from probing.client.cluster import Cluster, ps_sql
 from probing.client.endings import MOST, ended, when
 from probing.client.output import write_objects, write_rows
+from probing.client.pause import head, pauses
 from probing.client.render import Field, show_value, terminal_width
 from probing.client.rows import rows_of
 from probing.client.session import job_named, opened, require_job, sql_text, warn
@@ -58,7 +59,8 @@ def run(settings: Settings, job: str | None, *, since: float | None = None) -> N
             require_job(cluster, job)
         if settings.format == "table":
             rows = rows_of(answer.table)
-            write_objects(settings, rows, by_job(_FIELDS, rows, width, spare=_SPARE), rows)
+            text = head(settings, pauses(cluster)) + by_job(_FIELDS, rows, width, spare=_SPARE)
+            write_objects(settings, rows, text, rows)
         else:
             write_rows(settings, answer.table)
         for warning in answer.warnings:

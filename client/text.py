@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
-__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "plural", "size", "utc")
+__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "plural", "ranks_text", "size", "utc")
 
 # Controls, surrogates, and what reorders a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -90,6 +91,20 @@ def count(number: float | None) -> str:
 def plural(number: int, what: str) -> str:
     """``1 sample``, ``1,234 samples``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def ranks_text(ranks: Sequence[int | None]) -> str:
+    """``0-3,7``; ``?`` for ranks that are not known."""
+    known = sorted({rank for rank in ranks if rank is not None})
+    parts: list[str] = []
+    start = 0
+    for i, rank in enumerate(known):
+        if i + 1 == len(known) or known[i + 1] != rank + 1:
+            parts.append(str(rank) if start == i else f"{known[start]}-{rank}")
+            start = i + 1
+    if len(known) < len(set(ranks)):
+        parts.append("?")
+    return ",".join(parts)
 
 
 def _digits(value: float) -> str:

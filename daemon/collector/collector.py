@@ -29,6 +29,7 @@ from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.optional_sources import OptionalSources
 from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.pausing import Pausing
 from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
@@ -64,8 +65,6 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._undo = contextlib.ExitStack()
         self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
-        self._pause_file = self._runtime / "pause"
-        self._asked_to_pause = False
 
     def start(self) -> None:
         undo, config = self._undo, self._config
@@ -96,8 +95,7 @@ class Collector:
             optional=[*OPTIONAL, *optional_sources.OBJECTS, *sampling.OBJECTS],
         )
         undo.callback(self._session.close, True)
-        # A restart keeps a pause that somebody asked for; one by the file ends with the file.
-        self._asked_to_pause = self._session.paused and not self._pause_file.exists()
+        self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
         self._make_sources(readers, parsers)
         self._make_loop()
         self._begin()
@@ -187,7 +185,7 @@ class Collector:
         status = self._status
         status.store, status.sources = self._store.status, self._source_states
         status.processes = lambda: len(self._discovery.live())
-        status.paused = lambda: self._session.paused
+        status.paused = lambda: self._pausing.reason
         status.failure = lambda: self._loop.failure
         status.drain = lambda: (self._loop.age_s, self._loop.backlog)
         self._listen()
@@ -245,16 +243,14 @@ class Collector:
         """
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
-        wanted = self._asked_to_pause or self._pause_file.exists()
-        if wanted != self._session.paused:
-            self._session.pause(wanted)
-            self._optional.pause(wanted)
+        if self._pausing.follow():
+            self._optional.pause(self._session.paused)
             # What ends while the programs sleep is not seen to end.
             self._collectives.abandon_before(self._clock.pair().mono_ns)
         self._session.heartbeat()
 
     def _pause(self, paused: bool) -> bool:
-        self._asked_to_pause = paused
+        self._pausing.asked = paused
         self.check()
         return self._session.paused
 

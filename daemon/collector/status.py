@@ -59,7 +59,8 @@ class Status:
         self._boot_id = boot_id
         self._restarted = os.environ.get(RESTARTED, "")
         self.ready = False
-        self.paused: Callable[[], bool] = lambda: False
+        # Why all probes are paused; empty: they are not.
+        self.paused: Callable[[], str] = str
         self.store: Callable[[], Mapping[str, Any]] = dict
         self.sources: Callable[[], list[SourceState]] = list
         self.processes: Callable[[], int] = lambda: 0
@@ -69,6 +70,7 @@ class Status:
     def to_dict(self) -> dict[str, Any]:
         store = self.store()
         sources = self.sources()
+        paused = self.paused()
         reasons = [s.reason for s in sources if s.state == "degraded"]
         if store.get("state") == "degraded":
             reasons.append(str(store.get("reason")))
@@ -77,12 +79,12 @@ class Status:
         age, backlog = self.drain()
         if self.ready and age > STILL_S:
             reasons.append(f"the rings have not been drained for {age:.0f} s, {backlog} bytes wait in them")
-        state = self._state(bool(reasons))
+        state = self._state(bool(paused), bool(reasons))
         if self._restarted:
             reasons.append(f"the collector was started again: {self._restarted}")
         return {
             "state": state,
-            "reason": "; ".join(dict.fromkeys(reasons)),
+            "reason": "; ".join(dict.fromkeys([paused, *reasons] if paused else reasons)),
             "started_ns": self._started_ns,
             "boot_id": self._boot_id,
             "sources": [s.to_dict() for s in sources],
@@ -92,9 +94,9 @@ class Status:
             "drain_backlog_bytes": backlog,
         }
 
-    def _state(self, degraded: bool) -> str:
+    def _state(self, paused: bool, degraded: bool) -> str:
         if not self.ready:
             return "starting"
-        if self.paused():
+        if paused:
             return "paused"
         return "degraded" if degraded else "running"

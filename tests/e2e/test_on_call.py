@@ -1,8 +1,9 @@
-"""What somebody on call sees of a real job that died."""
+"""What somebody on call sees of a real job that died, hung before the daemon came, or is paused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +38,46 @@ def test_who_died_first_and_how(
     shown = daemon.ctl("ps", "--ended").stdout
     assert f"{words}, first of the job to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
+
+
+def test_a_hang_from_before_the_daemon_is_named(
+    make_daemon: Callable[..., Daemon], ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ranks("sleep")
+    log = tmp_path / "torchrun.log"
+    wait_for("both ranks at the hang", lambda: log.read_text().count("waits") == 2)
+    daemon = make_daemon().start()
+
+    def found() -> dict[int, dict[str, Any]]:
+        rows = {row["rank"]: row for own in daemon.json("nccl") for row in own["silent"]}
+        return rows if len(rows) == 2 else {}
+
+    rows = wait_for("both ranks", found)
+    assert (rows[0]["waits_in"], rows[0]["began_unseen"]) == ("gloo::allreduce", True)
+    assert (rows[1]["waits_in"], rows[1]["python"].split()[0]) == (None, "main")
+    assert rows[0]["unseen_why"] == rows[1]["unseen_why"] == "the process had the library before it was probed"
+    for command in (["nccl"], ["top", "--once"]):
+        shown = daemon.ctl(*command).stdout
+        assert "rank 0: in gloo::allreduce (native stack; began before " in shown
+        assert "ranks 0-1: what began before " in shown
+
+
+def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any]) -> None:
+    ranks("kill").wait()
+    first = wait_for("who failed first", lambda: [own["first_failure"] for own in daemon.json("nccl")])[0]
+    assert (first["rank"], first["signal"]) == (1, 9)
+    for command in (["nccl"], ["top", "--once"]):
+        shown = daemon.ctl(*command).stdout
+        assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) was killed by SIGKILL at " in shown
+        assert "\n  ENDED " in shown
+
+
+def test_a_pause_says_since_when_and_by_what(daemon: Daemon) -> None:
+    daemon.ctl("pause")
+    assert daemon.ctl("ps").stdout.startswith("PAUSED on n1 since ")
+    assert " by `probingctl pause`: nothing newer is seen\n" in daemon.ctl("nccl").stdout
+    daemon.ctl("pause", "--resume")
+    assert not daemon.ctl("ps").stdout.startswith("PAUSED")
+    switch = Path(f"{daemon.socket}.d") / "pause"
+    switch.touch()
+    wait_for("the pause", lambda: f"by the file {switch}" in daemon.ctl("top", "--once").stdout)

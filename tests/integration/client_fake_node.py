@@ -186,7 +186,9 @@ class FakeNode(NodeServicer):
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         return pb.StatusReply(
-            node=self.name, version="0.1.0", instance="default", state="running", boot_id="b", processes=2,
+            node=self.name, version="0.1.0", instance="default", boot_id="b", processes=2,
+            state="paused" if self.paused else "running",
+            reason="paused since 2026-11-22 03:12:07Z by `probingctl pause`" if self.paused else "",
             started_ns=10 * SECOND, node_time_ns=400 * SECOND, store_bytes=123_456_789,
             sources=[
                 pb.Source(name="nccl_uprobes", state="running", rows=12345, detail="libtorch_cpu.so"),

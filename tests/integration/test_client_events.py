@@ -34,7 +34,7 @@ def of_a_job() -> dict[str, list[dict[str, Any]]]:
         ],
         "beta": [
             event("beta", 2, 1, "start"), event("beta", 2, 7, "oom_kill"), event("beta", 2, 7, "exit", signal=9),
-            event("beta", 3, 5, "exit", exit_code=0), event("beta", 3, 6, "exit", signal=44, role="other"),
+            event("beta", 3, 5, "exit", exit_code=0), event("beta", 4, 6, "exit", signal=44, role="other"),
         ],
     }  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_the_first_failure_of_a_job_is_marked(ask: Callable[..., str]) -> None:
     assert said == {
         (0, "trainer"): "exited with code 1", (None, "launcher"): "exited with code 3",
         (7, "trainer"): "it is not known how", (8, "data_loader"): "killed by SIGTERM",
-        (2, "trainer"): first["detail"], (3, "trainer"): "exited with code 0", (3, "other"): "killed by signal 44",
+        (2, "trainer"): first["detail"], (3, "trainer"): "exited with code 0", (4, "other"): "killed by signal 44",
     }  # fmt: skip
 
 

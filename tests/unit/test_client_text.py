@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from probing.api.errors import UsageError
 from probing.client.connection import Connection
-from probing.client.nccl_text import ranks_text
 from probing.client.render import Field, render
 from probing.client.rows import dump_json, plain, rows_of
 from probing.client.settings import hoist, node_list, read_token
-from probing.client.text import age, bandwidth, escape, size
+from probing.client.text import age, bandwidth, escape, ranks_text, size
 
 
 @pytest.mark.parametrize(

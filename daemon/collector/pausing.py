@@ -1,0 +1,54 @@
+"""Whether all probes are paused, by whom and since when: somebody asked for it, or a file says so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+from probing.daemon.clock import Clock
+
+__all__ = ("Pausable", "Pausing")
+
+
+class Pausable(Protocol):
+    """``bpf.session.Session``."""
+
+    @property
+    def paused(self) -> bool: ...
+
+    def pause(self, paused: bool) -> None: ...
+
+
+class Pausing:
+    """``asked`` is what somebody wants; the file pauses as long as it is there."""
+
+    def __init__(self, session: Pausable, file: Path, clock: Clock) -> None:
+        self._session = session
+        self._file = file
+        self._clock = clock
+        # A restart keeps a pause that somebody asked for; one by the file ends with the file.
+        self.asked = session.paused and not file.exists()
+        # UTC ns; None: an earlier daemon was paused already.
+        self._since: int | None = None
+
+    def follow(self) -> bool:
+        """Pauses or resumes the session as it is wanted; whether that changed anything."""
+        wanted = self.asked or self._file.exists()
+        if wanted == self._session.paused:
+            return False
+        self._since = self._clock.pair().real_ns if wanted else None
+        self._session.pause(wanted)
+        return True
+
+    @property
+    def reason(self) -> str:
+        """``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty when nothing is paused."""
+        if not self._session.paused:
+            return ""
+        since = "" if self._since is None else f" since {_second(self._since)}"
+        return f"paused{since} by {'`probingctl pause`' if self.asked else f'the file {self._file}'}"
+
+
+def _second(ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(ns // 1_000_000_000))
