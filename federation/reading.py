@@ -33,7 +33,7 @@ def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     Raises QueryRejected above the bounds, and SqlglotError for what is no SQL.
     """
     if len(sql) > MAX_TEXT * times:
-        raise QueryRejected(f"the query is longer than {MAX_TEXT} characters", hint="shorten it")
+        raise QueryRejected(f"the query is longer than {MAX_TEXT // 1024} kB", hint="shorten it")
     dialect = DuckDB()
     tokens = dialect.tokenize(sql)
     _check_nesting(tokens, MAX_NESTING * times)
