@@ -33,7 +33,7 @@ from probing.daemon.collector.pausing import Pausing
 from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
-from probing.daemon.collector.shared import Shared
+from probing.daemon.collector.shared import Parsers, Shared
 from probing.daemon.collector.status import SourceState, Status, some
 from probing.daemon.collector.strangers import Strangers
 from probing.daemon.collector.ticker import Ticker
@@ -41,7 +41,7 @@ from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes import communicators
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.pool import ParserPool, ReaderPool
+from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.source import Loss
 from probing.daemon.store.store import Store
 from probing.daemon.user_probes.tables import UserTables
@@ -71,7 +71,7 @@ class Collector:
         # First, so that their processes start while the store is recovered and the programs are loaded.
         self._readers = readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
         undo.callback(readers.close)
-        parsers = ParserPool(str(self._runtime / "parser.sock"))
+        parsers = Parsers(str(self._runtime / "parser.sock"))
         undo.callback(parsers.close)
         self._tables = UserTables(Path(config.state_dir) / "user_tables.json")
         # Before the store: limits that were changed for good hold from the start.
@@ -100,7 +100,7 @@ class Collector:
         self._make_loop()
         self._begin()
 
-    def _make_sources(self, readers: ReaderPool, parsers: ParserPool) -> None:
+    def _make_sources(self, readers: ReaderPool, parsers: Parsers) -> None:
         shared = Shared(
             self._config, self._node, self._session, readers, parsers, self._outbox, self._clock, self._changes
         )

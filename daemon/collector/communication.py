@@ -71,20 +71,21 @@ class CommunicationSources:
         config, outbox, clock, changes = shared.config, shared.outbox, shared.clock, shared.changes
         state = Path(config.state_dir)
         self._config, self._changes, self._processes = config, changes, processes
-        self.collectives = CollectivesSource(session, processes, node, symbols_by(parsers))
-        self._layouts = LayoutFinder(parsers, session.maps["nccl_layouts"], state / "nccl_layouts.json")
+        symbols = symbols_by(parsers.libraries)
+        self.collectives = CollectivesSource(session, processes, node, symbols)
+        self._layouts = LayoutFinder(parsers.files, session.maps["nccl_layouts"], state / "nccl_layouts.json")
         options = self._cuda_options
-        self._cuda = CudaSource(session, processes, node, symbols_by(parsers), outbox, readers, clock, options)
+        self._cuda = CudaSource(session, processes, node, symbols, outbox, readers, clock, options)
         self._cuda_trouble = ""
         self._steps = Steps(node, processes, outbox)
         self._refused = session.refused.get(optimizer.OBJECTS[0])
-        self._optimizer = None if self._refused else OptimizerSource(session, symbols_by(parsers))
+        self._optimizer = None if self._refused else OptimizerSource(session, symbols)
         self._ras = RasWitness(
-            self._nccl_users, self._owners, readers, parsers, outbox, clock, node, port=config.nccl.ras_port,
+            self._nccl_users, self._owners, readers, parsers.files, outbox, clock, node, port=config.nccl.ras_port,
             interval_s=lambda: config.nccl.ras_interval_s, enabled=lambda: config.nccl.ras,
         )  # fmt: skip
         self._flight = FlightRecorderWatch(
-            processes, readers, parsers, outbox, clock, node,
+            processes, readers, parsers.files, outbox, clock, node,
             remembered=state / "flight_dumps.json", enabled=lambda: config.nccl.flight_recorder,
         )  # fmt: skip
         self._next_sweep = 0.0

@@ -33,7 +33,7 @@ class OptionalSources:
         session, readers, outbox, clock, node = (
             shared.session, shared.readers, shared.outbox, shared.clock, shared.node,
         )  # fmt: skip
-        symbols = symbols_by(shared.parsers)
+        symbols = symbols_by(shared.parsers.stacks)
         config, changes = shared.config, shared.changes
         self._refused = session.refused.get(OBJECTS[0])
         self._logs: LogSource | None = None

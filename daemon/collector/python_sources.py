@@ -33,8 +33,8 @@ class PythonSources:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._changes = shared.changes
-        self.stacks = PythonStacks(shared.readers, shared.parsers)
-        self._native = NativeStacks(shared.readers, shared.parsers, self.stacks.prepare)
+        self.stacks = PythonStacks(shared.readers, shared.parsers.stacks)
+        self._native = NativeStacks(shared.readers, shared.parsers.stacks, self.stacks.prepare)
         self._values = Values(shared.readers, self.stacks.prepare)
         self._refused = sampling.refusal(shared.session, shared.config.sampling.risk_freeze)
         self._programs = None if self._refused else sampling.SamplingPrograms(shared.session)

@@ -11,7 +11,27 @@ from probing.daemon.collector.outbox import Outbox
 from probing.daemon.config import Config
 from probing.daemon.processes.pool import ParserPool, ReaderPool
 
-__all__ = ("Shared",)
+__all__ = ("Parsers", "Shared")
+
+FILES_IDLE_S = 30.0
+
+
+class Parsers:
+    """Parsers at ``socket_path`` by what they parse: whoever keeps one busy holds up its own kind only.
+
+    ``libraries`` are those that get probes, ``stacks`` what is asked for by a process, ``files`` what a job writes and
+    what takes long: dumps, reports and debugging information.
+    """
+
+    def __init__(self, socket_path: str) -> None:
+        self.libraries = ParserPool(socket_path)
+        self.stacks = ParserPool(socket_path)
+        self.files = ParserPool(socket_path, idle_s=FILES_IDLE_S)
+
+    def close(self) -> None:
+        for pool in (self.libraries, self.stacks, self.files):
+            pool.close()
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +40,7 @@ class Shared:
     node: str
     session: Session
     readers: ReaderPool
-    parsers: ParserPool
+    parsers: Parsers
     outbox: Outbox
     clock: Clock
     changes: Changes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
@@ -19,7 +19,8 @@ from probing.daemon.processes.procfs import clean_text
 
 __all__ = ("dump_rows", "handlers", "load_dump")
 
-MAX_FILE = 256 << 20
+T = TypeVar("T")
+MAX_FILE = 64 << 20
 # As much as a buffer of ten times the default size holds; of more, the newest.
 MAX_RECORDS = 20_000
 MAX_TENSORS = 256
@@ -27,7 +28,9 @@ MAX_DIMENSIONS = 16
 MAX_FRAMES = 64
 MAX_TEXT = 256
 MAX_JSON = 8_192
-MAX_ROWS_TEXT = 64 << 20
+MAX_ROWS_TEXT = 16 << 20
+MAX_RANKS_TEXT = 1 << 20
+_TEXTS = ("frames", "top_frame", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 _PICKLE = 0x80
 _INT64 = 1 << 63
 _STATES = ("scheduled", "started", "completed")
@@ -88,25 +91,34 @@ def _content(fd: int, size: int) -> bytes:
 
 def _newest(entries: list[Any]) -> list[dict[str, Any]]:
     """Rows of the last entries, as many as the bounds take, in their order."""
-    texts, rows, left = _Texts(), [], MAX_ROWS_TEXT
+    shared, rows, left = _Shared(), [], MAX_ROWS_TEXT
     for entry in reversed(entries[-MAX_RECORDS:]):
         if not isinstance(entry, dict):
             continue
-        row = _row(entry, texts)
-        left -= sum(len(row[name] or "") for name in ("frames", "input_sizes", "output_sizes", "input_dtypes"))
+        row = _row(entry, shared)
+        left -= sum(len(row[name] or "") for name in _TEXTS)
         if left < 0:
             break
         rows.append(row)
     return rows[::-1]
 
 
-class _Texts:
-    """Texts as they leave: cleaned once, however often a dump repeats them."""
+class _Shared:
+    """What is made of the values of a dump: once of each, however often a pickle of few bytes repeats it."""
 
     def __init__(self) -> None:
         self._clean: dict[str, str] = {}
+        # The dump holds the values as long as this is used, so that no number is another's later.
+        self._made: dict[tuple[int, Callable[..., Any]], Any] = {}
 
-    def of(self, value: Any) -> str | None:
+    def once(self, make: Callable[[Any, _Shared], T], value: Any) -> T:
+        key = (id(value), make)
+        if key not in self._made:
+            self._made[key] = make(value, self)
+        made: T = self._made[key]
+        return made
+
+    def text(self, value: Any) -> str | None:
         if not isinstance(value, str):
             return None
         known = self._clean.get(value) if len(value) <= MAX_TEXT else None
@@ -117,25 +129,25 @@ class _Texts:
         return known
 
 
-def _row(entry: Mapping[str, Any], texts: _Texts) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
     group = entry.get("process_group")
     name, desc = group[:2] if isinstance(group, list | tuple) and len(group) >= 2 else (None, None)
-    frames = _frames(entry.get("frames"), texts)
+    frames, top_frame = shared.once(_frames, entry.get("frames"))
     state = entry.get("state")
     return {
         "record_id": _integer(entry.get("record_id", entry.get("id"))),
         "pg_id": _integer(entry.get("pg_id")),
-        "pg_name": texts.of(name),
-        "pg_desc": texts.of(desc),
+        "pg_name": shared.text(name),
+        "pg_desc": shared.text(desc),
         "collective_seq_id": _integer(entry.get("collective_seq_id", entry.get("seq_id"))),
         "p2p_seq_id": _integer(entry.get("p2p_seq_id")),
         "op_id": _integer(entry.get("op_id")),
-        "profiling_name": texts.of(entry.get("profiling_name")),
+        "profiling_name": shared.text(entry.get("profiling_name")),
         "state": state if state in _STATES else None,
-        "input_sizes": _sizes(entry.get("input_sizes")),
-        "input_dtypes": _names(entry.get("input_dtypes"), texts),
-        "output_sizes": _sizes(entry.get("output_sizes")),
-        "output_dtypes": _names(entry.get("output_dtypes"), texts),
+        "input_sizes": shared.once(_sizes, entry.get("input_sizes")),
+        "input_dtypes": shared.once(_names, entry.get("input_dtypes")),
+        "output_sizes": shared.once(_sizes, entry.get("output_sizes")),
+        "output_dtypes": shared.once(_names, entry.get("output_dtypes")),
         "time_created_ns": _time(entry, "time_created"),
         # 0 is how JSON dumps say never.
         "time_discovered_started_ns": _time(entry, "time_discovered_started") or None,
@@ -144,8 +156,8 @@ def _row(entry: Mapping[str, Any], texts: _Texts) -> dict[str, Any]:
         "timeout_ms": _integer(entry.get("timeout_ms")),
         "retired": _flag(entry.get("retired")),
         "is_p2p": _flag(entry.get("is_p2p")),
-        "frames": _json(frames) if frames else None,
-        "top_frame": f"{frames[0]['filename']}:{frames[0]['line']} {frames[0]['name']}" if frames else None,
+        "frames": frames,
+        "top_frame": top_frame,
     }
 
 
@@ -173,32 +185,34 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _sizes(value: Any) -> str | None:
+def _sizes(value: Any, shared: _Shared) -> str | None:
+    return _json([shared.once(_shape, shape) for shape in value[:MAX_TENSORS]]) if isinstance(value, list) else None
+
+
+def _shape(value: Any, _: _Shared) -> list[int | None] | None:
+    return [_integer(size) for size in value[:MAX_DIMENSIONS]] if isinstance(value, list) else None
+
+
+def _names(value: Any, shared: _Shared) -> str | None:
+    return _json([shared.text(name) for name in value[:MAX_TENSORS]]) if isinstance(value, list) else None
+
+
+def _frames(value: Any, shared: _Shared) -> tuple[str | None, str | None]:
+    """The frames as JSON, and the innermost in words."""
     if not isinstance(value, list):
-        return None
-    shapes = [
-        [_integer(size) for size in shape[:MAX_DIMENSIONS]] if isinstance(shape, list) else None
-        for shape in value[:MAX_TENSORS]
-    ]
-    return _json(shapes)
+        return None, None
+    frames = [shared.once(_frame, frame) for frame in value[:MAX_FRAMES] if isinstance(frame, dict)]
+    if not frames:
+        return None, None
+    return _json(frames), f"{frames[0]['filename']}:{frames[0]['line']} {frames[0]['name']}"
 
 
-def _names(value: Any, texts: _Texts) -> str | None:
-    return _json([texts.of(name) for name in value[:MAX_TENSORS]]) if isinstance(value, list) else None
-
-
-def _frames(value: Any, texts: _Texts) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        return []
-    return [
-        {
-            "name": texts.of(frame.get("name")) or "",
-            "filename": texts.of(frame.get("filename")) or "",
-            "line": _integer(frame.get("line")) or 0,
-        }
-        for frame in value[:MAX_FRAMES]
-        if isinstance(frame, dict)
-    ]
+def _frame(value: dict[str, Any], shared: _Shared) -> dict[str, Any]:
+    return {
+        "name": shared.text(value.get("name")) or "",
+        "filename": shared.text(value.get("filename")) or "",
+        "line": _integer(value.get("line")) or 0,
+    }
 
 
 def _json(items: list[Any]) -> str:
@@ -220,7 +234,7 @@ def _world_size(config: Any) -> int | None:
 
 def _count(ranks: Any) -> int:
     # "[0, 1, 2]", made by ranks_str of NCCLUtils.hpp.
-    if not isinstance(ranks, str) or not ranks.startswith("[") or not ranks.endswith("]"):
+    if not isinstance(ranks, str) or len(ranks) > MAX_RANKS_TEXT or (ranks[:1], ranks[-1:]) != ("[", "]"):
         return 0
     inner = ranks[1:-1].strip()
     return inner.count(",") + 1 if inner else 0

@@ -14,7 +14,8 @@ from probing.api.errors import CorruptTarget, UnsupportedTarget
 
 __all__ = ("load_plain",)
 
-MAX_OPCODES = 20_000_000
+# A dump of 20,000 records has 3 million.
+MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
 # Bytes of an integer; what a dump counts takes 8.
 MAX_INTEGER = 16

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
@@ -36,7 +36,11 @@ LOOK_S = 5.0
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3
 READ_TIMEOUT_S = 2.0
-PARSE_TIMEOUT_S = 60.0
+PARSE_TIMEOUT_S = 30.0
+# A dump that is written again is read again after 10, 20, 40 ... s.
+FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
+# Dumps of a user whose dump took longer than SLOW_S wait for so many times as long.
+SLOW_S, SLOW_FACTOR = 2.0, 10
 # A file that was there before its process began is of an earlier one; clocks of file systems are coarse.
 SLACK_NS = 1_000_000_000
 _PREFIX_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -70,9 +74,17 @@ class _Trainers(Protocol):
     def live(self) -> list[Identity]: ...
 
 
+class _Pause(NamedTuple):
+    """``until`` is on time.monotonic()."""
+
+    until: float
+    span: float
+
+
 @dataclass(slots=True)
 class _Watched:
-    """A trainer. ``last`` is what each path was at the last look; after its exit, ``witness`` sees its ``places``."""
+    """A trainer. ``last`` is what each path was at the last look, ``pauses`` when it may be read again; after its exit,
+    ``witness`` sees its ``places``."""
 
     who: Identity
     paths: tuple[str, ...]
@@ -81,6 +93,7 @@ class _Watched:
     witness: int | None = None
     last: dict[str, _Stamp] = field(default_factory=dict)
     not_before: float = 0.0
+    pauses: dict[str, _Pause] = field(default_factory=dict)
     looked: float | None = None
 
 
@@ -115,6 +128,8 @@ class FlightRecorderWatch:
         self._done = KnownDumps(remembered)
         self._failures: dict[_Stamp, int] = defaultdict(int)
         self._reasons: dict[_Key, str] = {}
+        # By user, until when, on time.monotonic().
+        self._rests: dict[int, float] = {}
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -199,7 +214,12 @@ class FlightRecorderWatch:
             return []
         self._reasons.pop(key, None)
         before, watched.last = watched.last, {found["path"]: _stamp(found) for found in files}
-        return [(watched, found) for found in files if before.get(found["path"]) == _stamp(found)]
+        return [(watched, f) for f in files if before.get(f["path"]) == _stamp(f) and self._may_read(watched, f)]
+
+    def _may_read(self, watched: _Watched, found: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        pause = watched.pauses.get(found["path"])
+        return (pause is None or now >= pause.until) and now >= self._rests.get(watched.uid, now)
 
     def _files(self, watched: _Watched) -> list[dict[str, Any]]:
         who = watched.who
@@ -246,7 +266,19 @@ class FlightRecorderWatch:
         # Several processes can claim it: two jobs of one user with the same file names.
         owners = [other.who for other in self._watched.values() if _stamp(found) in other.last.values()]
         watched.last.pop(found["path"], None)
-        return self._read(opened, fd, owners)
+        began = time.monotonic()
+        count = self._read(opened, fd, owners)
+        self._pause(watched, found["path"], began)
+        return count
+
+    def _pause(self, watched: _Watched, path: str, began: float) -> None:
+        now = time.monotonic()
+        before = watched.pauses.get(path)
+        span = min(2 * before.span, LAST_PAUSE_S) if before is not None else FIRST_PAUSE_S
+        watched.pauses[path] = _Pause(now + span, span)
+        self._rests = {uid: until for uid, until in self._rests.items() if until > now}
+        if now - began > SLOW_S:
+            self._rests[watched.uid] = now + SLOW_FACTOR * (now - began)
 
     def _open(self, process: list[int], path: str, uid: int) -> tuple[dict[str, Any], int]:
         answer = self._readers.call("file", timeout=READ_TIMEOUT_S, process=process, path=path, uid=uid)

@@ -55,13 +55,19 @@ class Quarantine:
 
 
 class _Pool:
-    """``size`` warm connections. Safe for any thread; a thread in the background keeps the number up."""
+    """``size`` warm connections. Safe for any thread; a thread in the background keeps the number up.
 
-    def __init__(self, path: str, size: int, name: str) -> None:
+    With ``idle_s`` they are made when somebody waits for one, and end after so many seconds without use.
+    """
+
+    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None) -> None:
         self._path = path
         self._size = size
         self._name = name
+        self._idle_s = idle_s
         self._changed = threading.Condition()
+        self._waiting = 0
+        self._used = 0.0
         self._idle: list[Channel] = []
         self._live = 0
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -83,14 +89,19 @@ class _Pool:
     def acquire(self, deadline: float) -> Channel:
         """An idle connection. Raises TargetTimeout when none becomes free, or why none can be made."""
         with self._changed:
-            while not self._idle:
-                if self._closed:
-                    raise InternalError(f"the {self._name}s are closed")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._none_free()
-                self._changed.wait(left)
-            return self._idle.pop()
+            self._waiting += 1
+            self._changed.notify_all()
+            try:
+                while not self._idle:
+                    if self._closed:
+                        raise InternalError(f"the {self._name}s are closed")
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._none_free()
+                    self._changed.wait(left)
+                return self._idle.pop()
+            finally:
+                self._waiting -= 1
 
     def try_acquire(self) -> Channel | None:
         """An idle connection, if there is one now that nobody waits for."""
@@ -101,6 +112,7 @@ class _Pool:
         with self._changed:
             if not self._closed:
                 self._idle.append(channel)
+                self._used = time.monotonic()
                 # All: the keeper waits for the same condition, and would swallow a single wake-up.
                 self._changed.notify_all()
                 return
@@ -121,7 +133,9 @@ class _Pool:
     def _keep(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._live < self._size)
+                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._idle_s):
+                    self._end_idle()
+                    continue
                 if self._closed:
                     return
                 self._live += 1
@@ -135,6 +149,15 @@ class _Pool:
                 with self._changed:
                     self._live -= 1
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
+
+    def _lacks_one(self) -> bool:
+        return self._live < self._size and (self._idle_s is None or self._waiting > len(self._idle))
+
+    def _end_idle(self) -> None:
+        if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:
+            while self._idle:
+                self._idle.pop().close()
+                self._live -= 1
 
     def pid_of(self, channel: Channel) -> int:
         """The process at the other end; 0 where it did not say."""
@@ -299,10 +322,13 @@ class ReaderPool:
 
 
 class ParserPool:
-    """Has ELF files parsed by processes without rights at ``socket_path``. Safe for any thread."""
+    """Has files parsed by processes without rights at ``socket_path``. Safe for any thread.
 
-    def __init__(self, socket_path: str, size: int = 1) -> None:
-        self._pool = _Pool(socket_path, size, "parser")
+    ``size`` of them are kept warm; with ``idle_s`` they are started for a file, and end after so many seconds.
+    """
+
+    def __init__(self, socket_path: str, size: int = 1, *, idle_s: float | None = None) -> None:
+        self._pool = _Pool(socket_path, size, "parser", idle_s)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
 

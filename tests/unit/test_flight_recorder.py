@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pytest
 from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes import flight_recorder
 from probing.daemon.nccl_uprobes.flight_dump import handlers
 from probing.daemon.nccl_uprobes.flight_recorder import FlightRecorderWatch, candidates
 from probing.daemon.source import Identity, Loss
@@ -98,6 +101,12 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dumps that are written again are read at the next look."""
+    monkeypatch.setattr(flight_recorder, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -293,3 +302,44 @@ def test_a_reader_that_fails_while_it_opens_is_a_loss(
     assert [watch.look(), watch.look(), watch.look()] == [0, 0, 0]
     (loss,) = world.losses
     assert "strange" in loss.reason
+
+
+def test_a_dump_that_is_written_again_and_again_is_read_ever_more_rarely(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "FIRST_PAUSE_S", 100.0)
+    now = [1000.0]
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    read = []
+    for _ in range(401):
+        world.write(100)
+        now[0] += 1.0
+        watch.look()
+        if watch.look():
+            read.append(now[0])
+    assert [later - sooner for sooner, later in pairwise(read)] == [100.0, 200.0]
+    # What it wrote at last is read.
+    world.living = []
+    world.write(100)
+    assert watch.look() == 1
+
+
+def test_a_user_whose_dump_takes_long_waits(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    call = world.call
+
+    def slow(op: str, **args: Any) -> Any:
+        now[0] += 7.0 * (op == "flight_dump")
+        return call(op, **args)
+
+    monkeypatch.setattr(world, "call", slow)
+    world.write(100)
+    assert [watch.look(), watch.look()] == [0, 1]
+    world.write(100)
+    now[0] += 69.0
+    assert [watch.look(), watch.look()] == [0, 0]
+    now[0] += 1.0
+    assert watch.look() == 1
