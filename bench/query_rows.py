@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from probing.api.tables import TABLES
 from probing.daemon.store.files import SystemFiles
+from probing.daemon.store.jobs import segment_steps
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment
-from probing.daemon.store.segments import split_by_date, write_segment
+from probing.daemon.store.sealing import made_segment
+from probing.daemon.store.segments import SegmentFile, segment_path, split_by_date
 
 __all__ = ("DAYS", "START_NS", "WORST_ROW_BYTES", "job_at", "write_store")
 
@@ -41,13 +43,23 @@ def write_store(root: Path, rows: int, segments: int, noise: bool, report: Calla
         low = START_NS + DAYS * DAY_NS * number // segments
         high = START_NS + DAYS * DAY_NS * (number + 1) // segments
         for date, day in split_by_date(_rows(each, low, high, number, noise), _OPS.sort_by):
-            made.append(write_segment(files, root, _OPS.name, date, (number + 1, number + 1), day, set()))
+            made.append(_write(files, root, date, number + 1, day))
         if (number + 1) % max(segments // 10, 1) == 0:
             report(f"{number + 1} of {segments} segments, {sum(s.size for s in made) / 1e9:.2f} GB")
     manifest = Manifest(files, root, "bench", "boot", LoadedManifest())
     manifest.commit(Edit(tuple(made), sealed_to=segments))
     manifest.close()
     return made
+
+
+def _write(files: SystemFiles, root: Path, date: str, part: int, rows: pa.Table) -> Segment:
+    file = SegmentFile(files, root, segment_path(_OPS.name, date, (part, part)))
+    for header, payload in segment_steps(_OPS.name, date, rows):
+        if "data" in header:
+            file.write(payload)
+    made = header["made"]
+    file.finish(made["size"], made["crc"], set())
+    return made_segment(_OPS.name, file.path, (part, part), made)
 
 
 def _rows(count: int, low: int, high: int, seed: int, noise: bool) -> pa.Table:

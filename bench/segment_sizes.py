@@ -29,7 +29,7 @@ from running import BenchDaemon, free_port, job
 from statistics_of_blocks import table
 
 from probing.api.tables import TABLES
-from probing.daemon.store.encoding import ROW_GROUP, segment_writer, sort_rows
+from probing.daemon.store.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 from probing.daemon.store.streams import conform
 from probing.daemon.store.tail import decode_tail
 
@@ -141,15 +141,11 @@ def pieces_of(rows: pa.Table, count: int) -> list[pa.Table]:
 
 def sealed_bytes(name: str, pieces: list[pa.Table]) -> int:
     """Of one segment with a row group for each piece."""
-    sink = pa.BufferOutputStream()
-    writer = None
+    encoder = SegmentEncoder(name)
     for piece in pieces:
-        rows = sort_rows(piece, TABLES[name].sort_by)
-        writer = writer or segment_writer(sink, name, rows)
-        writer.write_table(rows, row_group_size=ROW_GROUP)
-    assert writer is not None
-    writer.close()
-    return sink.getvalue().size
+        encoder.add(sort_rows(piece, TABLES[name].sort_by))
+    encoder.end()
+    return encoder.size
 
 
 def by_default(rows: pa.Table) -> int:

@@ -3,6 +3,10 @@
 A process makes NCCL calls (the stand-in library of overload.py) that the real daemon stores, seals, merges and drops
 again, since its state directory may only take sixty megabytes. Every few seconds somebody asks. What each
 process of the daemon has is noted, and a line is laid through the second two thirds of it.
+
+Memory is the proportional share (PSS) without clean file pages, which the kernel can take back. That of the collector
+is read five times a second as well, as its budget holds at any moment: 80 MB, and from the first third on it grows by
+less than 1 MB an hour. ``--seconds 600`` is the short form.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ import json
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from overload import CALLER, build
+from overload import CALLER, build, collector_of
 from running import BenchDaemon, tree
 from statistics_of_blocks import table
 
@@ -34,7 +40,9 @@ QUERIES = (
     "SELECT op, count(*) AS n, avg(bytes) AS b FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND GROUP BY op",
     "SELECT * FROM comm.inflight",
 )
-ROLES = ("collector", "service", "worker", "reader", "parser", "supervisor")
+ROLES = ("collector", "maintenance", "service", "worker", "reader", "parser", "supervisor")
+BUDGET_MB, GROWTH_MB_PER_HOUR = 80.0, 1.0
+LOOK_S = 0.2
 
 
 def role_of(pid: int) -> str:
@@ -43,18 +51,68 @@ def role_of(pid: int) -> str:
     return next((role for role in ROLES if role in module), "supervisor")
 
 
+def fields(pid: int, file: str) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/{file}").read_text()
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def held_kb(pid: int) -> int:
+    """PSS without clean file pages."""
+    rollup = fields(pid, "smaps_rollup")
+    return sum(int(rollup.get(name, "0 kB").split()[0]) for name in ("Pss_Dirty", "SwapPss"))
+
+
+class CollectorMemory:
+    """Held memory of the collector in MB, ``LOOK_S`` apart, in a thread of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.times: list[float] = []
+        self.values: list[float] = []
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        begin = time.monotonic()
+        with contextlib.suppress(OSError):
+            while not self._ended.wait(LOOK_S):
+                self.values.append(held_kb(self._pid) / 1000)
+                self.times.append(time.monotonic() - begin)
+
+    @property
+    def verdict(self) -> str:
+        first = len(self.times) // 3
+        hours, values = np.array(self.times[first:]) / 3600, np.array(self.values[first:])
+        slope, highest = float(np.polyfit(hours, values, 1)[0]), max(self.values)
+        reached = highest < BUDGET_MB and slope < GROWTH_MB_PER_HOUR
+        return (
+            f"collector: at most {highest:.1f} MB (budget {BUDGET_MB:g}), median {np.median(values):.1f} MB, after the"
+            f" first third {slope:+.2f} MB an hour (budget {GROWTH_MB_PER_HOUR:g}): "
+            f"{'reached' if reached else 'not reached'}"
+        )
+
+
+@contextlib.contextmanager
+def collector_memory(daemon: BenchDaemon) -> Iterator[CollectorMemory]:
+    memory = CollectorMemory(collector_of(daemon))
+    memory._thread.start()
+    try:
+        yield memory
+    finally:
+        memory._ended.set()
+        memory._thread.join()
+
+
 def look(daemon: BenchDaemon) -> Counter[str]:
-    """Anonymous memory, threads and descriptors by role, and what the state directory holds."""
+    """Memory (``held_kb``), threads and descriptors by role, and what the state directory holds."""
     assert daemon.process is not None
     found: Counter[str] = Counter()
     for pid in tree(daemon.process.pid):
         # A worker may be renewed while it is looked at.
         with contextlib.suppress(OSError, ValueError):
             role = role_of(pid)
-            status = dict(
-                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-            )
-            found[f"{role} KB"] += int(status["RssAnon"].split()[0])
+            status = fields(pid, "status")
+            found[f"{role} KB"] += held_kb(pid)
             found[f"{role} threads"] += int(status["Threads"])
             found[f"{role} descriptors"] += sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
             found["processes"] += 1
@@ -117,7 +175,8 @@ def main() -> None:
             daemon.start()
             job.stdin.write("\n")
             job.stdin.flush()
-            times, looks, asked = watch(daemon, options.seconds, options.every)
+            with collector_memory(daemon) as memory:
+                times, looks, asked = watch(daemon, options.seconds, options.every)
             reached = int(job.stdout.readline())
             time.sleep(2.5)
             found = json.loads(daemon.ctl("-f", "json", "query", QUERIES[0]))[0]
@@ -130,6 +189,7 @@ def main() -> None:
         print(f"kept: {found['n']:,} rows, calls {found['low']:,} to {found['high']:,}")
         print(f"without a gap, none twice: {found['n'] <= span <= found['n'] + lost}")
         print(table(lines(times, looks)))
+        print(memory.verdict)
     finally:
         daemon.close()
         shutil.rmtree(folder)

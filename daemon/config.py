@@ -66,7 +66,7 @@ class UsersConfig:
 
     collector: str = _option("probing", "user of the collector and the readers")
     service: str = _option("probing-service", "user of the gRPC service")
-    worker: str = _option("probing-worker", "user of SQL workers and ELF parsers")
+    worker: str = _option("probing-worker", "user of SQL workers, parsers and the store's maintenance")
     group: str = _option("probing", "group that may talk to the socket and read the segments")
 
 

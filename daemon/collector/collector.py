@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes import communicators
-from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.source import Loss
+from probing.daemon.store.maintaining import RemoteWorker
 from probing.daemon.store.store import Store
 from probing.daemon.user_probes.tables import UserTables
 
@@ -78,7 +80,8 @@ class Collector:
         changes = Changes(config, Path(config.state_dir) / "changes.json", lambda: self._clock.pair().real_ns)
         limits = limits_of(config, changes.value)
         self._store = store = Store.open(
-            config.state_dir, node=self._node, clock=self._clock, limits=limits, tables=self._tables
+            config.state_dir, node=self._node, clock=self._clock, limits=limits, tables=self._tables,
+            worker=partial(RemoteWorker, self._runtime / "maintenance.sock"),
         )
         undo.callback(store.close)
         self._changes = changes
@@ -194,7 +197,7 @@ class Collector:
         self._libraries.start()
         self._optional.start()
         self._python.start()
-        self._discovery.restore(self._store.rows("process.events"))
+        self._discovery.restore(self._store.rows("process.events", RESTORED))
         self._discovery.start()
         self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
         self._drain_thread.start()

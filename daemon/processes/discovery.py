@@ -32,8 +32,10 @@ from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.rows import env_rows, process_from_detail, process_row
 from probing.daemon.source import Identity, Loss, Sink
 
-__all__ = ("Discovery",)
+__all__ = ("RESTORED", "Discovery")
 
+# Columns of process.events that ``restore`` needs.
+RESTORED = ["pid", "start_ns", "event", "detail", "ts"]
 MAX_QUEUE = 100_000
 # After exec or fork a process gets its program and first libraries: looking at once would see nothing.
 SETTLE_S = 0.03
@@ -196,7 +198,7 @@ class Discovery:
 
     def restore(self, rows: pa.Table) -> int:
         """Take up the processes of stored process.events of this boot, before ``start``; how many."""
-        rows = rows.select(["pid", "start_ns", "event", "detail", "ts"])
+        rows = rows.select(RESTORED)
         rows = rows.set_column(4, "ts", rows.column("ts").cast(pa.int64()))
         details: dict[Key, str] = {}
         ended: set[Key] = set()

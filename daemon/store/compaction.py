@@ -19,6 +19,7 @@ from probing.daemon.clock import Clock
 from probing.daemon.store.files import Files
 from probing.daemon.store.inventory import Inventory
 from probing.daemon.store.keeper import NO_SPACE, Keeper
+from probing.daemon.store.maintaining import Worker, WorkerFailed
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.merging import Merge
 from probing.daemon.store.retention import StoreLimits, TableLimits, merge_reserve
@@ -41,6 +42,8 @@ _SHARE = 8
 # Of each turn, and how long to rest when a merge could not be made, ns.
 _TURN_NS = 500_000_000
 _REST_NS = 60 * 1_000_000_000
+# Segments whose merge fails the process so often in a row stay as they are.
+_MAX_FAILURES = 3
 
 
 class Compactor:
@@ -48,6 +51,7 @@ class Compactor:
 
     def __init__(
         self,
+        worker: Worker,
         files: Files,
         root: Path,
         clock: Clock,
@@ -55,6 +59,7 @@ class Compactor:
         inventory: Inventory,
         keeper: Keeper,
     ) -> None:
+        self._worker = worker
         self._files = files
         self._root = root
         self._clock = clock
@@ -65,6 +70,8 @@ class Compactor:
         # Segments that are good and yet do not fit together; and until when nothing is tried, monotonic.
         self._unfit: set[str] = set()
         self._rest_until_ns = 0
+        # Merges that ended or blocked the process, in a row.
+        self._failures = 0
 
     def turn(self) -> int:
         """Go on with a merge, or begin one, for half a second; returns how many were finished.
@@ -78,6 +85,14 @@ class Compactor:
                 finished += self._step()
                 if self._clock.pair().mono_ns - start >= _TURN_NS:
                     break
+        except WorkerFailed as e:
+            self._failures += not e.resting
+            self._rest_until_ns = start + _REST_NS
+            if self._failures < _MAX_FAILURES:
+                self.stop()
+            else:
+                self._failures = 0
+                self._doubt(str(e))
         except (FormatError, FileNotFoundError, pa.ArrowException) as e:
             self._doubt(str(e))
         except OSError as e:
@@ -85,8 +100,6 @@ class Compactor:
             if e.errno not in NO_SPACE:
                 self._inventory.problems["compaction"] = f"segments cannot be merged: {e.strerror or e}"
             self.stop()
-        finally:
-            pa.default_memory_pool().release_unused()
         return finished
 
     def stop(self) -> None:
@@ -109,7 +122,7 @@ class Compactor:
         sources = choose(inventory.segments, self._keeper.limits, now, inventory.first_part, self._unfit)
         if not sources or self._keeper.room() < _size(sources):
             return False
-        self._merge = Merge(self._files, self._root, sources, self._tables.get(sources[0].table))
+        self._merge = Merge(self._worker, self._files, self._root, sources, self._tables.get(sources[0].table))
         return True
 
     def _step(self) -> int:
@@ -122,6 +135,7 @@ class Compactor:
         # A log part that comes back with a power cut would look as if its rows were not sealed yet.
         self._files.fsync_dir(self._root / WAL_DIR)
         self._merge = None
+        self._failures = 0
         self._inventory.merging_bytes = 0
         self._inventory.problems.pop("compaction", None)
         return int(self._keeper.replace(merge.sources, merged))

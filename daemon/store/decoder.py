@@ -198,9 +198,7 @@ def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str
     return {"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems, "torn": torn}
 
 
-def _good_records(
-    data: bytes, header: PartHeader, start: int, void_from: int | None
-) -> tuple[list[Record], int]:
+def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | None) -> tuple[list[Record], int]:
     """Records that count, and where the bytes of good ones end."""
     records: list[Record] = []
     for record in scan(data, start):

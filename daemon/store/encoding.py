@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ("META", "ROW_GROUP", "column_numbers", "encode_rows", "segment_writer", "sort_rows")
+from probing.daemon.arrow import Gathered
 
-# Key in the file's metadata: the table's name.
+__all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "encode_rows", "sort_rows")
+
+# Keys in the file's metadata: the table's name, and CRC32 of the bytes of each row group.
 META = "probingd.segment"
+GROUPS = "probingd.groups"
 ROW_GROUP = 1 << 17
 # Columns that queries narrow by. Of others the least and the largest value would be most of a small file's footer.
 _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
@@ -39,21 +43,54 @@ def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
     return rows.take(pa.array(order, pa.int64()))
 
 
-def encode_rows(table: str, rows: pa.Table) -> memoryview:
+class SegmentEncoder:
+    """A segment of ``table``, made one row group at a time. ``size`` and ``crc`` are of all bytes given out so far.
+
+    Columns are encoded as suits the first rows.
+    """
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._sink = Gathered()
+        self._writer: Any = None
+        self._groups: list[int] = []
+        self.size = self.crc = self.rows = 0
+
+    def add(self, rows: pa.Table) -> memoryview:
+        """The bytes of a row group, which ``rows`` become."""
+        before = b""
+        if self._writer is None:
+            self._writer = self._begin(rows)
+            before = self._sink.take()
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        data = self._sink.take()
+        self._groups.append(zlib.crc32(data))
+        self.rows += rows.num_rows
+        return self._given(before + data if before else data)
+
+    def end(self) -> memoryview:
+        """The footer."""
+        self._writer.add_key_value_metadata({GROUPS: " ".join(f"{crc:08x}" for crc in self._groups)})
+        self._writer.close()
+        return self._given(self._sink.take())
+
+    def _begin(self, rows: pa.Table) -> Any:
+        codes, encodings = _layout(rows)
+        statistics = [name for name in rows.column_names if name in _NARROWED_BY]
+        writer = _writer(self._sink, rows.schema, codes, encodings, statistics)
+        writer.add_key_value_metadata({META: self._table})
+        return writer
+
+    def _given(self, data: bytes) -> memoryview:
+        self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
+        return memoryview(data)
+
+
+def encode_rows(table: str, rows: pa.Table) -> bytes:
     """A segment of ``table`` with ``rows``, which are sorted."""
-    sink = pa.BufferOutputStream()
-    with segment_writer(sink, table, rows) as writer:
-        writer.write_table(rows, row_group_size=ROW_GROUP)
-    return memoryview(sink.getvalue())
-
-
-def segment_writer(sink: Any, table: str, rows: pa.Table) -> Any:
-    """A ParquetWriter for a segment of ``table`` into ``sink``, encoded as suits ``rows``, the first of it."""
-    codes, encodings = _layout(rows)
-    statistics = [name for name in rows.column_names if name in _NARROWED_BY]
-    writer = _writer(sink, rows.schema, codes, encodings, statistics)
-    writer.add_key_value_metadata({META: table})
-    return writer
+    encoder = SegmentEncoder(table)
+    starts = range(0, max(1, rows.num_rows), ROW_GROUP)
+    return b"".join([*(encoder.add(rows.slice(start, ROW_GROUP)) for start in starts), encoder.end()])
 
 
 def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str], statistics: Any) -> Any:

@@ -248,9 +248,7 @@ def _is_here(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> bool:
 def _opened(target: Target) -> Iterator[Store]:
     """The store; what its start finds missing becomes rows, as when the daemon starts."""
     try:
-        store = Store.open(
-            target.root, node=target.node, limits=target.limits, tables=target.tables, background=False
-        )
+        store = Store.open(target.root, node=target.node, limits=target.limits, tables=target.tables, background=False)
     except StateLocked as e:
         raise StateLocked(e.message, hint="stop it (`probingd stop`), import, and start it again") from e
     try:

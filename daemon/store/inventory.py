@@ -100,15 +100,20 @@ class Inventory:
             self._counts["sealed_parts"] += len(parts)
         self.add_losses(losses)
 
-    def dropped(self, segments: Sequence[Segment], count: bool = True) -> None:
-        """``segments`` are no more; ``count`` them as taken by retention."""
+    def dropped(self, segments: Sequence[Segment]) -> None:
+        """``segments`` were taken by retention."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
-            if count:
-                self._hold(segments)
-                self._counts["dropped_segments"] += len(segments)
-                self._counts["dropped_rows"] += sum(s.rows for s in segments)
+            self._hold(segments)
+            self._counts["dropped_segments"] += len(segments)
+            self._counts["dropped_rows"] += sum(s.rows for s in segments)
+
+    def set_aside(self, segment: Segment, rest: Segment | None) -> None:
+        """``segment`` is damaged; its good rows are in ``rest``, if it has any."""
+        with self._lock:
+            self._segments.pop(segment.path, None)
+            self._add([rest] if rest else ())
 
     def merged(self, sources: Sequence[Segment], segment: Segment) -> None:
         """The rows of ``sources`` are in ``segment`` now."""
@@ -157,7 +162,7 @@ class Inventory:
             free = self._leases.doom(paths)
         self._unlink(free)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, other_problem: str = "") -> dict[str, Any]:
         """The status of the store, JSON-able."""
         with self._lock:
             segments = list(self._segments.values())
@@ -171,7 +176,7 @@ class Inventory:
             own["bytes"] += s.size
             own["rows"] += s.rows
             own["ts_min"] = min(own["ts_min"], s.ts_min)
-        problems = sorted(self.problems.values())
+        problems = sorted({*self.problems.values(), other_problem} - {""})
         segment_bytes, log_bytes = sum(s.size for s in segments), sum(p.length for p in parts)
         return {
             "state": "degraded" if problems else "running",

@@ -18,10 +18,12 @@ from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
 from probing.daemon.store.inventory import Inventory
+from probing.daemon.store.maintaining import Worker
 from probing.daemon.store.manifest import Edit, Manifest, Segment
 from probing.daemon.store.recovery import SetAside
 from probing.daemon.store.retention import StoreLimits, to_drop
-from probing.daemon.store.sealing import group_parts, seal_parts
+from probing.daemon.store.salvaging import Salvaged, salvage
+from probing.daemon.store.sealing import Sealed, group_parts, seal_parts
 from probing.daemon.store.segments import check_segment
 from probing.daemon.store.wal import Part
 
@@ -41,6 +43,7 @@ class Keeper:
 
     def __init__(
         self,
+        worker: Worker,
         files: Files,
         root: Path,
         clock: Clock,
@@ -50,6 +53,7 @@ class Keeper:
         manifest: Manifest,
         aside: SetAside,
     ) -> None:
+        self._worker = worker
         self._files = files
         self._root = root
         self._clock = clock
@@ -58,6 +62,7 @@ class Keeper:
         self._inventory = inventory
         self._manifest = manifest
         self._aside = aside
+        self._sealing = threading.Lock()
         self._lock = threading.RLock()
         # Files that may be there and that the manifest does not name, and names in it whose files are gone.
         self._leftovers: set[Path] = set()
@@ -81,7 +86,7 @@ class Keeper:
 
     def seal(self, now: bool) -> int:
         """See ``Store.seal``; of closed parts."""
-        with self._lock:
+        with self._sealing:
             parts = self._inventory.closed_parts
             enough = sum(p.raw_bytes for p in parts) >= self._limits.part_bytes or len(parts) >= _MAX_CLOSED_PARTS
             if not parts or not (now or enough):
@@ -94,9 +99,6 @@ class Keeper:
                 if e.errno in NO_SPACE:
                     self.drop_cold(self._limits.part_bytes)
                 raise store_error(e, self._root) from e
-            finally:
-                # Sealing needs several times a part's size for a moment.
-                pa.default_memory_pool().release_unused()
             self._inventory.problems.pop("seal", None)
             return len(parts)
 
@@ -190,11 +192,17 @@ class Keeper:
         segment = self._inventory.segment(path)
         # Without the lock: it can be large.
         problem = check_segment(self._files, self._root, segment) if segment else ""
+        if not problem or segment is None:
+            return ""
+        known = f"{problem} ({reason})" if reason else problem
+        salvaged = salvage(self._worker, self._files, self._root, segment, known)
         with self._lock:
+            self._leftovers |= salvaged.written
             # Meanwhile it may have been dropped, or merged with others.
-            if not problem or segment is None or self._inventory.segment(path) is not segment:
+            if self._inventory.segment(path) is not segment:
+                self._try_commit()
                 return ""
-            self._set_aside(segment, f"{problem} ({reason})" if reason else problem)
+            self._set_aside(segment, salvaged)
             return problem
 
     def close(self) -> None:
@@ -206,9 +214,11 @@ class Keeper:
         return sum(s.size for s in inventory.segments) + inventory.other_bytes + inventory.merging_bytes
 
     def _seal_group(self, group: list[Part]) -> None:
-        now = self._clock.pair().real_ns
+        sealed = Sealed()
         try:
-            sealed = seal_parts(self._files, self._root, group, now, self._leftovers, self._tables)
+            # Without the lock: whoever appends may wait for that, and this can take long.
+            now = self._clock.pair().real_ns
+            seal_parts(self._worker, self._files, self._root, group, now, self._tables, sealed)
         except (pa.ArrowException, FormatError) as e:
             # One part that cannot be sealed must not keep all later ones in the log.
             if len(group) == 1:
@@ -217,8 +227,12 @@ class Keeper:
             for part in group:
                 self._seal_group([part])
             return
-        self._commit(_sealed_edit(group[-1], sealed.segments))
-        self._inventory.sealed(group, sealed.segments, sealed.losses)
+        finally:
+            with self._lock:
+                self._leftovers |= sealed.written
+        with self._lock:
+            self._commit(_sealed_edit(group[-1], sealed.segments))
+            self._inventory.sealed(group, sealed.segments, sealed.losses)
         self._inventory.remove(p.path for p in group)
 
     def _give_up(self, part: Part, problem: str) -> None:
@@ -229,14 +243,20 @@ class Keeper:
         self._inventory.sealed([part], (), losses)
         self._move_aside(part.path)
 
-    def _set_aside(self, segment: Segment, problem: str) -> None:
+    def _set_aside(self, segment: Segment, salvaged: Salvaged) -> None:
         self._gone.add(segment.path)
-        self._inventory.dropped([segment], count=False)
-        self._try_commit()
+        rest = salvaged.segment
+        try:
+            self._commit(Edit((rest,)) if rest else Edit())
+        except OSError as e:
+            self._unwritten(e)
+            if rest:
+                # Its rows are in no manifest: it is found again as one to set aside.
+                self._gone.discard(segment.path)
+                return
+        self._inventory.set_aside(segment, rest)
         self._move_aside(self._root / segment.path)
-        reason = f"the segment {segment.path} is set aside: {problem}"
-        loss = Loss("store", segment.table, "store", reason, segment.ts_min, segment.ts_max, segment.rows)
-        self._inventory.add_losses([loss])
+        self._inventory.add_losses(salvaged.losses)
 
     def _move_aside(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -256,7 +276,10 @@ class Keeper:
         try:
             self._commit(Edit())
         except OSError as e:
-            self._inventory.problems["manifest"] = f"the manifest cannot be written: {e.strerror or e}"
+            self._unwritten(e)
+
+    def _unwritten(self, e: OSError) -> None:
+        self._inventory.problems["manifest"] = f"the manifest cannot be written: {e.strerror or e}"
 
     def _drop(self, doomed: Sequence[Segment]) -> None:
         if doomed:

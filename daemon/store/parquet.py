@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import pyarrow as pa
+
 __all__ = ("open_parquet",)
 
 # Arrow reads texts as dictionary codes from pages with these encodings only.
@@ -20,11 +22,14 @@ def open_parquet(source: Any, coded: Collection[str] | None = ()) -> Any:
     # pyarrow.parquet costs memory and start-up time that a daemon which seals nothing need not pay.
     import pyarrow.parquet as pq
 
-    metadata = pq.read_metadata(source)
-    if hasattr(source, "seek"):
-        source.seek(0)
-    names = [name for name in _texts(metadata) if coded is None or name in coded]
-    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=names)
+    try:
+        metadata = pq.read_metadata(source)
+        if hasattr(source, "seek"):
+            source.seek(0)
+        names = [name for name in _texts(metadata) if coded is None or name in coded]
+        return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=names)
+    except UnicodeDecodeError as e:
+        raise pa.ArrowInvalid(f"its footer is damaged: {e}") from e
 
 
 def _texts(metadata: Any) -> Iterator[str]:

@@ -14,25 +14,29 @@ import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.encoding import META, column_numbers, encode_rows, sort_rows
+from probing.daemon.store.encoding import META, column_numbers, sort_rows
 from probing.daemon.store.files import FileReader, Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.parquet import open_parquet
 
 __all__ = (
+    "SegmentFile",
     "all_jobs",
     "check_segment",
     "describe_segment",
     "is_date_dir",
+    "jobs_of",
     "open_segment",
     "read_segment",
+    "salvaged_path",
     "segment_parts",
+    "segment_path",
     "split_by_date",
-    "write_segment",
+    "times_of",
 )
 
 # Of log parts up to MAX_PART.
-_NAME = re.compile(r"(0\d{11})-(0\d{11})\.parquet", re.ASCII)
+_NAME = re.compile(r"(0\d{11})-(0\d{11})(?:-s[1-9]\d?)?\.parquet", re.ASCII)
 _DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAY_NS = 86_400_000_000_000
 # Times come from our clocks, but a wrong clock must not make a folder for every row.
@@ -40,6 +44,7 @@ _MAX_DATES = 8
 _BATCH_ROWS = 1 << 13
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
+_MAX_SALVAGES = 99
 
 
 def segment_parts(name: str) -> tuple[int, int] | None:
@@ -55,7 +60,7 @@ def is_date_dir(name: str) -> bool:
 def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
     """``rows`` by the UTC date of ``ts`` ("2026-11-21"), each sorted by ``sort_by``."""
     rows = sort_rows(rows, sort_by)
-    days = _times(rows) // _DAY_NS
+    days = times_of(rows) // _DAY_NS
     distinct = np.unique(days)
     if len(distinct) > _MAX_DATES:
         days[:] = distinct[0]
@@ -64,38 +69,66 @@ def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[st
         yield _date(int(day)), rows if len(distinct) == 1 else rows.filter(pa.array(days == day))
 
 
-def write_segment(
-    files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table, written: set[Path]
-) -> Segment:
-    """Write aside, sync, verify by reading it again, rename, sync the folder.
+class SegmentFile:
+    """A segment while it is written: aside, until ``finish`` puts it in its place. ``path`` is relative to ``root``.
 
-    The file is in ``written`` from when it may be there. Raises OSError or FormatError.
+    Calls raise OSError; after an error only ``abort`` may be called.
     """
-    data = encode_rows(table, rows)
-    folder = root / table / f"date={date}"
-    files.make_dir(folder)
-    name = f"{parts[0]:012d}-{parts[1]:012d}.parquet"
-    aside = folder / f"{name}.tmp"
-    files.unlink(aside)
-    fd = files.create(aside)
-    try:
-        write_all(files, fd, data)
-        files.fsync(fd)
-    except OSError:
-        files.close(fd)
-        files.unlink(aside)
-        raise
-    files.close(fd)
-    segment = _describe(table, f"{table}/date={date}/{name}", data, rows, parts)
-    again = files.read(aside)
-    if len(again) != segment.size or zlib.crc32(again) != segment.crc or _footer(again).num_rows != rows.num_rows:
-        files.unlink(aside)
-        raise FormatError(f"the segment {segment.path} reads back differently than it was written")
-    written.add(folder / name)
-    files.rename(aside, folder / name)
-    for path in (folder, folder.parent, root):
-        files.fsync_dir(path)
-    return segment
+
+    def __init__(self, files: Files, root: Path, path: str) -> None:
+        self._files = files
+        self._root = root
+        self._target = root / path
+        self._aside = self._target.with_name(f"{self._target.name}.tmp")
+        self.path = path
+        self.size = self._crc = 0
+        files.make_dir(self._target.parent)
+        files.unlink(self._aside)
+        self._fd: int | None = files.create(self._aside)
+
+    def write(self, data: bytes | memoryview) -> None:
+        assert self._fd is not None
+        write_all(self._files, self._fd, data)
+        self._crc = zlib.crc32(data, self._crc)
+        self.size += len(data)
+
+    def finish(self, size: int, crc: int, written: set[Path]) -> None:
+        """Sync, compare with ``size`` and ``crc`` what is on the disk, rename, sync the folders.
+
+        The file is in ``written`` from when it may be there. Raises FormatError when it differs.
+        """
+        assert self._fd is not None
+        self._files.fsync(self._fd)
+        self._close()
+        if not (size, crc) == (self.size, self._crc) == checksum(self._files, self._aside):
+            raise FormatError(f"the segment {self.path} reads back differently than it was written")
+        written.add(self._target)
+        self._files.rename(self._aside, self._target)
+        for folder in (self._target.parent, self._target.parent.parent, self._root):
+            self._files.fsync_dir(folder)
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._close()
+        self._files.unlink(self._aside)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._files.close(fd)
+
+
+def segment_path(table: str, date: str, parts: tuple[int, int]) -> str:
+    """Relative to the state directory."""
+    return f"{table}/date={date}/{parts[0]:012d}-{parts[1]:012d}.parquet"
+
+
+def salvaged_path(path: str) -> str:
+    """The name for what is left of the segment ``path``: ``-s1`` behind its parts, then ``-s2``. Raises FormatError."""
+    stem, _, times = path.removesuffix(".parquet").partition("-s")
+    if int(times or 0) >= _MAX_SALVAGES:
+        raise FormatError(f"{path} was damaged too often")
+    return f"{stem}-s{int(times or 0) + 1}.parquet"
 
 
 def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] | None = None) -> pa.Table:
@@ -136,7 +169,7 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
                 raise FormatError(f"{path} is no segment of probingd")
             # All columns, so that all pages are checked, and never many rows at once.
             batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-            found += (_describe(table, path, b"", pa.Table.from_batches([batch]), parts) for batch in batches)
+            found += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)
     except (pa.ArrowException, OSError) as e:
         if getattr(e, "errno", None) is not None:
             raise
@@ -160,13 +193,13 @@ def all_jobs(segments: Sequence[Segment]) -> tuple[str, ...] | None:
     return tuple(jobs) if len(known) == len(segments) and few else None
 
 
-def _describe(table: str, path: str, data: bytes | memoryview, rows: pa.Table, parts: tuple[int, int]) -> Segment:
-    times = _times(rows)
-    first, last = int(times.min()), int(times.max())
-    return Segment(table, path, len(data), zlib.crc32(data), rows.num_rows, first, last, parts, _jobs(rows))
+def _describe(table: str, path: str, rows: pa.Table, parts: tuple[int, int]) -> Segment:
+    times = times_of(rows)
+    return Segment(table, path, 0, 0, rows.num_rows, int(times.min()), int(times.max()), parts, jobs_of(rows))
 
 
-def _jobs(rows: pa.Table) -> tuple[str, ...] | None:
+def jobs_of(rows: pa.Table) -> tuple[str, ...] | None:
+    """As ``Segment.jobs`` has them."""
     if "job" not in rows.column_names:
         return None
     column = rows.column("job").unique()
@@ -188,16 +221,8 @@ def _read(data: bytes, path: str, columns: list[str] | None) -> pa.Table:
         raise FormatError(f"the segment {path} cannot be read: {e}") from e
 
 
-def _footer(data: bytes) -> Any:
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_metadata(pa.BufferReader(data))
-    except (pa.ArrowException, OSError) as e:
-        raise FormatError(f"a segment has no footer: {e}") from e
-
-
-def _times(rows: pa.Table) -> np.ndarray[Any, Any]:
+def times_of(rows: pa.Table) -> np.ndarray[Any, Any]:
+    """``ts`` in UTC ns; zeros where there is none."""
     if "ts" not in rows.column_names or not pa.types.is_timestamp(rows.schema.field("ts").type):
         return np.zeros(rows.num_rows, np.int64)
     return np.array(column_numbers(rows.column("ts").cast(pa.timestamp("ns"))), np.int64)

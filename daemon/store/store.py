@@ -24,6 +24,7 @@ from probing.daemon.store.compaction import Compactor
 from probing.daemon.store.files import Files, SystemFiles, lock_directory
 from probing.daemon.store.inventory import Inventory
 from probing.daemon.store.keeper import NO_SPACE, Keeper, store_error
+from probing.daemon.store.maintaining import LocalWorker, Worker
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.records import PartHeader, Positions
 from probing.daemon.store.recovery import CORRUPT_DIR, Recovered, SetAside, recover
@@ -54,6 +55,7 @@ class Store:
         aside: SetAside,
         found: Recovered,
         lock_fd: int | None,
+        worker: Worker,
     ) -> None:
         self._root = root
         self._node = node
@@ -64,8 +66,9 @@ class Store:
         self._aside = aside
         self._lock_fd = lock_fd
         self._inventory = Inventory(files, root, found, aside.bytes)
-        self._keeper = Keeper(files, root, clock, limits, tables, self._inventory, found.manifest, aside)
-        self._compactor = Compactor(files, root, clock, tables, self._inventory, self._keeper)
+        self._worker = worker
+        self._keeper = Keeper(self._worker, files, root, clock, limits, tables, self._inventory, found.manifest, aside)
+        self._compactor = Compactor(self._worker, files, root, clock, tables, self._inventory, self._keeper)
         self._maintaining = threading.Lock()
         self._appending = threading.Lock()
         self._syncing = threading.Lock()
@@ -98,12 +101,13 @@ class Store:
         files: Files | None = None,
         tables: Mapping[str, Table] = TABLES,
         background: bool = True,
+        worker: Callable[[Files], Worker] = LocalWorker,
     ) -> Store:
         """Lock the state directory, recover what is there, and start the threads that sync and seal.
 
-        Without ``background`` nothing happens by itself: the caller calls ``sync`` and ``maintain``. ``files`` replaces
-        the file system (and its lock) in tests. Raises StateLocked, StoreError when the directory cannot be used,
-        FormatError for a newer format.
+        Without ``background`` nothing happens by itself: the caller calls ``sync`` and ``maintain``. ``worker`` seals
+        and merges. ``files`` replaces the file system (and its lock) in tests. Raises StateLocked, StoreError when the
+        directory cannot be used, FormatError for a newer format.
         """
         root = Path(path).absolute()
         clock = clock or SystemClock()
@@ -116,7 +120,7 @@ class Store:
                 own.make_dir(root / folder)
             aside = SetAside(own, root, clock)
             found = recover(own, root, node, clock, aside)
-            store = cls(root, node, clock, limits, own, tables, aside, found, lock_fd)
+            store = cls(root, node, clock, limits, own, tables, aside, found, lock_fd, worker(own))
         except BaseException as e:
             if lock_fd is not None:
                 os.close(lock_fd)
@@ -214,6 +218,7 @@ class Store:
             self._keeper.seal(False)
             self._compactor.turn()
             self._keeper.scrub()
+            self._worker.rest()
 
     def set_limits(self, limits: StoreLimits) -> None:
         """Other limits from now on; what is over them goes with the next ``maintain``, which begins at once."""
@@ -280,7 +285,7 @@ class Store:
     def status(self) -> dict[str, Any]:
         """JSON-able: state (running or degraded) with reason, bytes, segments, parts, tables, counts, foreign files."""
         found = {"set_aside": self._aside.count, "torn_records": self._torn, "foreign": list(self._foreign)}
-        return {**self._inventory.describe(), **found}
+        return {**self._inventory.describe(self._worker.problem), **found}
 
     def close(self) -> None:
         """Sync, stop the threads, give the directory back. What is not sealed is sealed after the next start."""
@@ -291,6 +296,7 @@ class Store:
             thread.join()
         with self._maintaining:
             self._compactor.stop()
+            self._worker.close()
         with self._appending:
             if self._closed:
                 return

@@ -22,6 +22,7 @@ __all__ = ("Service", "Spawner", "describe")
 # -I: neither the directory nor a variable nor a user's own packages may change what is imported.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
+    "maintenance": ("-I", "-m", "probing.daemon.store.maintenance"),
     "parser": ("-I", "-m", "probing.daemon.parser"),
     "reader": ("-I", "-m", "probing.daemon.reader"),
     "ready": ("-I", "-m", "probing.daemon.supervisor.ready"),
@@ -49,6 +50,7 @@ class Spawner:
         self._programs = programs
         self._of = {
             "collector": rights.collector,
+            "maintenance": rights.parser,
             "parser": rights.parser,
             "reader": rights.reader,
             "ready": rights.service,

@@ -21,8 +21,8 @@ from probing.daemon.supervisor.rights import Account, RightsTable
 __all__ = ("INETD_SOCKETS", "Runtime", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
-# Who connects decides the owner of a socket: readers and parsers serve the collector, SQL workers the service.
-INETD_SOCKETS = ("reader", "parser", "sql")
+# Who connects decides the owner of a socket: SQL workers serve the service, all others the collector.
+INETD_SOCKETS = ("reader", "parser", "maintenance", "sql")
 
 
 class Runtime:
@@ -92,7 +92,7 @@ class Runtime:
         # Closed to all others until every socket has its owner: nobody can put another file in its place. It may be
         # there, with the file that pauses all probes.
         _own(self._directory, None, 0o700)
-        owners = {"reader": self._rights.collector, "parser": self._rights.collector, "sql": self._rights.service}
+        owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector) | {"sql": self._rights.service}
         for name in INETD_SOCKETS:
             path = self._directory / f"{name}.sock"
             self.listeners[name] = _bind(path)

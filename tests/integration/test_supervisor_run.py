@@ -151,6 +151,7 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
     for name, uid, gid, caps in (
         ("reader", 60001, 60004, {"SYS_PTRACE", "DAC_READ_SEARCH"}),
         ("parser", 60003, 60003, set()),
+        ("maintenance", 60003, 60003, set()),
         ("sql", 60003, 60004, set()),
     ):
         found = daemon.connect(name)
@@ -165,7 +166,7 @@ def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
     daemon.start().ready()
     inner = Path(f"{daemon.socket}.d")
     assert (inner.stat().st_uid, inner.stat().st_gid, inner.stat().st_mode & 0o777) == (60001, 60004, 0o755)
-    for name, uid in (("reader", 60001), ("parser", 60001), ("sql", 60002)):
+    for name, uid in (("reader", 60001), ("parser", 60001), ("maintenance", 60001), ("sql", 60002)):
         found = (inner / f"{name}.sock").stat()
         assert (found.st_uid, found.st_mode & 0o777) == (uid, 0o600)
     control = (inner / "control").stat()

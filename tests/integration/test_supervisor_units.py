@@ -56,6 +56,7 @@ def test_exposure_is_small(name: str, installed: Path) -> None:
         ("probingd-collector.service", "collector", "probing", (*COLLECTOR, "SYSLOG")),
         ("probingd-reader@.service", "reader", "probing", READER),
         ("probingd-parser@.service", "parser", "probing-worker", ()),
+        ("probingd-maintenance@.service", "maintenance", "probing-worker", ()),
         ("probingd-sql@.service", "sql", "probing-worker", ()),
         ("probingd-service.service", "service", "probing-service", ()),
         ("probingd.service", "ready", "probing-service", ()),
@@ -80,7 +81,9 @@ def test_rights_and_commands_are_those_of_the_supervisor(
 
 def test_the_sockets_belong_to_those_who_connect() -> None:
     inner = Config.from_args([]).runtime_dir
-    for name, user in (("reader", "probing"), ("parser", "probing"), ("sql", "probing-service")):
+    for name, user in (
+        ("reader", "probing"), ("parser", "probing"), ("maintenance", "probing"), ("sql", "probing-service"),
+    ):
         unit = settings(f"probingd-{name}.socket")
         assert unit["ListenStream"] == f"{inner}/{name}.sock"
         assert (unit["SocketUser"], unit["SocketMode"], unit["Accept"]) == (user, "0600", "yes")

@@ -13,6 +13,11 @@ import pyarrow as pa
 
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.clock import FakeClock
+from probing.daemon.store.files import Files
+from probing.daemon.store.jobs import segment_steps
+from probing.daemon.store.manifest import Segment
+from probing.daemon.store.sealing import made_segment
+from probing.daemon.store.segments import SegmentFile, segment_path
 
 _COLUMNS = (
     Column("node", NAME, "Node."),
@@ -40,6 +45,17 @@ def rows(ids: Iterable[int], ts_ns: int = START_NS, table: Table = SMALL) -> pa.
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[f.name], f.type) for f in table.physical], schema=table.physical
     )
+
+
+def write_segment(files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table) -> Segment:
+    """A segment that no manifest names."""
+    file = SegmentFile(files, root, segment_path(table, date, parts))
+    for header, payload in segment_steps(table, date, rows):
+        if "data" in header:
+            file.write(payload)
+    made = header["made"]
+    file.finish(made["size"], made["crc"], set())
+    return made_segment(table, file.path, parts, made)
 
 
 def position(n: int) -> dict[str, dict[str, object]]:

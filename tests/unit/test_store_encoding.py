@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import START_NS, MemoryFiles
+from store_support import START_NS, MemoryFiles, write_segment
 
 from probing.api.tables import TABLES
 from probing.api.tables.schema import TEXT
-from probing.daemon.store.encoding import ROW_GROUP, encode_rows, segment_writer, sort_rows
+from probing.daemon.store.encoding import ROW_GROUP, SegmentEncoder, encode_rows, sort_rows
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
-from probing.daemon.store.segments import describe_segment, read_segment, write_segment
+from probing.daemon.store.segments import describe_segment, read_segment
 from probing.daemon.store.snapshot import describe_segment_file
 
 STORED = sorted(name for name, table in TABLES.items() if not table.live)
@@ -166,15 +166,13 @@ def test_later_row_groups_can_differ_from_the_first(tmp_path: Path) -> None:
     first = pa.Table.from_pylist([{"b": "same"}] * 1000, schema=schema)
     columns = [RNG.integers(0, 2**50, 5000), [f"{i}" for i in range(5000)], RNG.integers(0, 2**50, 5000)]
     later = pa.table([pa.array(c) for c in (*columns, RNG.random(5000))], names=schema.names).cast(schema)
-    sink = pa.BufferOutputStream()
-    with segment_writer(sink, "t.any", first) as writer:
-        writer.write_table(first)
-        writer.write_table(later)
+    encoder = SegmentEncoder("t.any")
+    data = b"".join([encoder.add(first), encoder.add(later), encoder.end()])
     both = pa.concat_tables([first, later])
-    assert plain(pq.read_table(pa.BufferReader(sink.getvalue()))) == plain(both)
-    assert plain(of_duckdb(memoryview(sink.getvalue()), tmp_path / "s.parquet")) == plain(both)
+    assert plain(pq.read_table(pa.BufferReader(data))) == plain(both)
+    assert plain(of_duckdb(data, tmp_path / "s.parquet")) == plain(both)
     # Seven bytes of each number cannot be had shorter, the eighth is nothing.
-    assert sink.getvalue().size < 5000 * (7 + 7 + 8 + 6)
+    assert len(data) < 5000 * (7 + 7 + 8 + 6)
 
 
 def test_only_what_queries_narrow_by_has_statistics() -> None:
@@ -209,7 +207,7 @@ def of_jobs(jobs: list[Any], kind: pa.DataType = TEXT) -> pa.Table:
 def test_a_segment_knows_its_jobs(rows: pa.Table, expected: tuple[str, ...] | None) -> None:
     files = MemoryFiles()
     files.make_dir(ROOT)
-    segment = write_segment(files, ROOT, "t.any", "2026-09-21", (1, 2), rows, set())
+    segment = write_segment(files, ROOT, "t.any", "2026-09-21", (1, 2), rows)
     assert segment.jobs == expected
     assert describe_segment(files, ROOT, segment.path) == segment
     assert read_segment(files, ROOT, segment).num_rows == rows.num_rows

@@ -20,7 +20,7 @@ from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.manifest import load_manifest
 from probing.daemon.store.records import PART_MAGIC, PartHeader, Record, cut_short, pack_header, scan, unpack_header
-from probing.daemon.store.segments import describe_segment, write_segment
+from probing.daemon.store.segments import describe_segment
 from probing.daemon.store.streams import StreamWriters, decode_stream
 from probing.daemon.store.tail import decode_tail
 from probing.daemon.store.wal import WAL_DIR, part_path
@@ -258,7 +258,7 @@ def test_odd_manifests(data: bytes) -> None:
 def test_segments_with_other_bytes_in_them(seed: int, count: int) -> None:
     files = files_with()
     table = pa.Table.from_batches([support.rows(range(1, 40))])
-    segment = write_segment(files, ROOT, "t.small", "2026-09-21", (1, 1), table, set())
+    segment = support.write_segment(files, ROOT, "t.small", "2026-09-21", (1, 1), table)
     chance, inode = random.Random(seed), files.names[ROOT / segment.path]
     for _ in range(count):
         # Half of them in the footer, which says how much there is of everything.
