@@ -35,7 +35,6 @@ max_bytes = {max_bytes}
 keep_free_bytes = 0
 """
 QUERIES = (
-    # Each call has its number as its count of elements.
     "SELECT count(*) AS n, min(count) AS low, max(count) AS high FROM comm.ops",
     "SELECT op, count(*) AS n, avg(bytes) AS b FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND GROUP BY op",
     "SELECT * FROM comm.inflight",
@@ -43,6 +42,11 @@ QUERIES = (
 ROLES = ("collector", "maintenance", "service", "worker", "reader", "parser", "supervisor")
 BUDGET_MB, GROWTH_MB_PER_HOUR = 80.0, 1.0
 LOOK_S = 0.2
+# Each call has its number as its count of elements, and the time is over when it is, whatever rate was reached.
+SOURCE = CALLER.replace("1000 + i % 7", "i").replace(
+    "if (i % 100 == 0)\n",
+    "if (i % 100 == 0 && now() - begin > atof(argv[3]))\n\t\t\tcalls = i + 1;\n\t\telse if (i % 100 == 0)\n",
+)
 
 
 def role_of(pid: int) -> str:
@@ -167,7 +171,7 @@ def main() -> None:
     daemon = BenchDaemon()
     daemon.config.write_text(daemon.config.read_text() + CONFIG.format(max_bytes=options.max_bytes))
     calls = int(options.rate * options.seconds)
-    caller = [build(folder, CALLER.replace("1000 + i % 7", "i")), str(calls), str(options.rate)]
+    caller = [build(folder, SOURCE), str(calls), str(options.rate), str(options.seconds)]
     try:
         with subprocess.Popen(caller, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
             assert job.stdin is not None
@@ -185,7 +189,7 @@ def main() -> None:
             )[0]["n"]
             job.stdin.write("\n")
         span = found["high"] - found["low"] + 1
-        print(f"{calls:,} calls at {reached:,}/s, {asked} queries, {lost} rows lost")
+        print(f"calls for {options.seconds:g} s at {reached:,}/s, {asked} queries, {lost} rows lost")
         print(f"kept: {found['n']:,} rows, calls {found['low']:,} to {found['high']:,}")
         print(f"without a gap, none twice: {found['n'] <= span <= found['n'] + lost}")
         print(table(lines(times, looks)))
