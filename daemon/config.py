@@ -73,7 +73,9 @@ class UsersConfig:
 @dataclass(frozen=True)
 class StoreConfig:
     max_bytes: int = _option(10 << 30, "bytes that the state directory may take", 16 << 20)
-    keep_free_bytes: int = _option(1 << 30, "bytes to leave free on its file system", 0)
+    keep_free_bytes: int = _option(
+        -1, "bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1
+    )
     max_age_days: float = _option(7.0, "days to keep rows", 0)
     sync_interval_s: float = _option(1.0, "seconds of rows that a power cut may cost", 0.01)
     part_bytes: int = _option(8 << 20, "size at which a part of the log is sealed into segments", 1 << 16)

@@ -67,8 +67,8 @@ class Files(Protocol):
 
     def fsync_dir(self, path: Path) -> None: ...
 
-    def free_bytes(self, path: Path) -> int:
-        """What a process without privileges may still write to the file system of ``path``."""
+    def space(self, path: Path) -> tuple[int, int]:
+        """Bytes that a process without privileges may still write to the file system of ``path``, and its size."""
 
 
 class SystemFiles:
@@ -134,9 +134,9 @@ class SystemFiles:
         finally:
             os.close(fd)
 
-    def free_bytes(self, path: Path) -> int:
+    def space(self, path: Path) -> tuple[int, int]:
         state = os.statvfs(path)
-        return state.f_bavail * state.f_frsize
+        return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
 
 
 class FileReader(io.RawIOBase):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,13 @@ class Inventory:
             self._hold(segments)
             self._counts["dropped_segments"] += len(segments)
             self._counts["dropped_rows"] += sum(s.rows for s in segments)
+
+    def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
+        """The files of these are gone."""
+        with self._lock:
+            for segment in segments:
+                self._segments.pop(segment.path, None)
+            self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
         """``segment`` is damaged; its good rows are in ``rest``, if it has any."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +17,21 @@ from probing.api.errors import FormatError, StoreError, StoreFull
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
+from probing.daemon.store.ageing import AgeClock
 from probing.daemon.store.files import Files
 from probing.daemon.store.inventory import Inventory
 from probing.daemon.store.maintaining import Worker
-from probing.daemon.store.manifest import Edit, Manifest, Segment
+from probing.daemon.store.manifest import MANIFEST, Edit, Manifest, Segment
 from probing.daemon.store.recovery import SetAside
-from probing.daemon.store.retention import StoreLimits, to_drop
+from probing.daemon.store.retention import DEFAULT_FREE_BYTES, StoreLimits, on_file_system, to_drop
 from probing.daemon.store.salvaging import Salvaged, salvage
 from probing.daemon.store.sealing import Sealed, group_parts, seal_parts
 from probing.daemon.store.segments import check_segment
-from probing.daemon.store.wal import Part
+from probing.daemon.store.wal import WAL_DIR, Part
 
 __all__ = ("NO_SPACE", "Keeper", "store_error")
 
+_log = logging.getLogger(__name__)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MAX_CLOSED_PARTS = 16
 _SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
@@ -70,6 +73,7 @@ class Keeper:
         self._unverified = deque(s.path for s in inventory.segments)
         self._scrubbed_ns = clock.pair().mono_ns
         self._scrub_bytes = 0
+        self._age = AgeClock(inventory.segments, clock.pair())
         self.set_limits(limits)
 
     @property
@@ -79,7 +83,8 @@ class Keeper:
     def set_limits(self, limits: StoreLimits) -> None:
         """They hold from the next turn on."""
         with self._lock:
-            self._limits = limits
+            self._asked = limits
+            self._limits = self._on_disk(limits)
             with contextlib.suppress(OSError):
                 self._aside.limit(limits.max_bytes // _ASIDE_SHARE)
                 self._inventory.set_aside_bytes = self._aside.bytes
@@ -108,8 +113,9 @@ class Keeper:
         with self._lock:
             try:
                 # What snapshots hold is as good as free: else each turn would drop as much again.
-                free = self._files.free_bytes(self._root) + inventory.held_bytes
-                now = self._clock.pair().real_ns
+                free = self._files.space(self._root)[0] + inventory.held_bytes
+                self._limits = self._on_disk(self._asked)
+                now = self._age.now(self._clock.pair())
                 self._drop(to_drop(inventory.segments, self._limits, now, inventory.other_bytes, free))
                 if "manifest" in inventory.problems:
                     self._commit(Edit())
@@ -118,14 +124,61 @@ class Keeper:
                 inventory.problems["retention"] = f"old segments cannot be dropped: {e.strerror or e}"
                 raise store_error(e, self._root) from e
             inventory.problems.pop("retention", None)
-            inventory.problems.pop("full", None)
-            inventory.full = bool(full)
-            if full:
-                inventory.problems["full"] = f"nothing is stored: {full}"
+            self._note_full(full)
+
+    def _on_disk(self, limits: StoreLimits) -> StoreLimits:
+        size = DEFAULT_FREE_BYTES * 10
+        with contextlib.suppress(OSError):
+            size = self._files.space(self._root)[1]
+        return on_file_system(limits, size)
+
+    def _note_full(self, full: str) -> None:
+        inventory = self._inventory
+        if full and not inventory.full:
+            _log.warning("nothing is stored: %s", full)
+        elif inventory.full and not full:
+            _log.info("there is space again: rows are stored")
+        inventory.problems.pop("full", None)
+        inventory.full = bool(full)
+        if full:
+            inventory.problems["full"] = f"nothing is stored: {full}"
+
+    def check_space(self) -> None:
+        """Find out whether there is space to append; nothing is dropped. Raises StoreError."""
+        try:
+            self._note_full(self.over_limits())
+        except OSError as e:
+            raise store_error(e, self._root) from e
+
+    def is_gone(self) -> bool:
+        """Whether somebody deleted the state directory, or what is needed to go on in it."""
+        return not {MANIFEST, WAL_DIR}.issubset(self._files.listdir(self._root))
+
+    def remake(self) -> None:
+        """Write the manifest anew, without the files that are gone: their rows are losses. Raises OSError."""
+        with self._lock:
+            now = self._clock.pair().real_ns
+            segments = [s for s in self._inventory.segments if self._is_missing(self._root / s.path)]
+            parts = [p for p in self._inventory.closed_parts if self._is_missing(p.path)]
+            self._manifest.close()
+            self._gone.update(s.path for s in segments)
+            self._commit(Edit())
+            self._inventory.vanished(segments, parts)
+        losses = list(_losses_of(segments, parts, now))
+        self._inventory.add_losses(losses)
+        rows = sum(loss.count or 0 for loss in losses)
+        _log.error("the state directory %s was deleted: it is made again, %d rows are lost", self._root, rows)
+
+    def _is_missing(self, path: Path) -> bool:
+        try:
+            self._files.size(path)
+        except OSError:
+            return True
+        return False
 
     def over_limits(self) -> str:
         """Why nothing may be appended now; empty when it may. Raises OSError."""
-        used, free = self._used(), self._files.free_bytes(self._root)
+        used, (free, _) = self._used(), self._files.space(self._root)
         if used > self._limits.max_bytes:
             return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
         if free < self._limits.keep_free_bytes:
@@ -136,7 +189,7 @@ class Keeper:
         """Bytes that a merge may take without getting near a limit; below 0 when there are none. Raises OSError."""
         limits = self._limits
         room = limits.max_bytes - self._used() - self._inventory.held_bytes
-        return min(room, self._files.free_bytes(self._root) - limits.keep_free_bytes - limits.part_bytes)
+        return min(room, self._files.space(self._root)[0] - limits.keep_free_bytes - limits.part_bytes)
 
     def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
         """One edit: ``merged`` instead of ``sources``. False when one of them is gone meanwhile; then ``merged`` goes.
@@ -161,7 +214,7 @@ class Keeper:
         inventory = self._inventory
         with self._lock:
             limits = replace(self._limits, keep_free_bytes=0)
-            doomed = to_drop(inventory.segments, limits, self._clock.pair().real_ns, 0, 0, need)
+            doomed = to_drop(inventory.segments, limits, self._age.now(self._clock.pair()), 0, 0, need)
             # The manifest needs space too: files go first, and their names with the next edit that can be written.
             self._gone.update(s.path for s in doomed)
             self._forget(doomed)
@@ -293,6 +346,17 @@ class Keeper:
 
 def _sealed_edit(last: Part, segments: Sequence[Segment]) -> Edit:
     return Edit(tuple(segments), sealed_to=last.number, next_sequence=last.next_sequence, positions=last.positions)
+
+
+def _losses_of(segments: Sequence[Segment], parts: Sequence[Part], now: int) -> Iterator[Loss]:
+    reason = "the state directory was deleted"
+    for table in sorted({s.table for s in segments}):
+        of_it = [s for s in segments if s.table == table]
+        first, last = min(s.ts_min for s in of_it), max(s.ts_max for s in of_it)
+        yield Loss("store", table, "store", reason, first, last, sum(s.rows for s in of_it))
+    for part in parts:
+        for table, count in part.rows.items():
+            yield Loss("store", table, "log", f"log part {part.number}: {reason}", now, now, count)
 
 
 def store_error(e: OSError, root: Path) -> StoreError:

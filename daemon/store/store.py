@@ -8,6 +8,7 @@ under ``_appending``, ``_maintaining`` (one merge at a time) before the keeper's
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +128,8 @@ class Store:
             if isinstance(e, OSError):
                 raise store_error(e, root) from e
             raise
+        with contextlib.suppress(StoreError):
+            store._keeper.check_space()
         if background:
             store._start()
         return store
@@ -160,7 +163,7 @@ class Store:
                 self._write(batches, clock, merged)
             except OSError as first:
                 self._retire()
-                if first.errno not in NO_SPACE or not self._keeper.drop_cold(self._limits.part_bytes):
+                if not self._remedied(first):
                     raise self._append_error(first) from first
                 try:
                     self._write(batches, clock, merged)
@@ -213,12 +216,38 @@ class Store:
         """
         with self._maintaining:
             self._inventory.expire(self._clock.pair().mono_ns)
+            if self._keeper.is_gone():
+                self._remake()
             # Space first: sealing needs some.
             self._keeper.retain()
             self._keeper.seal(False)
             self._compactor.turn()
             self._keeper.scrub()
             self._worker.rest()
+
+    def _remake(self) -> None:
+        """The state directory was deleted, or its log: make it again, and say what was lost."""
+        with self._appending:
+            # Its file may be gone with the directory, and what is appended to it with it.
+            self._retire()
+        try:
+            for folder in (WAL_DIR, CORRUPT_DIR):
+                self._files.make_dir(self._root / folder)
+            if self._lock_fd is not None and not self._is_locked(self._lock_fd):
+                fd, self._lock_fd = self._lock_fd, lock_directory(self._root)
+                os.close(fd)
+            self._keeper.remake()
+        except OSError as e:
+            self._inventory.problems["remake"] = (
+                f"the state directory was deleted, and cannot be made again: {e.strerror}"
+            )
+            raise store_error(e, self._root) from e
+        self._inventory.problems.pop("remake", None)
+
+    def _is_locked(self, fd: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(fd), (self._root / "lock").stat(follow_symlinks=False))
+        return False
 
     def set_limits(self, limits: StoreLimits) -> None:
         """Other limits from now on; what is over them goes with the next ``maintain``, which begins at once."""
@@ -347,6 +376,16 @@ class Store:
         self._inventory.part_closed(writer.part if writer.has_records else None)
         if not writer.has_records:
             self._inventory.remove([writer.part.path])
+
+    def _remedied(self, e: OSError) -> bool:
+        """Whether it is worth trying again."""
+        if e.errno == errno.ENOENT:
+            # The directory was deleted. What is lost with it is found by the next maintain().
+            with contextlib.suppress(OSError):
+                self._files.make_dir(self._root / WAL_DIR)
+                self._kick.set()
+                return True
+        return e.errno in NO_SPACE and self._keeper.drop_cold(self._limits.part_bytes)
 
     def _make_space(self) -> None:
         with contextlib.suppress(StoreError):

@@ -148,6 +148,7 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
         assert found["Groups"] == groups
         assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask(caps)}
         assert found["NoNewPrivs"] == "1"
+        assert found["Umask"] == "0027"
     for name, uid, gid, caps in (
         ("reader", 60001, 60004, {"SYS_PTRACE", "DAC_READ_SEARCH"}),
         ("parser", 60003, 60003, set()),

@@ -117,6 +117,7 @@ class MemoryFiles:
         self.durable_dirs: set[Path] = set()
         self.open: dict[int, tuple[Path, Inode]] = {}
         self.free = 1 << 40
+        self.total = 1 << 40
         self.operations = 0
         self.fault: Fault | None = None
         self._next_fd = 1000
@@ -214,8 +215,8 @@ class MemoryFiles:
         self.durable_dirs |= {d for d in self.dirs if d.parent == path}
         _stop(after)
 
-    def free_bytes(self, path: Path) -> int:
-        return self.free
+    def space(self, path: Path) -> tuple[int, int]:
+        return self.free, self.total
 
     def after_kill(self) -> MemoryFiles:
         """What the next process finds: all that was written."""

@@ -207,7 +207,8 @@ def test_files_of_a_snapshot_stay_until_it_is_released() -> None:
     assert len(named) == 2
     assert snapshot["parts"][0]["tables"] == {"t.small": 10}
     # WHEN the segment gets too old, and the part is sealed
-    clock.advance(300 * 1_000_000_000, wall_step_ns=2 * HOUR_NS)
+    store.set_limits(StoreLimits(keep_free_bytes=0, max_age_s=60))
+    clock.advance(300 * 1_000_000_000)
     store.seal(now=True)
     store.maintain()
     assert ids(store) == []
