@@ -1,4 +1,8 @@
-"""Command lines and other text for people, without what looks like a secret: it is left out before it is stored."""
+"""Command lines and other text for people, without what looks like a secret: it is left out before it is stored.
+
+Names decide, wherever a value stands behind one: options, assignments, JSON and Python literals, headers, URLs. Where a
+value has no clear end, all that follows is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +11,146 @@ from collections.abc import Sequence
 
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("command_text", "redacted")
+__all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
+# Of one argument: what is behind it is not shown, whatever is replaced.
+MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
-_WORDS = (
-    r"(?:pass(?:word|wd|phrase|code)?|pwd|secrets?|token|credentials?|cred|auth(?:orization)?|bearer|cookie|signature|sas"
-    r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_.]?keys?(?:[-_.]?id)?|apikey)"
+# Also as the end of a longer word: dbpassword, hftoken, myapikey.
+_GLUED = (
+    r"passwords?|passwd|passphrase|passcode|secrets?|credentials?|(?:api|access|private|secret)keys?"
+    r"|(?:auth|access|hf|api)tokens?"
 )
-# The name ends in such a word, cut off by punctuation: --max-tokens, --tokenizer and --keyboard are none.
-_NAME = re.compile(rf"(?:^|[^a-z0-9]){_WORDS}$", re.IGNORECASE)
+_WORDS = (
+    r"pwd|pw|psk|token|creds?|auth(?:orization)?|bearer|(?:set.)?cookies?|signature|sas"
+    r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_. ]?keys?(?:[-_.]?id)?"
+)
+# WANDB_KEY and its like; of other things' keys only these are known to be none.
+_KEY_OF = (
+    r"(?<![a-z0-9])(?!(?:sort|primary|foreign|cache|partition|dict|data|dataset|group|image|text|label|input|output"
+    r"|metric|monitor|best|state|index|map|shard|column|feature|target|join|row|batch|loss|score|object|bucket|lookup"
+    r"|hash|module|param|layer|query|value|public|host|hot|dim|config|order|id|by|per|rng|prng|random|dropout|init|attn"
+    r"|attention|kv|past)[-_. ])[a-z0-9]+[-_. ]key"
+)
+# What may follow such a word: API_KEY_2, token_value. --max-tokens, --tokenizer and --keyboard are none.
+_AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
+_NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
+# Of a text, not of somebody.
+_OF_TEXT = re.compile(
+    r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
+)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_ASSIGNMENT = re.compile(r"([^\s=:&?;,\"'{]{1,128})([=:]\s?[\"']?)([^\s&;,\"'}]+)")
-_OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)\S+")
-_IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/@]+@")
+_SEPARATOR = re.compile(r"=>|[=:]")
+_QUOTE = re.compile(r"\s{0,8}(\\*)([\"'])")
+# A value without quotes: in brackets, to the end; or up to a blank.
+_BARE = re.compile(r"\s{0,8}(?:[\[{(].*|[^\s&\"']+)", re.DOTALL)
+_ENDS_NAME = frozenset("=:&?,;\"'{}\\\t\n")
+MAX_NAME = 64
+# Values of these have blanks and marks in them, and end with the line.
+_TO_THE_END = re.compile(r"(?:authorization|cookies?)$", re.IGNORECASE)
+_OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)(?:\"[^\"]*\"?|'[^']*'?|\S+)")
+# -p of a client of a database; of ssh, docker and kin it is a port.
+_NUMBERS = re.compile(r"[\d:.,/-]*")
+_ATTACHED = re.compile(r"(?<!\S)-p(?=[a-z-]*[^a-z\s-])(?!\d[\d:./-]*(?!\S))\S+")
+_IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/]+@")
 # Tokens that say themselves what they are: Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, JSON web tokens, PEM.
 _TOKEN = re.compile(
     r"\b(?i:bearer|basic)\s+[^\s\"']+|\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY.*"
+    r"|xox[abprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY.*",
+    re.DOTALL,
 )
 
 
 def command_text(cmdline: Sequence[str]) -> str:
     """The arguments joined by blanks, values of secret-looking names replaced by ``***``, at most 1024 characters."""
-    shown = []
-    hide_next = False
+    shown: list[str] = []
+    option, size = "", 0
     for argument in cmdline:
-        if hide_next and not argument.startswith("--"):
+        if takes_secret(option, argument):
             shown.append(HIDDEN)
-            hide_next = False
-            continue
-        hide_next = argument.startswith("-") and "=" not in argument and _secret(argument)
-        shown.append(_redact(argument))
+            option = ""
+        else:
+            shown.append(_redact(argument[:MAX_ARGUMENT]))
+            option = argument
+        size += len(shown[-1]) + 1
+        if size > MAX_COMMAND:
+            break
     return clean_text(" ".join(shown), MAX_COMMAND)
 
 
 def redacted(text: str) -> str:
     """A line of any text with the values of secret-looking names, options and tokens as ``***``."""
-    return _redact(_OPTION.sub(lambda m: m[1] + m[2] + HIDDEN if _secret(m[1]) else m[0], text))
+
+    def option(match: re.Match[str]) -> str:
+        hide = takes_secret(match[1], match[0][len(match[1]) + len(match[2]) :])
+        return match[1] + match[2] + HIDDEN if hide else match[0]
+
+    return _redact(_OPTION.sub(option, text))
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable, option, key or header of this name is likely to hold a secret: api_key, hfToken, --pw."""
+    plain = _CAMEL.sub("_", name[-128:]).strip("_ ")
+    return _NAME.search(plain) is not None and _OF_TEXT.search(plain) is None
+
+
+def takes_secret(option: str, value: str) -> bool:
+    """Whether ``value``, the argument behind ``option``, is a secret by that option's name."""
+    if not option.startswith("-") or "=" in option or value.startswith("--"):
+        return False
+    if option == "-p":
+        return not value.startswith("-") and _NUMBERS.fullmatch(value) is None
+    if option in ("-u", "--user"):
+        return ":" in value
+    return names_secret(option)
 
 
 def _redact(argument: str) -> str:
     name, equals, _ = argument.partition("=")
-    if equals and _secret(name):
+    if equals and names_secret(name):
         return name + equals + HIDDEN
     text = _IN_URL.sub(rf"\1{HIDDEN}@", argument)
     text = _TOKEN.sub(HIDDEN, text)
-    return _ASSIGNMENT.sub(lambda m: m[1] + m[2] + HIDDEN if _secret(m[1]) else m[0], text)
+    text = _ATTACHED.sub("-p" + HIDDEN, text)
+    return _assignments(text)
 
 
-def _secret(name: str) -> bool:
-    return _NAME.search(_CAMEL.sub("_", name[-128:])) is not None
+def _assignments(text: str) -> str:
+    parts, at, look = [], 0, 0
+    while separator := _SEPARATOR.search(text, look):
+        look = separator.end()
+        name = _name_before(text, separator.start(), at)
+        if not names_secret(name):
+            continue
+        if quote := _QUOTE.match(text, look):
+            end = _end_of_quoted(text, quote.end(), len(quote[1]), quote[2])
+            parts += [text[at : quote.end()], HIDDEN, quote[1] + quote[2]]
+        elif bare := _BARE.match(text, look):
+            end = len(text) if _TO_THE_END.search(name) else bare.end()
+            parts += [text[at:look], bare[0][: len(bare[0]) - len(bare[0].lstrip())], HIDDEN]
+        else:
+            continue
+        at = look = end
+    return "".join((*parts, text[at:]))
+
+
+def _name_before(text: str, end: int, start: int) -> str:
+    """The last two words at most between ``start`` and ``end``, without quotes."""
+    name = text[max(start, end - MAX_NAME - 16) : end].rstrip().rstrip("\\\"'")[-MAX_NAME:]
+    blanks = 0
+    for index in range(len(name) - 1, -1, -1):
+        blanks += name[index] == " "
+        if name[index] in _ENDS_NAME or blanks == 2:
+            return name[index + 1 :]
+    return name
+
+
+def _end_of_quoted(text: str, at: int, depth: int, quote: str) -> int:
+    """Behind the quote that ends a value: one that is escaped as the first one was, ``depth`` backslashes."""
+    while (found := text.find(quote, at)) >= 0:
+        escapes = found - len(text[at:found].rstrip("\\")) - at
+        at = found + 1
+        if escapes == depth if depth else escapes % 2 == 0:
+            return at
+    return len(text)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from probing.daemon.processes.facts import Facts
+from probing.daemon.processes.redaction import redacted
 from probing.daemon.processes.registry import Process
 from probing.daemon.source import Identity
 
@@ -50,7 +51,11 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
 def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
     """Rows of process.envs, a variable each."""
     identity = _identity(node, ts_ns, process)
-    return [{**identity, "name": name, "value": value} for name, value in sorted(process.facts.environ.items())]
+    return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
+
+
+def _shown(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, redacted(value)) for name, value in environ.items())
 
 
 def detail_of(process: Process, boot_id: str) -> str:
@@ -74,7 +79,7 @@ def detail_of(process: Process, boot_id: str) -> str:
             "container": process.container,
             "pod": process.pod,
             "command": process.command,
-            "environ": dict(facts.environ),
+            "environ": dict(_shown(facts.environ)),
         },
         separators=(",", ":"),
     )

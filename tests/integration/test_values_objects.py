@@ -112,10 +112,12 @@ def test_objects_that_are_no_data(python: str) -> None:
 def test_secrets_are_not_shown(python: str) -> None:
     with parked(python) as (pid, _):
         names = ["api_key", "config", "config.password", "config.inner.hf_token", "hidden", "url"]
-        found = values(pid, names)
+        found = values(pid, [*names, "arguments", "request"])
         dumped = dump_stacks(pid, read_start_ns(pid), runtime_of(pid), time.monotonic() + 60, with_locals=True)
     assert {found[name]["value"] for name in names} - {found["config"]["value"]} == {"<redacted>"}
     assert found["config"]["value"] == "{'password': <redacted>, 'user': 'me', 'inner': {'hf_token': <redacted>}}"
+    assert found["arguments"]["value"] == "['train.py', '--openai_key', <redacted>, '--lr', '1']"
+    assert found["request"]["value"] == "(<redacted>, {'Cookie': <redacted>})"
     assert found["api_key"]["reason"] == "its name looks like a secret"
     assert found["hidden"]["reason"] == "it looks like a secret"
     text = json.dumps(dumped)

@@ -11,7 +11,7 @@ from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
-from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret
+from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret, takes_secret
 from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
 
 __all__ = ("SECRET", "Renderer", "Value")
@@ -132,7 +132,7 @@ class Renderer:
             items, total = self._items(address, of.kind)
             _check_whole(items, total)
             self._objects.heap.load_near((a, 64) for a in items)
-            parts = (self._text(item, depth + 1, above) for item in items)
+            parts = self._listed(items, depth, above)
         shown = []
         for part in parts:
             shown.append(part)
@@ -146,6 +146,16 @@ class Renderer:
         comma = "," if of.kind == "tuple" and len(shown) == 1 else ""
         text = f"{opening}{', '.join(shown)}{comma}{closing}"
         return text if of.kind != "frozenset" else f"frozenset({text if shown else ''})"
+
+    def _listed(self, items: Sequence[int], depth: int, above: tuple[int, ...]) -> Iterator[str]:
+        """Items of a list; in one of arguments a secret stands behind its option."""
+        option = ""
+        for item in items:
+            text = self._text(item, depth + 1, above)
+            plain = text.strip("b'\"")
+            hide = takes_secret(option, plain)
+            option = "" if hide else plain
+            yield HIDDEN if hide else text
 
     def _items(self, address: int, kind: str) -> tuple[list[int], int]:
         if kind in ("set", "frozenset"):

@@ -135,6 +135,8 @@ def deeper(argument, argument_in_cell):
     replaced, removed = Plain(), Plain(2, "kept")
     replaced.__dict__ = {"x": "other dict"}
     del removed.x
+    arguments = ["train.py", "--openai_key", "hunter2", "--lr", "1"]
+    request = ('{"lr": 1, "wandb_key": "hunter2"}', {"Cookie": "sid=hunter2"})
     api_key, config = "plain", {"password": "hunter2", "user": "me", "inner": {"hf_token": "abc"}}
     hidden, url = "hf_" + "a" * 24, "https://me:secret@example.org/x"
     twenty, long_text, deep = list(range(20)), "x" * 400, [[[[[1]]]]]
