@@ -8,6 +8,7 @@ that ran meanwhile. Threads for which that cannot be shown are read again; what 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,12 +18,16 @@ from probing.daemon.python_stack.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.snapshot import BothWays, Snapshot, both_ways
 from probing.daemon.python_stack.walker import Limits, RawThread, Walker, held
 
-__all__ = ("Capture", "Known", "capture")
+__all__ = ("LIMITS", "Capture", "Known", "capture")
 
 ATTEMPTS = 6
 # How often the chain of a thread that does not hold still is read in both ways.
 PASSES = 4
 _MAX_KNOWN = 16_384
+# More stacks of one process than a message holds help nobody; the rest of its threads is counted.
+LIMITS = Limits(threads=16_384, stacks=512)
+# No further attempt is made that would read more, in bytes: ``Memory`` bounds a whole dump.
+_MOST_BYTES = 48 << 20
 # Of a thread that does not hold still, so many innermost frames are read with all that is around them.
 _RESTLESS_FRAMES = 64
 
@@ -43,10 +48,14 @@ class Known:
 
 @dataclass(slots=True)
 class Capture:
-    """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing."""
+    """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing.
+
+    ``unread``: threads that were listed and not read, being too many.
+    """
 
     threads: list[_Found]
     complete: bool
+    unread: list[RawThread] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +68,18 @@ class _Again:
 
 
 def capture(
-    memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits | None = None
+    memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits = LIMITS
 ) -> Capture:
     """Read the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``; ``known`` is brought up to date.
 
-    ``deadline`` is on time.monotonic(). Raises TargetTimeout behind it, CorruptTarget when no interpreter is there or
-    the walk costs more than ``memory`` allows, ProcessGone and PrivilegeError.
+    ``deadline`` is on time.monotonic(): what was read by then is what there is, not proven. Raises TargetTimeout when
+    not even the threads are listed then, CorruptTarget when no interpreter is there or the walk costs more than
+    ``memory`` allows, ProcessGone and PrivilegeError.
     """
     proven: dict[_Key, _Found] = {}
     again, known.again = known.again, None
     for _ in range(ATTEMPTS):
+        began, cost = time.monotonic(), memory.bytes_read
         plan = _plan(known) if again is None else again.plan
         read = memory.read_many(plan.wanted) if plan.wanted else []
         if again is not None and read == again.read:
@@ -78,7 +89,7 @@ def capture(
         again = None
         calls = memory.calls
         before, snapshot = plan.snapshots(memory, read)
-        walker = Walker(snapshot, layout, limits or Limits(), deadline)
+        walker = Walker(snapshot, layout, limits, deadline)
         threads = walker.walk(runtime)
         codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
         same = {a: same_code(before[0], snapshot, layout, a, known.sizes) for a in codes}
@@ -91,7 +102,11 @@ def capture(
         complete = walker.complete and held(walker.links, before[0])
         if complete and all(_key(t) in proven for t in threads):
             break
-    found = Capture([_best(t, codes, proven) for t in threads], complete)
+        now = time.monotonic()
+        if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
+            # Another attempt would take as much again.
+            break
+    found = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
     if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
         known.again = _Again(plan, read, found)
     return found

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.api.errors import CorruptTarget, UsageError
+from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.capture import Capture, Known, capture
 from probing.daemon.python_stack.codes import Code
 from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.thread_names import KnownNames, thread_names
 from probing.daemon.python_stack.threads import KernelThread, check_process, match_threads, read_threads
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.locals import LocalsReader
@@ -29,6 +30,8 @@ __all__ = ("Process", "dump_stacks", "forget", "handlers", "prepared")
 
 _MAX_PROCESSES = 64
 _DEFAULT_TIMEOUT_MS = 1000
+# Of one process, so that there is room for their frames in a message.
+MAX_SHOWN = 2048
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Process:
     layout: Layout
     head: bytes
     known: Known = field(default_factory=Known)
+    names: KnownNames = field(default_factory=KnownNames)
     told: tuple[Capture, dict[int, dict[str, Any]]] | None = None
     text: tuple[list[dict[str, Any]], bytes] | None = None
 
@@ -58,14 +62,15 @@ def dump_stacks(
     """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
 
     ``{"threads": [{"tid", "thread", "state", "gil", "complete", "frames": [{"func", "file", "lineno", "frame_type",
-    "ip", "entry"}]}], "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first. ``entry``: the
-    frame is the first of its run of the C interpreter loop. A thread without
+    "ip", "entry"}]}], "left_out", "reads", "bytes", "duration_ns"}``; the main thread first, frames innermost first.
+    ``entry``: the frame is the first of its run of the C interpreter loop. A thread without
     Python frames has none; ``gil`` and ``lineno`` are None when they cannot be known. ``complete`` is False for a stack
-    that changed while it was read, or was cut. ``reads`` counts process_vm_readv calls. ``with_locals`` adds to each
-    frame ``"locals": [{"name", "type", "value", "number", "reason"}]``, see ``values.locals``.
+    that changed while it was read, or was cut. ``left_out``: how many threads there are beside these. ``reads`` counts
+    process_vm_readv calls. ``with_locals`` adds to each frame ``"locals": [{"name", "type", "value", "number",
+    "reason"}]``, see ``values.locals``.
 
-    ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
-    CorruptTarget when ``runtime`` does not hold for the process (it may have called exec).
+    ``deadline`` is on time.monotonic(): stacks are then incomplete. Raises ProcessGone, PrivilegeError, TargetTimeout,
+    UnsupportedTarget, and CorruptTarget when ``runtime`` does not hold for the process (it may have called exec).
     """
     began = time.monotonic_ns()
     if memory is None:
@@ -79,10 +84,14 @@ def dump_stacks(
         _processes.pop((pid, start_ns), None)
         raise
     reader = _locals_reader(memory, process, found, deadline) if with_locals else None
+    listed = len(kernel)
+    kernel = _shown(found, kernel)
     threads = _told(process, found, kernel) if reader is None else _threads(found, process.layout, kernel, reader)
+    _rename(threads, _names(memory, process, found, kernel, deadline))
     check_process(pid, start_ns)
     return {
         "threads": threads,
+        "left_out": listed - len(threads),
         "reads": memory.calls,
         "bytes": memory.bytes_read,
         "duration_ns": time.monotonic_ns() - began,
@@ -97,7 +106,8 @@ def forget(pid: int, start_ns: int) -> None:
 def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
     """What a reader answers: ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}, as ``wire.threads_of`` reads it.
 
-    The header has ``reads``, ``bytes`` and ``duration_ns``, the payload is JSON that nobody needs to read on its way.
+    The header has ``left_out``, ``reads``, ``bytes`` and ``duration_ns``, the payload is JSON that nobody needs to read
+    on its way.
     """
     return {"stacks": _stacks}
 
@@ -110,7 +120,7 @@ def _stacks(request: dict[str, Any]) -> Message:
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     deadline = time.monotonic() + timeout_ms / 1000
     dump = dump_stacks(pid, start_ns, runtime, deadline, with_locals=bool(request.get("locals")))
-    header = {name: dump[name] for name in ("reads", "bytes", "duration_ns")}
+    header = {name: dump[name] for name in ("left_out", "reads", "bytes", "duration_ns")}
     return Message(header, _text(_processes.get((pid, start_ns)), dump))
 
 
@@ -156,6 +166,40 @@ def _locals_reader(memory: Memory, process: Process, found: Capture, deadline: f
     reader = LocalsReader(memory, object_layout(process.layout, process.head), deadline)
     reader.load(frame for thread, _ in found.threads for frame in thread.frames)
     return reader
+
+
+def _shown(found: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
+    """The threads that were read, or that run no Python; of too many the ones that do."""
+    unread = set(match_threads(found.unread, kernel)) if found.unread else set()
+    read = [k for k in kernel if k.tid not in unread]
+    if len(read) <= MAX_SHOWN:
+        return read
+    ours = set(match_threads([thread for thread, _ in found.threads], read))
+    others = [k.tid for k in read if k.tid not in ours]
+    dropped = set(others[max(0, MAX_SHOWN - len(ours)) :])
+    return [k for k in read if k.tid not in dropped]
+
+
+def _names(
+    memory: Memory, process: Process, found: Capture, kernel: list[KernelThread], deadline: float
+) -> dict[int, str]:
+    """What Python calls its threads, by tid."""
+    try:
+        layout = object_layout(process.layout, process.head)
+    except UnsupportedTarget:
+        return {}
+    names = thread_names(memory, layout, process.runtime.runtime, deadline, process.names)
+    threads = [thread for thread, _ in found.threads]
+    return {
+        tid: names[thread.thread_id]
+        for tid, thread in zip(match_threads(threads, kernel), threads, strict=True)
+        if tid is not None and thread.thread_id in names
+    }
+
+
+def _rename(threads: list[dict[str, Any]], names: dict[int, str]) -> None:
+    for thread in threads:
+        thread["thread"] = names.get(thread["tid"], thread["thread"])
 
 
 def _told(process: Process, found: Capture, kernel: list[KernelThread]) -> list[dict[str, Any]]:

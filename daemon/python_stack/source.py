@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, UnsupportedTarget
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
@@ -28,6 +28,7 @@ __all__ = ("Parsers", "PythonStacks", "Readers")
 _MAX_PREPARED = 4096
 _Target = tuple[int, int]
 _Packed = tuple[_Target, bytes]
+_Answer = tuple[_Target, Message]
 
 
 class Readers(Protocol):
@@ -123,7 +124,7 @@ class PythonStacks:
     ) -> tuple[list[_Packed], list[Failure]]:
         """Like ``stacks``, the threads of each process as JSON for ``wire.threads_of``, as its reader wrote it.
 
-        In no order.
+        In no order. A process of which threads were left out has a failure, too.
         """
         deadline = time.monotonic() + timeout
         wanted = list(dict.fromkeys(targets))
@@ -133,17 +134,18 @@ class PythonStacks:
         # Their CPython has to be found first, or again: they may run another program since they called exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
         rest = [key for key in wanted if key not in known or key in changed]
-        if not rest:
-            return answers, failures
-
-        ask = partial(self._of_new, deadline, with_locals)
-        found, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
-        return answers + found, [f for f in failures if (f.pid, f.start_ns) not in changed] + failed
+        if rest:
+            ask = partial(self._of_new, deadline, with_locals)
+            found, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
+            answers += found
+            failures = [f for f in failures if (f.pid, f.start_ns) not in changed] + failed
+        packed = [(key, answer.payload) for key, answer in answers]
+        return packed, failures + [_partial(key, answer) for key, answer in answers if answer.header.get("left_out")]
 
     def _of_known(
         self, known: dict[_Target, RuntimeInfo], deadline: float, timeout: float, with_locals: bool
-    ) -> tuple[list[_Packed], list[Failure]]:
-        answers: list[_Packed] = []
+    ) -> tuple[list[_Answer], list[Failure]]:
+        answers: list[_Answer] = []
         failures: list[Failure] = []
         asks = {key: partial(_arguments, runtime, deadline, with_locals) for key, runtime in known.items()}
         for key, answer in self._readers.call_each("stacks", asks, timeout=timeout + GRACE_S, patience=PATIENCE_S):
@@ -152,20 +154,20 @@ class PythonStacks:
             if isinstance(answer, ProbingError):
                 failures.append(Failure(*key, answer))
             else:
-                answers.append((key, answer.payload))
+                answers.append((key, answer))
         return answers, failures
 
-    def _of_new(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Packed]:
+    def _of_new(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Answer]:
         try:
             return self._ask(deadline, with_locals, pid, start_ns)
         except CorruptTarget:
             self.forget(pid, start_ns)
             return self._ask(deadline, with_locals, pid, start_ns)
 
-    def _ask(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Packed]:
+    def _ask(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Answer]:
         arguments = _arguments(self.prepare(pid, start_ns, left(deadline)), deadline, with_locals)
         answer = self._call("stacks", pid, start_ns, deadline, patience=PATIENCE_S, **arguments)
-        return [((pid, start_ns), answer.payload)]
+        return [((pid, start_ns), answer)]
 
     def _find(self, pid: int, start_ns: int, deadline: float) -> RuntimeInfo:
         mappings = parse_maps(self._call("maps", pid, start_ns, deadline, files=True).payload)
@@ -225,6 +227,12 @@ class PythonStacks:
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
         return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=left(deadline) + GRACE_S, **args)
+
+
+def _partial(target: _Target, answer: Message) -> Failure:
+    left_out = answer.header["left_out"]
+    message = f"{left_out:,} of its threads are left out, the newest ones: too many for one answer"
+    return Failure(*target, TargetError(message))
 
 
 def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from probing.daemon.python_stack.walker import RawThread
 __all__ = ("KernelThread", "check_process", "match_threads", "read_start_ns", "read_threads")
 
 MAX_THREADS = 4096
+MAX_LISTED = 16_384
 _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie", "x": "zombie"}
 
 
@@ -38,7 +39,7 @@ def check_process(pid: int, start_ns: int) -> None:
 
 
 def read_threads(pid: int) -> list[KernelThread]:
-    """The threads of process ``pid``, at most 4096, the main one first. Raises ProcessGone."""
+    """The threads of process ``pid``, at most 16,384, the main one first. Raises ProcessGone."""
     namespaced = len(_own_tids(_read(pid, "status"))) > 1
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
@@ -47,7 +48,7 @@ def read_threads(pid: int) -> list[KernelThread]:
         raise ProcessGone(f"process {pid} exited") from e
     tids.sort(key=lambda tid: tid != pid)
     found = []
-    for tid in tids[:MAX_THREADS]:
+    for tid in tids[:MAX_LISTED]:
         try:
             stat = parse_stat(_read(pid, f"task/{tid}/stat"))
             own = _own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else tid

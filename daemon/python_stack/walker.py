@@ -26,10 +26,14 @@ Link = tuple[Range, tuple[int, ...], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a walk; what lies behind them is cut, and the stack is then not ``complete``."""
+    """Bounds of a walk; what lies behind them is cut, and the stack is then not ``complete``.
+
+    Of ``threads`` that are listed the oldest ``stacks`` have their frames read: the main one is among them.
+    """
 
     interpreters: int = 64
     threads: int = 4096
+    stacks: int = 1 << 16
     frames: int = 1024
     all_frames: int = 16_384
 
@@ -75,12 +79,14 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
 class Walker:
     """One pass over one snapshot, which it fills as it goes. ``complete`` is False when threads may be missing.
 
-    ``links`` hold the lists together. ``deadline`` is on time.monotonic().
+    ``links`` hold the lists together. ``unread`` are threads beyond ``Limits.stacks``. ``deadline`` is on
+    time.monotonic(): frames that are not read by then are missing from their stacks.
     """
 
     def __init__(self, snapshot: Snapshot, layout: Layout, limits: Limits, deadline: float) -> None:
         self.complete = True
         self.links: list[Link] = []
+        self.unread: list[RawThread] = []
         self._snapshot = snapshot
         self._layout = layout
         self._limits = limits
@@ -90,7 +96,8 @@ class Walker:
     def walk(self, runtime: int) -> list[RawThread]:
         """The threads of the CPython whose ``_PyRuntime`` is at address ``runtime``.
 
-        Raises TargetTimeout behind the deadline, CorruptTarget when no interpreter is there.
+        Raises TargetTimeout when the deadline comes before the threads are listed, CorruptTarget when no interpreter is
+        there.
         """
         layout = self._layout
         wanted = [(runtime + layout.interpreters_head, 8)]
@@ -107,8 +114,11 @@ class Walker:
             self._threads(interpreter, threads, tops)
         # An interpreter has a thread from its first to its last moment.
         self.complete = self.complete and bool(threads or not word(head, 0))
-        self._tids(threads)
-        self._frames(threads, self._through_cframes(threads, tops))
+        # The newest thread is listed first.
+        first = max(0, len(threads) - self._limits.stacks)
+        self.unread, threads = threads[:first], threads[first:]
+        self._tids(threads if self._layout.native_thread_id is not None else [*self.unread, *threads])
+        self._frames(threads, self._through_cframes(threads, tops[first:]))
         return threads
 
     def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
@@ -204,7 +214,11 @@ class Walker:
         active = [(t, top, set[int]()) for t, top in zip(threads, tops, strict=True) if top]
         total = 0
         while active:
-            self._load(self._snapshot.load_pages, [(address, size) for _, address, _ in active])
+            if time.monotonic() > self._deadline:
+                for thread, _, _ in active:
+                    thread.complete = False
+                return
+            self._snapshot.load_pages([(address, size) for _, address, _ in active])
             following = []
             for thread, address, seen in active:
                 total += 1

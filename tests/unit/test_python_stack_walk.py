@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -238,6 +239,36 @@ def test_a_deadline_that_has_passed() -> None:
     image, _ = build(LAYOUTS[0])
     with pytest.raises(TargetTimeout):
         capture(image.memory(), image.runtime, image.layout, time.monotonic() - 1, Known())
+
+
+@each_layout
+def test_a_deadline_that_passes_meanwhile(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, _ = build(layout)
+    whole = shown(take(image), layout)
+    outcomes = set()
+    for deadline in range(40):
+        # Each look at the clock is a second.
+        monkeypatch.setattr("time.monotonic", itertools.count().__next__)
+        try:
+            found = capture(image.memory(), image.runtime, layout, deadline, Known())
+        except TargetTimeout:
+            outcomes.add("nothing")
+            continue
+        some = shown(found, layout)
+        assert some == whole[: len(some)]
+        assert found.threads[0][0].complete is False or some == whole
+        outcomes.add("all" if found.threads[0][0].complete else "some")
+    assert outcomes == {"nothing", "some", "all"}
+
+
+@each_layout
+def test_the_oldest_of_many_threads_are_read(layout: Layout) -> None:
+    image, _ = build(layout)
+    newest, oldest = (t.address for t, _ in take(image).threads)
+    found = take(image, stacks=1)
+    assert [t.address for t, _ in found.threads] == [oldest]
+    assert [t.address for t in found.unread] == [newest]
+    assert found.complete
 
 
 @settings(max_examples=150, deadline=None)
