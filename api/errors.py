@@ -6,6 +6,7 @@
     ├── UsageError            the command line or a request makes no sense (exit 2)
     ├── ConfigError           the configuration file
     ├── PrivilegeError        a right or a kernel feature is missing
+    │   └── Unauthenticated   the token is missing or wrong
     ├── AttachError           a probe could not be placed
     ├── NotFound              no such job, pid, table or node
     ├── TargetError           a watched process
@@ -22,6 +23,7 @@
     │   ├── QueryRejected     the gate refused it
     │   ├── QueryTimeout      its deadline passed
     │   └── QueryMemory       it needed more memory than a worker has
+    ├── Overloaded            too many calls of one caller, or of all
     ├── PeerError             a node did not answer
     ├── PartialAnswer         not every node answered, under --strict (exit 4)
     └── InternalError         a bug
@@ -39,6 +41,7 @@ __all__ = (
     "InternalError",
     "NotFound",
     "NotPython",
+    "Overloaded",
     "PartialAnswer",
     "PeerError",
     "PrivilegeError",
@@ -53,6 +56,7 @@ __all__ = (
     "StoreFull",
     "TargetError",
     "TargetTimeout",
+    "Unauthenticated",
     "UnsupportedTarget",
     "UsageError",
     "error_from",
@@ -93,6 +97,10 @@ class ConfigError(ProbingError):
 
 class PrivilegeError(ProbingError):
     default_hint = "run `probingd check` to see which rights and kernel features are missing"
+
+
+class Unauthenticated(PrivilegeError):
+    default_hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
 
 
 class AttachError(ProbingError):
@@ -157,6 +165,10 @@ class QueryTimeout(QueryError, TimeoutError):
 
 class QueryMemory(QueryError):
     default_hint = "narrow the time range, or aggregate"
+
+
+class Overloaded(ProbingError):
+    default_hint = "ask again in a while"
 
 
 class PeerError(ProbingError):

@@ -87,6 +87,7 @@ class StoreConfig:
 @dataclass(frozen=True)
 class QueryConfig:
     timeout_s: float = _option(30.0, "deadline of a query that names none, and of those that are not streamed", 0.1)
+    unread_s: float = _option(300.0, "seconds that an answer waits for a client that takes no rows", 0.1)
     memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
     workers: int = _option(2, "SQL workers kept warm", 1)
     views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")
@@ -160,7 +161,8 @@ class Config:
     runtime_dir: str = _option("", "the daemon's own sockets; empty: the path of the socket with .d")
     hang_s: float = _option(30.0, "seconds after which an own process that stands still is replaced; 0: never", 0)
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
-    insecure: bool = _option(False, "allow TCP in the clear off loopback")
+    token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
+    insecure: bool = _option(False, "allow TCP without a token, and in the clear off loopback")
     users: UsersConfig = UsersConfig()
     store: StoreConfig = StoreConfig()
     query: QueryConfig = QueryConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from probing.api.errors import InternalError, QueryError, QueryTimeout, error_fr
 from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.gate import Checked, check
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.ranges import EVER, Range
@@ -124,8 +125,7 @@ class _Asked:
 
 
 class Engine:
-    """Answers SELECTs; safe for many threads. ``concurrent`` of them run at once, all but one of which may be large,
-    and the others wait."""
+    """Answers SELECTs; safe for many threads. ``concurrent`` of them run at once as ``Slots`` says, the others wait."""
 
     def __init__(
         self,
@@ -159,11 +159,14 @@ class Engine:
         max_bytes: int,
         cancelled: _Cancelled = lambda: False,
         progress: bool = False,
-    ) -> Iterator[bytes | Progress | End]:
+        caller: Caller = NOBODY,
+        resting: Callable[[], bool] = lambda: False,
+    ) -> Generator[bytes | Progress | End, None, None]:
         """Pieces of one Arrow IPC stream, then an End; before the first piece Progress now and then, if it is wanted.
 
         ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes`` of
-        the stream; 0: any number. Raises QueryError and its kin, PeerError when the collector does not answer.
+        the stream; 0: any number. While it is ``resting``, since nobody takes its pieces, the query keeps no other
+        waiting. Raises QueryError and its kin, PeerError when the collector does not answer.
         """
         started = time.monotonic()
         deadline = started + timeout
@@ -171,7 +174,7 @@ class Engine:
             sql, self._now_ns(), lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)), self._views
         )
         asked = _Asked(checked, started, deadline, max_bytes, cancelled, progress)
-        with self._slots.taken(deadline, cancelled) as slot:
+        with self._slots.taken(deadline, cancelled, caller, resting) as slot:
             live_ones = [name for name in checked.tables if name in TABLES and TABLES[name].live]
             live = {name: self._live_rows(name, asked) for name in live_ones}
             needs = {

@@ -1,4 +1,4 @@
-"""How many queries run at once, so that small ones need not wait until large ones have ended."""
+"""How many queries run at once, so that small ones need not wait for large ones, nor anybody for a stranger's."""
 
 from __future__ import annotations
 
@@ -6,30 +6,41 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from probing.api.errors import QueryTimeout
+from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.waiting import GLANCE_S, stop_if
 
 __all__ = ("Slot", "Slots")
 
 # A query whose caller does not take its answer keeps others waiting for so long after its own deadline, s.
 GRACE_S = 1.0
+# A query that runs for longer is a slow one, s.
+SLOW_S = 3.0
+# Places that only root's queries get.
+ROOTS = 2
 
 
 @dataclass(eq=False)
 class Slot:
-    """A query's place. ``deadline`` on time.monotonic(); ``cancelled``: its caller went away."""
+    """A query's place. ``deadline`` on time.monotonic(); ``cancelled``: its caller went away; ``resting``: it waits for
+    its caller to take its answer."""
 
     deadline: float
     cancelled: Callable[[], bool]
+    caller: Caller = NOBODY
+    resting: Callable[[], bool] = lambda: False
     large: bool = False
+    since: float = field(default_factory=time.monotonic)
 
 
 class Slots:
     """``most`` queries at once, of which all but one may be large; of those that wait, the first that fits goes first.
 
-    Safe for many threads.
+    As many again are for callers all of whose queries have become slow ones, so that those do not keep others waiting
+    to their end; one caller has at most three quarters of all, and two more are root's. A query that rests does not
+    count. Safe for many threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,9 +55,15 @@ class Slots:
         return len(self._held)
 
     @contextmanager
-    def taken(self, deadline: float, cancelled: Callable[[], bool]) -> Iterator[Slot]:
+    def taken(
+        self,
+        deadline: float,
+        cancelled: Callable[[], bool],
+        caller: Caller = NOBODY,
+        resting: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Slot]:
         """A place, as a small query at first. Raises QueryTimeout, or QueryError when the caller went away."""
-        slot = Slot(deadline, cancelled)
+        slot = Slot(deadline, cancelled, caller, resting)
         self._wait(slot)
         try:
             yield slot
@@ -69,6 +86,7 @@ class Slots:
                         hint = "ask again, or end the other queries"
                         raise QueryTimeout("other queries kept the node busy", hint=hint)
                     self._changed.wait(GLANCE_S)
+                slot.since = time.monotonic()
                 self._held.append(slot)
             finally:
                 self._waiting.remove(slot)
@@ -82,8 +100,18 @@ class Slots:
 
     def _first_that_fits(self) -> Slot | None:
         now = time.monotonic()
-        running = [slot for slot in self._held if slot.deadline + GRACE_S > now]
-        large = sum(slot.large for slot in running)
-        if len(running) >= self._most:
-            return None
-        return next((slot for slot in self._waiting if not slot.large or large < self._most_large), None)
+        running = [slot for slot in self._held if slot.deadline + GRACE_S > now and not slot.resting()]
+        return next((slot for slot in self._waiting if self._fits(slot, running, now)), None)
+
+    def _fits(self, slot: Slot, running: list[Slot], now: float) -> bool:
+        large = sum(one.large for one in running)
+        if len(running) < self._most and not (slot.large and large >= self._most_large):
+            return True
+        own = [one for one in running if one.caller.key == slot.caller.key]
+        if any(one.since + SLOW_S > now for one in own):
+            return False
+        if slot.large and (large >= 2 * self._most_large or any(one.large for one in own)):
+            return False
+        if slot.caller.reserved:
+            return len(running) < 2 * self._most + ROOTS
+        return len(running) < 2 * self._most and len(own) < max(2 * self._most * 3 // 4, 1)

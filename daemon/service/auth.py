@@ -1,15 +1,30 @@
-"""Who may ask what. The Unix socket is for root and its group; TCP in the clear is for reading, and for loopback."""
+"""Who may ask what. The Unix socket is for root and its group; TCP is for reading, and wants the token of a file."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import logging
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 
-import grpc
+from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.daemon.query.caller import Caller
 
-from probing.api.errors import ConfigError, PrivilegeError
+__all__ = ("Scope", "Token", "check_listen", "require")
 
-__all__ = ("Scope", "check_listen", "require")
+MIN_TOKEN = 16
+MAX_TOKEN = 4096
+# Of each address that shows a wrong token one line is logged in so long.
+AUDIT_S = 10.0
+MAX_ADDRESSES = 1000
+_audit = logging.getLogger("probing.audit")
+_MAKE = "`openssl rand -hex 32 > FILE`, mode 0640, group of the service's user"
 
 
 class Scope(Enum):
@@ -17,19 +32,86 @@ class Scope(Enum):
     PROBE = "probe"
 
 
-def check_listen(address: str, *, insecure: bool) -> None:
-    """Raises ConfigError when ``address`` (HOST:PORT) would carry the service in the clear off loopback."""
-    if insecure or _is_loopback(address.rpartition(":")[0].strip("[]")):
+class Token:
+    """The bearer token that TCP wants: the text of ``file``, which is read again when it has changed."""
+
+    def __init__(self, file: str) -> None:
+        """``file`` empty: none is wanted. Raises ConfigError for one that cannot be used."""
+        self._path = Path(file)
+        self._wanted = bool(file)
+        self._stamp: tuple[int, int, int] | None = None
+        self._text = b""
+        self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        if file:
+            self._read()
+
+    def check(self, caller: Caller, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """Raises Unauthenticated unless a call with ``metadata`` shows the token, or none is wanted."""
+        if not self._wanted:
+            return
+        shown = next((value for key, value in metadata if key == "authorization"), "")
+        given = shown.encode() if isinstance(shown, str) else shown
+        try:
+            self._read()
+        except ConfigError as e:
+            _audit.error("%s: the last token stays", e.message)
+        # The same time whatever is given.
+        if hmac.compare_digest(given, b"Bearer " + self._text):
+            return
+        self._log(caller)
+        raise Unauthenticated("the token is wrong" if shown else "this node wants a token")
+
+    def _read(self) -> None:
+        try:
+            found = self._path.stat()
+            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if stamp == self._stamp:
+                return
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                text = file.read(MAX_TOKEN + 1).strip()
+        except OSError as e:
+            raise ConfigError(f"cannot read token_file {self._path}: {e.strerror}", hint=_MAKE) from e
+        if found.st_mode & 0o007:
+            raise ConfigError(f"token_file {self._path} is open to everybody", hint=f"chmod o= {self._path}")
+        if not re.fullmatch(rb"[!-~]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN), text):
+            message = f"token_file {self._path} has no token of {MIN_TOKEN} to {MAX_TOKEN} visible characters"
+            raise ConfigError(message, hint=_MAKE)
+        self._stamp, self._text = stamp, text
+
+    def _log(self, caller: Caller) -> None:
+        now = time.monotonic()
+        since, count = self._refused.pop(caller.who, (-AUDIT_S, 0))
+        if now - since >= AUDIT_S:
+            more = f", and {count} times since the last line" if count else ""
+            _audit.warning("a call by %s was refused: wrong token%s", caller, more)
+            since, count = now, 0
+        else:
+            count += 1
+        self._refused[caller.who] = (since, count)
+        while len(self._refused) > MAX_ADDRESSES:
+            self._refused.popitem(last=False)
+
+
+def check_listen(address: str, *, token_file: str, insecure: bool) -> None:
+    """Raises ConfigError when ``address`` (HOST:PORT) would be open to all, or carry tokens and rows in the clear."""
+    if insecure:
         return
-    raise ConfigError(
-        f"listen = {address} would answer in the clear off loopback",
-        hint="listen on 127.0.0.1 and reach it through a tunnel, or set insecure = true where the network is trusted",
-    )
+    if not token_file:
+        raise ConfigError(
+            f"listen = {address} would answer everybody who can connect, on loopback each user of this machine",
+            hint="set token_file to a file with a token, or insecure = true where everybody may read",
+        )
+    if not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        raise ConfigError(
+            f"listen = {address} would answer in the clear off loopback",
+            hint="listen on 127.0.0.1 and tunnel to it, or set insecure = true where the network is trusted",
+        )
 
 
-def require(context: grpc.ServicerContext, scope: Scope) -> None:
+def require(caller: Caller, scope: Scope) -> None:
     """Raises PrivilegeError unless the caller has ``scope``: all scopes on the Unix socket, READ elsewhere."""
-    if scope is Scope.READ or str(context.peer()).startswith("unix:"):
+    if scope is Scope.READ or caller.listener == "unix":
         return
     raise PrivilegeError(
         f"the scope {scope.value} is needed, and TCP gives only {Scope.READ.value}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import asyncio
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 
 from probing.api import errors
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -20,12 +23,14 @@ _CODES: tuple[tuple[type[errors.ProbingError], grpc.StatusCode], ...] = (
     (errors.TargetTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.QueryMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.QueryError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.ProcessGone, grpc.StatusCode.NOT_FOUND),
     (errors.TargetError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.PrivilegeError, grpc.StatusCode.PERMISSION_DENIED),
     (errors.PeerError, grpc.StatusCode.UNAVAILABLE),
 )
@@ -39,11 +44,13 @@ def to_proto(kind: str, message: str, hint: str) -> pb.Error:
     return pb.Error(kind=kind, message=_cut(message), hint=_cut(hint))
 
 
-def abort(context: grpc.ServicerContext, error: errors.ProbingError) -> NoReturn:
-    """End the call with ``error``."""
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError) -> NoReturn:
+    """End the call with ``error``; quietly where the caller went away meanwhile."""
     data = to_proto(error.kind, error.message, error.hint).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
-    context.abort(status_of(error), _cut(error.message))
+    with suppress(grpc.aio.InternalError):
+        await context.abort(status_of(error), _cut(error.message))
+    raise asyncio.CancelledError
 
 
 def _cut(text: str) -> str:

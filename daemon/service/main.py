@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 import sys
-import threading
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import grpc
+import grpc.aio
 
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import Config
+from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
+from probing.daemon.service.auth import Token, check_listen
 from probing.daemon.service.collector_client import CollectorClient
+from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
-from probing.daemon.service.server import listen
-from probing.daemon.service.servicer import Limits, Node, NodeService
+from probing.daemon.service.server import Server
+from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import guard
 from probing.daemon.supervisor.ready import service_state
 
 __all__ = ("main",)
 
-GRACE_S = 1.0
 REFILL_S = 1.0
 
 
@@ -34,36 +41,46 @@ def main() -> int:
     """Serve until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s service: %(message)s", stream=sys.stderr)
-    stop = threading.Event()
+    if config.listen:
+        check_listen(config.listen, token_file=config.token_file, insecure=config.insecure)
+    asyncio.run(_serve(config, Token(config.token_file if config.listen else "")))
+    return 0
+
+
+async def _serve(config: Config, token: Token) -> None:
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
-    server = listen(
-        _service(config, collector, pool),
-        config.socket,
-        group=config.users.group,
-        tcp=config.listen,
-        insecure=config.insecure,
-    )
+    server = Server(config.socket, config.users.group, config.listen, token)
+    service = _service(config, collector, pool, server.identify, server.sources)
+    await server.start(service)
     watch = Watch(config.hang_s, partial(_answers, grpc.insecure_channel(f"unix:{config.socket}")))
     watch.start()
     while not stop.is_set():
         watch.step()
-        pool.fill()
-        stop.wait(REFILL_S)
-    server.stop(GRACE_S).wait()
+        await asyncio.to_thread(pool.fill)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), REFILL_S)
+    await server.stop()
     pool.close()
     collector.close()
-    return 0
+    service.close()
 
 
 def _answers(channel: grpc.Channel, timeout: float) -> bool:
     return service_state(channel, timeout) is not None
 
 
-def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> NodeService:
-    limits = Limits(query_s=config.query.timeout_s)
+def _service(
+    config: Config,
+    collector: CollectorClient,
+    pool: WorkerPool,
+    identify: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[Caller]],
+    sources: Callable[[], list[pb.Source]],
+) -> NodeService:
+    limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     node = Node(
         name=config.node_name,
         version=version("probingd"),
@@ -81,7 +98,8 @@ def _service(config: Config, collector: CollectorClient, pool: WorkerPool) -> No
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s),
     )
-    return NodeService(node, collector, Engine(collector, pool, live=live, views=views.views), limits)
+    engine = Engine(collector, pool, live=live, views=views.views)
+    return NodeService(node, collector, engine, identify, limits, sources=sources)
 
 
 if __name__ == "__main__":

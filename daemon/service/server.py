@@ -1,73 +1,174 @@
-"""Where the service listens: its Unix socket always, TCP when it is configured."""
+"""Where the service answers: gRPC on a socket of its own, and before it the public sockets, of which TCP may fail."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import grp
 import logging
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import grpc
+import grpc.aio
 
-from probing.api.errors import ConfigError
+from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
-from probing.daemon.service.auth import check_listen
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.auth import Token
+from probing.daemon.service.relay import Relay
 
-__all__ = ("listen",)
+__all__ = ("Server",)
 
-THREADS = 16
-MAX_CALLS = 64
+GRACE_S = 1.0
+# How long a port that is taken is left until it is tried again, s.
+RETRY_S = 5.0
+# How long the answer to a wrong token waits, s.
+WRONG_TOKEN_S = 1.0
+BACKLOG = 128
+MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
+    # Of one connection, of which the relay bounds the number.
     ("grpc.max_concurrent_streams", MAX_CALLS),
     ("grpc.so_reuseport", 0),
 )
 _log = logging.getLogger(__name__)
 
 
-def listen(
-    servicer: NodeServicer, socket_path: str, *, group: str, tcp: str = "", insecure: bool = False
-) -> grpc.Server:
-    """A server that answers already. ``tcp`` is HOST:PORT or empty.
+class Server:
+    """Listens on the Unix socket ``path`` for root and ``group``, and on ``tcp`` (HOST:PORT, or empty)."""
 
-    Raises ConfigError when a socket is taken or cannot be made, or TCP would be in the clear off loopback.
-    """
-    if tcp:
-        check_listen(tcp, insecure=insecure)
-    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
-    server = grpc.server(executor, options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
-    add_NodeServicer_to_server(servicer, server)
-    _bind_unix(server, socket_path, group)
-    if tcp:
-        _bind(server, tcp, "is another daemon on that port?")
-    server.start()
-    return server
+    def __init__(self, path: str, group: str, tcp: str, token: Token) -> None:
+        self._path = path
+        self._group = group
+        self._tcp = tcp
+        self._token = token
+        # Beside the public one, and for this user alone.
+        self._inner = str(Path(path).with_name("rpc.sock"))
+        self._relay = Relay(self._inner)
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._trying: asyncio.Task[None] | None = None
+        self._problem = ""
+
+    async def start(self, servicer: NodeServicer) -> None:
+        """Answer from now on. Raises ConfigError when the Unix socket is taken or cannot be made; a port that is
+        taken is tried again and again."""
+        add_NodeServicer_to_server(servicer, self._server)
+        public = _bind_public(self._path, self._group)
+        with _umask(0o177):
+            _unlink(self._inner)
+            try:
+                self._server.add_insecure_port(f"unix:{self._inner}")
+            except RuntimeError as e:
+                raise ConfigError(f"cannot listen on {self._inner}", hint=_DIRECTORY) from e
+        await self._server.start()
+        await self._relay.serve(public, known=True)
+        if self._tcp and not await self._listen():
+            self._trying = asyncio.create_task(self._try())
+
+    async def stop(self) -> None:
+        if self._trying:
+            self._trying.cancel()
+        await self._server.stop(GRACE_S)
+        self._relay.close()
+        _unlink(self._inner)
+
+    async def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+        """Who makes a call. Raises PrivilegeError for who may not: on TCP, without the token."""
+        link = self._relay.link(context.peer())
+        if link is None:
+            raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")
+        if link.caller.listener == "tcp":
+            try:
+                self._token.check(link.caller, tuple(context.invocation_metadata() or ()))
+            except Unauthenticated:
+                await asyncio.sleep(WRONG_TOKEN_S)
+                raise
+            link.known = True
+        return link.caller
+
+    def sources(self) -> list[pb.Source]:
+        """What Status says of TCP."""
+        if not self._problem:
+            return []
+        return [pb.Source(name="tcp", state="degraded", reason=self._problem)]
+
+    async def _try(self) -> None:
+        while not await self._listen():
+            await asyncio.sleep(RETRY_S)
+        _log.warning("listening on %s now", self._tcp)
+
+    async def _listen(self) -> bool:
+        host, _, port = self._tcp.rpartition(":")
+        host = host.strip("[]")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            family, _, _, _, address = found[0]
+            listener = _bind(family, address)
+        except OSError as e:
+            problem = f"cannot listen on {self._tcp}: {e.strerror or e}; it is tried again every {RETRY_S:.0f} s"
+            if problem != self._problem:
+                _log.error("%s", problem)
+            self._problem = problem
+            return False
+        await self._relay.serve(listener, known=False)
+        self._problem = ""
+        return True
 
 
-def _bind_unix(server: grpc.Server, path: str, group: str) -> None:
+_DIRECTORY = "its directory must exist and belong to the service's user"
+
+
+def _bind(family: int, address: Any) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_public(path: str, group: str) -> socket.socket:
     if _answers(path):
         raise ConfigError(f"{path} is taken: a daemon answers on it", hint="stop it, or choose another --socket")
     # Nobody outside the group may connect in the instant before the mode is set.
-    old = os.umask(0o117)
+    with _umask(0o117):
+        _unlink(path)
+        try:
+            listener = _bind(socket.AF_UNIX, path)
+        except OSError as e:
+            raise ConfigError(f"cannot listen on unix:{path}", hint=_DIRECTORY) from e
+    _give_to_group(path, group)
+    return listener
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    old = os.umask(mask)
     try:
-        _bind(server, f"unix:{path}", "its directory must exist and belong to the service's user")
+        yield
     finally:
         os.umask(old)
-    _give_to_group(path, group)
 
 
-def _bind(server: grpc.Server, address: str, hint: str) -> None:
-    try:
-        if server.add_insecure_port(address):
-            return
-    except RuntimeError:
-        _log.debug("cannot bind %s", address, exc_info=True)
-    raise ConfigError(f"cannot listen on {address}", hint=hint)
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if Path(path).is_socket():
+            Path(path).unlink()
 
 
 def _give_to_group(path: str, group: str) -> None:

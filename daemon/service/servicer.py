@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
-import grpc
+import grpc.aio
 
-from probing.api.errors import InternalError, PeerError, ProbingError, QueryRejected, UsageError
+from probing.api.errors import InternalError, PeerError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
-from probing.daemon.query.engine import End, Engine, Progress
+from probing.daemon.query.caller import Caller
+from probing.daemon.query.engine import Engine
+from probing.daemon.service.admission import Admission, Kind
 from probing.daemon.service.auth import Scope, require
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
+from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
+from probing.daemon.service.streams import Streams
 from probing.daemon.supervisor.fatal import RESTARTED
 
-__all__ = ("Limits", "Node", "NodeService")
+__all__ = ("Node", "NodeService")
 
-# The answer of the node must be on its way before the caller's own deadline ends.
-MARGIN_S = 0.1
-MIN_TIMEOUT_S = 0.05
-UNREAD_S = 1.0
 START_UP_S = 15.0
 MAX_PIDS = 4096
 MAX_NAMES = 64
-# As max_bytes: the caller takes the rows as they come, so that their sum needs no bound.
-UNLIMITED = (1 << 64) - 1
-# Says who answers, ahead of the rows.
-NODE_KEY = "probing-node-bin"
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("probing.audit")
 _Reply = TypeVar("_Reply")
-_Replies = Generator[pb.QueryReply, None, None]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``query_s``: deadline of a query that names none, and its upper bound; ``max_bytes`` of an answer likewise.
-
-    ``stream_s`` is the upper bound where the caller streams: it may write for long what is read at once.
-    """
-
-    query_s: float = 30.0
-    stream_s: float = 3600.0
-    max_bytes: int = 1 << 30
-    stacks_s: float = 2.0
-    stacks_max_s: float = 30.0
-    control_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,164 +53,144 @@ class Node:
         return [own, *({"member": "", "address": peer, "state": "unknown"} for peer in self.peers)]
 
 
-def _answering(method: Callable[..., _Reply]) -> Callable[..., _Reply]:
-    """Errors end the call as errors.py says; a bug is logged here and told as one."""
+def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
+    """Calls ``method`` with who asks. Errors end the call as errors.py says; a bug is logged."""
 
     @wraps(method)
-    def answer(self: NodeService, request: Any, context: grpc.ServicerContext) -> _Reply:
+    async def answer(self: NodeService, request: Any, context: Context) -> _Reply:
         try:
-            return method(self, request, context)
+            return await method(self, request, context, await self._identify(context))
         except ProbingError as e:
-            abort(context, e)
+            await abort(context, e)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.InternalError as e:
+            # gRPC could not write: the caller went away.
+            raise asyncio.CancelledError from e
         except Exception as e:
-            if not context.is_active():
-                raise
             _log.exception("%s failed", method.__name__)
-            abort(context, InternalError(f"{method.__name__} failed: {type(e).__name__}"))
+            await abort(context, InternalError(f"{method.__name__} failed: {type(e).__name__}"))
 
     return answer
 
 
 class NodeService(NodeServicer):
-    """The service probing.v1.Node; calls come on many threads."""
+    """The service probing.v1.Node. Belongs to one event loop; what waits for others runs in threads."""
 
     def __init__(
         self,
         node: Node,
         collector: CollectorClient,
         engine: Engine,
+        identify: Callable[[Context], Awaitable[Caller]],
         limits: Limits | None = None,
+        *,
+        sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """``identify`` says who asks, and raises PrivilegeError for who may not. ``sources``: what Status says beside
+        the collector's."""
         self._node = node
         self._collector = collector
-        self._engine = engine
+        self._identify = identify
         self._limits = limits or Limits()
+        self._sources = sources
         self._now_ns = now_ns
+        self._admission = Admission()
+        self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
         self._started_ns = now_ns()
         self._started = time.monotonic()
         self._collector_seen = False
 
-    def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:  # noqa: N802
-        replies = self._query(request, context)
-        try:
-            while (reply := self._next(replies, context)) is not None:
-                yield reply
-        finally:
-            replies.close()
+    def close(self) -> None:
+        self._admission.close()
 
     @_answering
-    def _next(self, replies: _Replies, context: grpc.ServicerContext) -> pb.QueryReply | None:  # noqa: ARG002
-        return next(replies, None)
-
-    def _query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> _Replies:
-        require(context, Scope.READ)
-        limits = self._limits
-        if not request.sql.strip():
-            raise QueryRejected("the query is empty")
-        streamed = request.max_bytes == UNLIMITED
-        most_s = max(limits.query_s, limits.stream_s) if streamed else limits.query_s
-        context.send_initial_metadata(((NODE_KEY, self._node.name.encode()),))
-        timeout = _timeout(context, request.timeout_ms, limits.query_s, most_s)
-        parts = self._engine.run(
-            request.sql,
-            timeout=timeout,
-            max_bytes=0 if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
-            cancelled=lambda: not context.is_active(),
-            progress=request.progress,
-        )
-        # A caller that takes no rows blocks this thread where the engine's deadline does not reach.
-        unread = threading.Timer(timeout + UNREAD_S, context.cancel)
-        unread.daemon = True
-        unread.start()
-        try:
-            for part in parts:
-                yield self._reply(part)
-        finally:
-            unread.cancel()
-
-    def _reply(self, part: bytes | Progress | End) -> pb.QueryReply:
-        if isinstance(part, End):
-            return pb.QueryReply(end=self._end(part))
-        if isinstance(part, Progress):
-            progress = pb.QueryProgress(
-                fraction=part.fraction, rows_to_scan=part.rows_to_scan, elapsed_ms=part.elapsed_ms
-            )
-            return pb.QueryReply(progress=progress)
-        return pb.QueryReply(arrow=part)
-
-    def _end(self, end: End) -> pb.QueryEnd:
-        return pb.QueryEnd(
-            node=self._node.name,
-            rows=end.rows,
-            rows_scanned=end.rows_scanned,
-            warnings=end.warnings,
-            node_time_ns=self._now_ns(),
-        )
+    async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
+        require(caller, Scope.READ)
+        await self._streams.answer(request, context, caller)
 
     @_answering
-    def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:  # noqa: N802
-        require(context, Scope.READ)
+    async def Stacks(  # noqa: N802
+        self, request: pb.StacksRequest, context: Context, caller: Caller
+    ) -> pb.StacksReply:
+        require(caller, Scope.READ)
         timeout = self._time_for(request, context)
-        found = self._collector.stacks(
-            request.pids, request.job, timeout, native=request.native, with_locals=request.locals
-        )
-        return stacks_reply(self._node.name, found)
+
+        def ask() -> pb.StacksReply:
+            found = self._collector.stacks(
+                request.pids, request.job, timeout, native=request.native, with_locals=request.locals
+            )
+            return stacks_reply(self._node.name, found)
+
+        return await self._admission.run(Kind.TARGETS, caller, ask)
 
     @_answering
-    def Vars(self, request: pb.VarsRequest, context: grpc.ServicerContext) -> pb.VarsReply:  # noqa: N802
-        require(context, Scope.READ)
+    async def Vars(self, request: pb.VarsRequest, context: Context, caller: Caller) -> pb.VarsReply:  # noqa: N802
+        require(caller, Scope.READ)
         if not 0 < len(request.names) <= MAX_NAMES:
             raise UsageError(f"{len(request.names)} names", hint=f"give 1 to {MAX_NAMES} names of variables")
         timeout = self._time_for(request, context)
-        return vars_reply(
-            self._node.name, self._collector.variables(request.pids, request.job, request.names, timeout)
-        )
 
-    def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: grpc.ServicerContext) -> float:
+        def ask() -> pb.VarsReply:
+            found = self._collector.variables(request.pids, request.job, request.names, timeout)
+            return vars_reply(self._node.name, found)
+
+        return await self._admission.run(Kind.TARGETS, caller, ask)
+
+    def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: Context) -> float:
         if len(request.pids) > MAX_PIDS:
             raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
-        return _timeout(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
+        return seconds_for(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
 
     @_answering
-    def Config(self, request: pb.ConfigRequest, context: grpc.ServicerContext) -> pb.ConfigReply:  # noqa: N802
+    async def Config(  # noqa: N802
+        self, request: pb.ConfigRequest, context: Context, caller: Caller
+    ) -> pb.ConfigReply:
+        del context
         changes = request.HasField("value") or request.reset
         fields: dict[str, Any] = {"key": request.key, "job": request.job, "pid": request.pid}
-        if changes:
-            fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
-            if request.HasField("value"):
-                fields["value"] = request.value
+        if not changes:
+            return await self._config(fields, caller)
+        fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
+        if request.HasField("value"):
+            fields["value"] = request.value
         asked = f"config {request.key!r}={request.value!r} job {request.job!r} pid {request.pid} reset={request.reset}"
         try:
-            require(context, Scope.PROBE if changes else Scope.READ)
-            settings = self._collector.config(fields, self._limits.control_s)
+            require(caller, Scope.PROBE)
+            reply = await self._config(fields, caller)
         except ProbingError as e:
-            if changes:
-                _audit.warning("%s asked by %s: refused: %s", asked, context.peer(), e.message)
+            _audit.warning("%s asked by %s: refused: %s", asked, caller, e.message)
             raise
-        if changes:
-            _audit.warning("%s asked by %s: done", asked, context.peer())
-        return config_reply(self._node.name, settings)
+        _audit.warning("%s asked by %s: done", asked, caller)
+        return reply
+
+    async def _config(self, fields: Mapping[str, Any], caller: Caller) -> pb.ConfigReply:
+        ask = partial(self._collector.config, fields, self._limits.control_s)
+        return config_reply(self._node.name, await self._admission.run(Kind.CONTROL, caller, ask))
 
     @_answering
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: ARG002, N802
-        require(context, Scope.READ)
+    async def Status(  # noqa: N802
+        self, request: pb.StatusRequest, context: Context, caller: Caller
+    ) -> pb.StatusReply:
+        del request
         reply = pb.StatusReply(
             node=self._node.name,
             version=self._node.version,
             instance=self._node.instance,
             started_ns=self._started_ns,
         )
-        timeout = _timeout(context, 0, self._limits.control_s, self._limits.control_s)
+        timeout = seconds_for(context, 0, self._limits.status_s, self._limits.status_s)
         try:
-            fields = status_fields(self._collector.status(timeout))
+            found = await self._admission.run(Kind.CONTROL, caller, partial(self._collector.status, timeout))
         except PeerError as e:
             reply.state, reply.reason = self._without_collector(), e.message
         else:
             self._collector_seen = True
-            reply.MergeFrom(fields)
+            reply.MergeFrom(status_fields(found))
         if restarted := os.environ.get(RESTARTED):
             reply.reason = "; ".join(filter(None, (reply.reason, f"the service was started again: {restarted}")))
+        reply.sources.extend(self._sources())
         reply.node_time_ns = self._now_ns()
         return reply
 
@@ -239,27 +199,22 @@ class NodeService(NodeServicer):
         return "starting" if young and not self._collector_seen else "lost"
 
     @_answering
-    def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeersReply:  # noqa: ARG002, N802
-        require(context, Scope.READ)
+    async def Peers(self, request: pb.PeersRequest, context: Context, caller: Caller) -> pb.PeersReply:  # noqa: N802
+        del request, context, caller
         return pb.PeersReply(
             peers=[pb.Peer(node=m["member"], address=m["address"], state=m["state"]) for m in self._node.members()]
         )
 
     @_answering
-    def Pause(self, request: pb.PauseRequest, context: grpc.ServicerContext) -> pb.PauseReply:  # noqa: N802
+    async def Pause(self, request: pb.PauseRequest, context: Context, caller: Caller) -> pb.PauseReply:  # noqa: N802
+        del context
         verb = "pause" if request.paused else "resume"
         try:
-            require(context, Scope.PROBE)
-            paused = self._collector.pause(request.paused, self._limits.control_s)
+            require(caller, Scope.PROBE)
+            ask = partial(self._collector.pause, request.paused, self._limits.control_s)
+            paused = await self._admission.run(Kind.CONTROL, caller, ask)
         except ProbingError as e:
-            _audit.warning("%s asked by %s: refused: %s", verb, context.peer(), e.message)
+            _audit.warning("%s asked by %s: refused: %s", verb, caller, e.message)
             raise
-        _audit.warning("%s asked by %s: done, paused=%s", verb, context.peer(), paused)
+        _audit.warning("%s asked by %s: done, paused=%s", verb, caller, paused)
         return pb.PauseReply(paused=paused)
-
-
-def _timeout(context: grpc.ServicerContext, asked_ms: int, default: float, most: float) -> float:
-    """Seconds that the node may take."""
-    wanted = min(asked_ms / 1000 if asked_ms else default, most)
-    left = context.time_remaining()
-    return max(wanted if left is None else min(wanted, left - MARGIN_S), MIN_TIMEOUT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,11 @@ class Founding:
     def __init__(self, base: Path) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self.daemon = Daemon(base, "node1", "--listen", self.address)
+        self.token_file = base / "token"
+        self.token_file.write_text("0123456789abcdef-e2e")
+        self.token_file.chmod(0o600)
+        shutil.chown(self.token_file, "probing-service")
+        self.daemon = Daemon(base, "node1", "--listen", self.address, "--token-file", str(self.token_file))
         self.log = base / "job.log"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.master = free_port()
@@ -114,8 +119,9 @@ def test_1_list(founding: Founding) -> None:
         rows = [row for row in founding.ctl_rows(*words) if row["job"] == founding.job]
         assert ranks_of(rows) == [0, 1]
     remote = subprocess.run(
-        [BIN / "probingctl", "-t", founding.address, "list"], capture_output=True, text=True, timeout=PATIENCE
-    )
+        [BIN / "probingctl", "-t", founding.address, "--token-file", founding.token_file, "list"],
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
     assert remote.returncode == 0
     assert founding.job in remote.stdout
 
@@ -154,8 +160,9 @@ def test_3_training_metrics(founding: Founding) -> None:
 
 def test_4_backtrace(founding: Founding) -> None:
     done = subprocess.run(
-        [BIN / "probingctl", "-t", founding.address, "backtrace"], capture_output=True, text=True, timeout=PATIENCE
-    )
+        [BIN / "probingctl", "-t", founding.address, "--token-file", founding.token_file, "backtrace"],
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "train (" in done.stdout or "train_step" in done.stdout
     assert "train_ddp.py" in done.stdout

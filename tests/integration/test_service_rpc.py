@@ -2,171 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
-import pyarrow as pa
 import pytest
-from query_helpers import Files, Inetd, operations, until
+from query_helpers import operations, until
+from service_helpers import BEARER, Service, refused, start, token_file
 
-from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
 from probing.api.tables.user import user_table, user_table_to
 from probing.api.tables.views import VIEWS
-from probing.daemon.collector.control import ControlServer
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
 
 
-@dataclass
-class Collector:
-    """Answers on a control socket as the collector does, from files and canned values."""
-
-    path: Path
-    files: Files
-    threads: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    values: list[dict[str, Any]] = field(default_factory=list)
-    paused: bool = False
-    released: list[int] = field(default_factory=list)
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    user_tables: list[dict[str, Any]] = field(default_factory=list)
-    block: threading.Event | None = None
-    server: ControlServer | None = None
-
-    def start(self) -> None:
-        ops = ("snapshot", "release", "damaged", "live", "stacks", "vars", "config", "status", "pause", "tables")
-        self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
-        self.server.start()
-
-    def stop(self) -> None:
-        if self.server:
-            self.server.stop()
-
-    def _handler(self, op: str) -> Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]:
-        def handle(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-            self.requests.append(request)
-            if self.block:
-                self.block.wait(30)
-            answer: tuple[dict[str, Any], bytes] = getattr(self, op)(request)
-            return answer
-
-        return handle
-
-    def snapshot(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        tables = {
-            name: [{"path": s.path, "rows": s.rows, "ts_min": s.first, "ts_max": s.last} for s in found]
-            for name, found in self.files.segments.items()
-        }
-        return {"snapshot": {"tables": tables, "parts": []}, "generation": len(self.requests)}, b""
-
-    def release(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self.released.append(request["generation"])
-        return {}, b""
-
-    def damaged(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self.files.told_damaged.extend(request["paths"])
-        return {}, b""
-
-    def live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        if request["table"] not in self.files.live_rows:
-            raise NotFound(f"no live table {request['table']}", hint="ask for another")
-        return {}, self.files.live_rows[request["table"]]
-
-    def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        names = ("job", "run", "rank", "pid", "start_ns")
-        processes = [
-            {**{n: t[n] for n in names}, "stacks": json.dumps({"threads": [t]})} for t in self.threads
-        ]
-        return {"processes": processes, "failures": self.failures}, b""
-
-    def vars(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        return {"values": self.values, "failures": self.failures}, b""
-
-    def config(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        setting = {"key": request["key"], "value": request.get("value", "19"), "default": "19", "doc": "what it is"}
-        return {"settings": [{**setting, "job": request["job"], "pid": request["pid"]}]}, b""
-
-    def status(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        sources = [{"name": "gloo", "state": "running", "reason": "", "rows": 7, "lost": 0, "detail": "2 files"}]
-        state = "paused" if self.paused else "running"
-        return {"state": state, "sources": sources, "store_bytes": 1 << 33, "processes": 2, "boot_id": "b"}, b""
-
-    def pause(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self.paused = request["paused"]
-        return {"paused": self.paused}, b""
-
-    def tables(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        return {"tables": self.user_tables}, b""
-
-
-@dataclass
-class Service:
-    root: Path
-    process: subprocess.Popen[str]
-    collector: Collector
-    inetd: Inetd
-    node: NodeStub
-    tcp: str
-
-    def query(self, sql: str, **fields: int) -> tuple[pa.Table, pb.QueryEnd]:
-        parts = list(self.node.Query(pb.QueryRequest(sql=sql, **fields), timeout=60))
-        assert parts[-1].WhichOneof("part") == "end"
-        return pa.ipc.open_stream(b"".join(p.arrow for p in parts[:-1])).read_all(), parts[-1].end
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _start(root: Path, *args: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "probing.daemon.service.main", f"--socket={root}/s.sock", "--node_name=n0", *args]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
-
-
-@pytest.fixture
-def service(open_tmp_path: Path) -> Iterator[Service]:
-    root = open_tmp_path
-    runtime = root / "s.sock.d"
-    runtime.mkdir()
-    files = Files(root / "state")
-    files.root.mkdir()
-    collector = Collector(runtime / "collector.sock", files)
-    collector.start()
-    inetd = Inetd(runtime / "sql.sock", [f"--state_dir={root}/state"])
-    tcp = f"127.0.0.1:{_free_port()}"
-    process = _start(root, f"--listen={tcp}", "--query.timeout_s=20", "--cluster.peers=10.0.0.7:9000")
-    with grpc.insecure_channel(f"unix:{root}/s.sock") as channel:
-        grpc.channel_ready_future(channel).result(30)
-        yield Service(root, process, collector, inetd, NodeStub(channel), tcp)
-    process.terminate()
-    out, err = process.communicate(timeout=30)
-    collector.stop()
-    inetd.close()
-    assert process.returncode == 0
-    assert out == ""
-    assert "Traceback" not in err, err
-
-
-def _refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, pb.Error]:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    sent = dict(caught.value.trailing_metadata() or ())
-    return caught.value.code(), pb.Error.FromString(sent["probing-error-bin"])
 
 
 def test_a_query_streams_arrow_and_an_end(service: Service) -> None:
@@ -190,7 +46,7 @@ def test_a_query_streams_arrow_and_an_end(service: Service) -> None:
     ],
 )
 def test_errors_travel_whole(service: Service, sql: str, code: grpc.StatusCode, kind: str, message: str) -> None:
-    found, error = _refused(lambda: service.query(sql))
+    found, error = refused(lambda: service.query(sql))
     assert (found, error.kind) == (code, kind)
     assert error.message.startswith(message)
     assert error.hint
@@ -198,9 +54,9 @@ def test_errors_travel_whole(service: Service, sql: str, code: grpc.StatusCode, 
 
 def test_a_deadline_is_the_nodes_to_tell(service: Service) -> None:
     slow = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
-    code, error = _refused(lambda: service.query(slow, timeout_ms=300))
+    code, error = refused(lambda: service.query(slow, timeout_ms=300))
     assert (code, error.kind) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QueryTimeout")
-    code, error = _refused(lambda: service.query("SELECT * FROM range(1000000)", max_bytes=1000))
+    code, error = refused(lambda: service.query("SELECT * FROM range(1000000)", max_bytes=1000))
     assert (code, error.kind) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QueryMemory")
 
 
@@ -301,7 +157,7 @@ def test_values_of_variables(service: Service) -> None:
     asked = next(r for r in service.collector.requests if r["op"] == "vars")
     assert (asked["job"], asked["names"]) == ("j", ["step"])
     for names in ([], ["x"] * 65):
-        code, error = _refused(lambda names=names: service.node.Vars(pb.VarsRequest(names=names), timeout=10))
+        code, error = refused(lambda names=names: service.node.Vars(pb.VarsRequest(names=names), timeout=10))
         assert (code, error.kind) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
@@ -313,9 +169,9 @@ def test_changing_a_setting_needs_the_unix_socket(service: Service) -> None:
     assert (asked["value"], asked["for_ms"], asked["persist"], asked["reset"]) == ("99", 1000, False, False)
     with grpc.insecure_channel(service.tcp) as channel:
         remote = NodeStub(channel)
-        assert remote.Config(pb.ConfigRequest(key="sampling.hz"), timeout=10).settings[0].value == "19"
-        for refused in (change, pb.ConfigRequest(key="sampling.hz", reset=True)):
-            code, error = _refused(lambda refused=refused: remote.Config(refused, timeout=10))
+        assert remote.Config(pb.ConfigRequest(key="sampling.hz"), timeout=10, metadata=BEARER).settings[0].value == "19"
+        for other in (change, pb.ConfigRequest(key="sampling.hz", reset=True)):
+            code, error = refused(lambda other=other: remote.Config(other, timeout=10, metadata=BEARER))
             assert (code, error.kind) == (grpc.StatusCode.PERMISSION_DENIED, "PrivilegeError")
     assert len([r for r in service.collector.requests if r["op"] == "config"]) == 2
 
@@ -337,7 +193,7 @@ def test_without_its_collector_the_service_says_so_and_recovers(service: Service
     status = service.node.Status(pb.StatusRequest(), timeout=10)
     assert (status.state, status.node) == ("lost", "n0")
     assert "collector" in status.reason
-    code, error = _refused(lambda: service.query("SELECT * FROM comm.ops"))
+    code, error = refused(lambda: service.query("SELECT * FROM comm.ops"))
     assert (code, error.kind) == (grpc.StatusCode.UNAVAILABLE, "PeerError")
     assert error.message == "the collector does not answer"
     assert service.query("SELECT 1")[1].rows == 1
@@ -367,7 +223,7 @@ def _shut(fd: int, path: str) -> None:
 
 def test_a_collector_that_hangs_costs_no_more_than_the_deadline(service: Service) -> None:
     service.collector.block = threading.Event()
-    code, error = _refused(lambda: service.query("SELECT * FROM comm.ops", timeout_ms=300))
+    code, error = refused(lambda: service.query("SELECT * FROM comm.ops", timeout_ms=300))
     service.collector.block.set()
     assert (code, error.kind) == (grpc.StatusCode.UNAVAILABLE, "PeerError")
     assert "did not answer within" in error.message
@@ -376,8 +232,8 @@ def test_a_collector_that_hangs_costs_no_more_than_the_deadline(service: Service
 def test_pause_needs_the_unix_socket_and_is_audited(service: Service) -> None:
     with grpc.insecure_channel(service.tcp) as channel:
         remote = NodeStub(channel)
-        assert remote.Status(pb.StatusRequest(), timeout=10).node == "n0"
-        code, error = _refused(lambda: remote.Pause(pb.PauseRequest(paused=True), timeout=10))
+        assert remote.Status(pb.StatusRequest(), timeout=10, metadata=BEARER).node == "n0"
+        code, error = refused(lambda: remote.Pause(pb.PauseRequest(paused=True), timeout=10, metadata=BEARER))
     assert (code, error.kind) == (grpc.StatusCode.PERMISSION_DENIED, "PrivilegeError")
     assert not service.collector.paused
     assert service.node.Pause(pb.PauseRequest(paused=True), timeout=10).paused
@@ -388,9 +244,9 @@ def test_pause_needs_the_unix_socket_and_is_audited(service: Service) -> None:
     assert service.process.stderr is not None
     audit = [line for line in service.process.stderr.read().splitlines() if " asked by " in line]
     assert len(audit) == 3
-    assert "pause asked by ipv4:127.0.0.1" in audit[0]
+    assert "pause asked by tcp: 127.0.0.1" in audit[0]
     assert "refused" in audit[0]
-    assert "pause asked by unix:" in audit[1]
+    assert f"pause asked by unix: uid {os.getuid()}, pid {os.getpid()}" in audit[1]
 
 
 def test_the_socket_is_for_its_group_only(service: Service) -> None:
@@ -415,7 +271,7 @@ def test_many_calls_at_once_are_all_answered(service: Service) -> None:
 
 
 def test_a_socket_that_is_taken_is_an_error_and_a_hint(service: Service) -> None:
-    done = _start(service.root)
+    done = start(service.root)
     out, err = done.communicate(timeout=60)
     assert (done.returncode, out) == (2, "")
     assert err.splitlines()[0] == f"error: {service.root}/s.sock is taken: a daemon answers on it"
@@ -424,17 +280,25 @@ def test_a_socket_that_is_taken_is_an_error_and_a_hint(service: Service) -> None
 
 
 def test_the_clear_off_loopback_is_refused(tmp_path: Path) -> None:
-    done = _start(tmp_path, "--listen=0.0.0.0:0")
+    done = start(tmp_path, "--listen=0.0.0.0:0", token_file(tmp_path))
     out, err = done.communicate(timeout=60)
     assert (done.returncode, out) == (2, "")
     assert err.startswith("error: listen = 0.0.0.0:0 would answer in the clear off loopback\nhint: ")
+
+
+def test_loopback_without_a_token_is_refused(tmp_path: Path) -> None:
+    done = start(tmp_path, "--listen=127.0.0.1:0")
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out) == (2, "")
+    assert err.startswith("error: listen = 127.0.0.1:0 would answer everybody who can connect")
+    assert "token_file" in err.splitlines()[1]
 
 
 def test_it_starts_before_the_collector_and_over_a_dead_socket(open_tmp_path: Path) -> None:
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stale.bind(f"{open_tmp_path}/s.sock")
     stale.close()
-    process = _start(open_tmp_path)
+    process = start(open_tmp_path)
     try:
         with grpc.insecure_channel(f"unix:{open_tmp_path}/s.sock") as channel:
             grpc.channel_ready_future(channel).result(30)

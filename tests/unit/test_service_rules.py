@@ -12,16 +12,20 @@ from probing.daemon.service.messages import stacks_reply, status_fields
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
-def test_loopback_may_be_in_the_clear(address: str) -> None:
-    check_listen(address, insecure=False)
+def test_loopback_may_be_in_the_clear_with_a_token(address: str) -> None:
+    check_listen(address, token_file="/t", insecure=False)
+    with pytest.raises(errors.ConfigError, match="everybody") as caught:
+        check_listen(address, token_file="", insecure=False)
+    assert "token_file" in caught.value.hint
+    check_listen(address, token_file="", insecure=True)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "localhost.evil:1", ":1"])
 def test_other_addresses_may_not_unless_told(address: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        check_listen(address, insecure=False)
+        check_listen(address, token_file="/t", insecure=False)
     assert "insecure = true" in caught.value.hint
-    check_listen(address, insecure=True)
+    check_listen(address, token_file="", insecure=True)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +38,9 @@ def test_other_addresses_may_not_unless_told(address: str) -> None:
         (errors.NotPython("x"), grpc.StatusCode.FAILED_PRECONDITION),
         (errors.PeerError("x"), grpc.StatusCode.UNAVAILABLE),
         (errors.InternalError("x"), grpc.StatusCode.INTERNAL),
+        (errors.Overloaded("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED),
+        (errors.PrivilegeError("x"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.ProbingError("x"), grpc.StatusCode.INTERNAL),
     ],
 )

@@ -1,0 +1,80 @@
+"""Threads for calls: bounded by what is asked, by the share of the caller, and by the caller.
+
+Who is refused is told at once. Nobody's calls take the threads of another share (root, other users, TCP), nor those of
+another kind: what asks of the daemon itself never waits for queries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import TypeVar
+
+from probing.api.errors import Overloaded
+from probing.daemon.query.caller import Caller
+
+__all__ = ("Admission", "Kind")
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """Calls that share threads: ``most`` at once of a share, ``each`` of one caller."""
+
+    QUERY = ("queries", 32, 16)
+    TARGETS = ("requests for stacks or variables", 8, 4)
+    CONTROL = ("requests for status or settings", 12, 8)
+
+    def __init__(self, what: str, most: int, each: int) -> None:
+        self.what = what
+        self.most = most
+        self.each = each
+
+
+class _Share:
+    def __init__(self, kind: Kind, name: str) -> None:
+        self.kind = kind
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.executor = ThreadPoolExecutor(kind.most, thread_name_prefix=f"{name}-{kind.name.lower()}")
+
+    def enter(self, caller: Caller) -> None:
+        if self.calls[caller.key] >= self.kind.each:
+            raise Overloaded(f"{self.kind.each} {self.kind.what} of {caller} are under way", hint="end some of them")
+        if self.calls.total() >= self.kind.most:
+            raise Overloaded(f"{self.kind.most} {self.kind.what} are under way", hint="ask again in a while")
+        self.calls[caller.key] += 1
+
+    def leave(self, caller: Caller) -> None:
+        self.calls[caller.key] -= 1
+        self.calls += Counter()
+
+
+class Admission:
+    """Runs calls in threads. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._shares = {
+            (kind, name): _Share(kind, name) for kind in Kind for name in ("root", "unix", "tcp")
+        }  # fmt: skip
+
+    def start(self, kind: Kind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Run ``function`` in a thread now. Raises Overloaded where the caller or its share has too many calls.
+
+        The call counts until ``function`` has returned, also when nobody waits for it any more.
+        """
+        share = self._shares[kind, caller.share]
+        share.enter(caller)
+        future = asyncio.get_running_loop().run_in_executor(share.executor, function)
+        future.add_done_callback(lambda _: share.leave(caller))
+        return future
+
+    async def run(self, kind: Kind, caller: Caller, function: Callable[[], T]) -> T:
+        """What ``function`` returns."""
+        return await asyncio.shield(self.start(kind, caller, function))
+
+    def close(self) -> None:
+        for share in self._shares.values():
+            share.executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,169 @@
+"""Parts of answers that wait for their readers, in bounded memory.
+
+A worker is not to wait for a slow reader where the rest of its answer fits here; where it does not, the query rests:
+it keeps its worker, and no place that others wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from probing.api.errors import QueryError
+from probing.daemon.query.caller import Caller
+
+__all__ = ("Spool", "Spools")
+
+# Bytes that wait for one reader, and for all of them; each may always have one part beside that.
+EACH_BYTES = 8 << 20
+ALL_BYTES = 32 << 20
+# How long a query waits for its reader until it counts as one that rests, s.
+REST_S = 0.5
+# Queries that rest, of one caller and together: each keeps a worker with what it holds.
+MAX_RESTING_EACH = 6
+MAX_RESTING = 12
+T = TypeVar("T")
+
+
+class Spools:
+    """What the spools of a service share. Safe for many threads."""
+
+    def __init__(self, all_bytes: int = ALL_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._left = all_bytes
+        self._resting: dict[Spool[Any], Caller] = {}
+
+    def take(self, size: int) -> bool:
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+    def rest(self, spool: Spool[Any], caller: Caller) -> None:
+        """``spool`` rests; where too many do, the one that has rested longest is given up."""
+        with self._lock:
+            self._resting[spool] = caller
+            own = [one for one, its in self._resting.items() if its.key == caller.key]
+            over = own[: max(len(own) - MAX_RESTING_EACH, 0)]
+            over = over or list(self._resting)[: max(len(self._resting) - MAX_RESTING, 0)]
+            for one in over:
+                del self._resting[one]
+        for one in over:
+            one.evict()
+
+    def wake(self, spool: Spool[Any]) -> None:
+        with self._lock:
+            self._resting.pop(spool, None)
+
+
+class Spool(Generic[T]):
+    """Parts that one thread puts in and a coroutine takes out, in order."""
+
+    def __init__(self, spools: Spools, caller: Caller) -> None:
+        self._spools = spools
+        self._caller = caller
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._parts: deque[tuple[T, int, bool]] = deque()
+        self._held = 0
+        self._waits_since: float | None = None
+        self._error: Exception | None = None
+        self._finished = False
+        self._closed = False
+        self._news = asyncio.Event()
+        self.evicted = asyncio.Event()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the query only waits for its reader."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since >= REST_S
+
+    def put(self, part: T, size: int) -> None:
+        """Waits for room. Raises QueryError once nobody takes parts any more."""
+        resting = False
+        while not self._put(part, size):
+            if self.rests and not resting:
+                resting = True
+                self._spools.rest(self, self._caller)
+        if resting:
+            self._spools.wake(self)
+        self._set(self._news)
+
+    def _put(self, part: T, size: int) -> bool:
+        with self._changed:
+            counted = self._room(size)
+            if counted is None:
+                self._waits_since = self._waits_since or time.monotonic()
+                self._changed.wait(REST_S)
+                return False
+            self._waits_since = None
+            self._parts.append((part, size, counted))
+            self._held += size
+            return True
+
+    def finish(self) -> None:
+        """No part follows."""
+        self._finished = True
+        self._set(self._news)
+
+    def fail(self, error: Exception) -> None:
+        """``take`` raises ``error`` after the parts that were put."""
+        self._error = error
+        self._set(self._news)
+
+    def evict(self) -> None:
+        """Sets ``evicted``: others are to have the place of this one, whose reader takes nothing."""
+        self._set(self.evicted)
+
+    async def take(self) -> T | None:
+        """The next part; None after the last."""
+        while True:
+            self._news.clear()
+            with self._changed:
+                if self._parts:
+                    return self._pop()
+            if self._error is not None:
+                raise self._error
+            if self._finished:
+                return None
+            await self._news.wait()
+
+    def close(self) -> None:
+        """Nobody takes parts any more."""
+        with self._changed:
+            self._closed = True
+            while self._parts:
+                self._pop()
+            self._changed.notify_all()
+        self._spools.wake(self)
+
+    def _pop(self) -> T:
+        part, size, counted = self._parts.popleft()
+        self._held -= size
+        if counted:
+            self._spools.give(size)
+        self._changed.notify_all()
+        return part
+
+    def _room(self, size: int) -> bool | None:
+        """Whether a part of ``size`` counts against what all share; None: there is no room for it."""
+        if self._closed:
+            raise QueryError("the query was cancelled: nobody waits for its answer")
+        if self._held + size <= EACH_BYTES and self._spools.take(size):
+            return True
+        return None if self._parts else False
+
+    def _set(self, event: asyncio.Event) -> None:
+        try:
+            self._loop.call_soon_threadsafe(event.set)
+        except RuntimeError:
+            return  # the service ends
