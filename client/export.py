@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from probing.api.errors import PeerError, ProbingError, UsageError
@@ -62,7 +63,7 @@ def run(settings: Settings, *, since: str | None, until: str | None, tables: str
     for node in told["nodes"]:
         for warning in node["warnings"]:
             warn(f"{node['node']}: {warning}")
-    sys.stdout.write(_summary(told))
+    sys.stdout.write(_summary(told, settings.output if single else None))
 
 
 def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
@@ -180,11 +181,15 @@ class _Export:
             warnings.extend(f"{table.name}: {warning}" for warning in stream.warnings)
 
 
-def _summary(told: dict[str, Any]) -> str:
+def _summary(told: dict[str, Any], file: Path | None) -> str:
+    """A line a table. ``file`` has all of the only one."""
     totals: dict[str, dict[str, Any]] = {}
     for node in told["nodes"]:
         for name, counts in node["tables"].items():
             total = totals.setdefault(name, {"table": name, "rows": 0, "files": 0, "bytes": 0})
             for key in ("rows", "files", "bytes"):
                 total[key] += counts[key]
+    if file is not None:
+        for total in totals.values():
+            total |= {"files": 1, "bytes": file.stat().st_size}
     return render(_FIELDS, [totals[name] for name in sorted(totals)], None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, UsageError
@@ -11,7 +13,7 @@ from probing.client import interrupt
 
 __all__ = ("main",)
 
-# As a shell says it of a program that SIGPIPE ended.
+# The reader of stdout went away, as `head` does: what a shell says of a program that SIGPIPE ended.
 _NO_READER = 141
 
 
@@ -21,6 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     Without ``arguments`` it runs those of the process, which then ends here, within a second of Ctrl-C.
     """
     if arguments is None:
+        for stream in (sys.stdout, sys.stderr):
+            # What their encoding lacks is escaped.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         interrupt.watch()
         # pyarrow takes it where it is there, and needs it for nothing of ours: it costs more than pyarrow itself.
         sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
@@ -36,7 +42,7 @@ def _run(arguments: list[str]) -> int:
     except ProbingError as e:
         return _fail(e)
     except BrokenPipeError:
-        # The reader of stdout went away, as `head` does. Python must not flush into it again at exit.
+        # Python must not flush into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NO_READER
     except KeyboardInterrupt:
@@ -61,6 +67,9 @@ def _command(arguments: list[str]) -> int:
         return interrupt.CODE
     except typer.Exit as e:
         return e.exit_code
+    except SystemExit as e:
+        # What click makes of a BrokenPipeError.
+        return _NO_READER if e.code == 1 else int(e.code or 0)
     except click_error as e:
         raise _usage(e) from None
     return code if isinstance(code, int) else 0
@@ -92,7 +101,8 @@ def _fail(error: ProbingError) -> int:
 
     if (code := interrupt.code_if_pressed()) is not None:
         return code
-    sys.stderr.write(f"error: {escape(error.message)}\n")
-    if error.hint:
-        sys.stderr.write(f"hint: {escape(error.hint)}\n")
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"error: {escape(error.message)}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {escape(error.hint)}\n")
     return error.exit_code

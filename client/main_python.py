@@ -22,6 +22,7 @@ _Since = Annotated[str | None, typer.Option(metavar="TIME", help="From stored sa
 _Until = Annotated[str | None, typer.Option(metavar="TIME", help="With --since: how far back to stop.")]
 _Wall = Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")]
 _OffCpu = Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")]
+_Gil = Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")]
 _Hz = Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")]
 _By = Annotated[
     str | None, typer.Option(metavar="A,B", help="What to keep apart: rank, thread, pid, node, job; A,B for several.")
@@ -119,14 +120,17 @@ def profile(
     lines: _Lines = False,
     kind: _Kind = None,
     diff: _Diff = None,
+    gil: _Gil = False,
 ) -> None:
     """Where Python spends its time: functions, flame graph, pprof."""
     from probing.client import profile as command
     from probing.client.profile_options import options
+    from probing.client.settings import profile_format_of
 
     chosen = options(
         pids=[process_id(text) for text in pids or []], job=job, rank=rank, live=live, since=since, until=until,
-        wall=wall, off_cpu=off_cpu, hz=hz, by=by, lines=lines, kind=kind or "table", diff=diff,
+        wall=wall, off_cpu=off_cpu, hz=hz, by=by, lines=lines,
+        kind=kind or profile_format_of(context.obj.output), diff=diff, gil=gil,
     )  # fmt: skip
     command.run(context.obj, chosen)
 
@@ -146,9 +150,10 @@ def flamegraph(
     lines: _Lines = False,
     kind: _Kind = None,
     diff: _Diff = None,
+    gil: _Gil = False,
 ) -> None:
     """The same as profile -F svg."""
-    profile(context, pids, job, rank, live, since, until, wall, off_cpu, hz, by, lines, kind or "svg", diff)
+    profile(context, pids, job, rank, live, since, until, wall, off_cpu, hz, by, lines, kind or "svg", diff, gil)
 
 
 def config(

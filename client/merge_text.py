@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from probing.client.merge import Group, Member, Node, pids_of, ranks_of
-from probing.client.text import escape, ranks_text
+from probing.client.text import ascii_only, escape, ranks_text
 
 __all__ = ("frame_text", "members_text", "people")
 
@@ -48,8 +48,9 @@ def _below(ends: Sequence[Member], children: Sequence[Node], end: str, indent: s
             yield indent + end
         return
     branches = _branches(ends, children)
+    onward, last = ("|- ", "`- ") if ascii_only() else ("├─ ", "└─ ")
     for number, (members, branch) in enumerate(branches, 1):
-        corner, beside = ("├─ ", "│  ") if number < len(branches) else ("└─ ", "   ")
+        corner, beside = (onward, "|  " if ascii_only() else "│  ") if number < len(branches) else (last, "   ")
         mark = f"[{members_text(ranks_of(members), pids_of(members))}]"
         if branch is not None and not branch.complete:
             mark += " incomplete:"

@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.client.render import Field, render
 from probing.client.standing import standing_lines
-from probing.client.text import age, bandwidth, count, escape, plural, ranks_text, size
+from probing.client.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size
 
 __all__ = ("NOTABLE_NS", "people", "waits")
 
@@ -110,7 +110,7 @@ def _head(own: dict[str, Any]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONG_NAME else text[: _LONG_NAME - 1] + "…"
+    return text if len(text) <= _LONG_NAME else text[: _LONG_NAME - 1] + cut_mark()
 
 
 def _state(states: dict[str, int]) -> str:

@@ -12,13 +12,16 @@ from probing.client.profile_model import Profile, grouped, without_lines
 from probing.client.profile_options import Options, Selection
 from probing.client.profile_table import difference_people, difference_rows, function_rows, people
 from probing.client.render import terminal_width
-from probing.client.samples import read_profiles
-from probing.client.session import job_named, opened, require_job
+from probing.client.samples import off_cpu_share, read_profiles
+from probing.client.session import hint, job_named, opened, require_job
 from probing.client.settings import Settings
 from probing.client.text import age, escape, plural
 from probing.client.version import program
 
 __all__ = ("run",)
+
+# Of the main threads' time off the CPU, as a share: who looks at the rest alone looks past the cause.
+_MOSTLY = 0.5
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -39,6 +42,10 @@ def run(settings: Settings, options: Options) -> None:
             _write(settings, options, profiles[0])
         else:
             _write_difference(settings, options, profiles[1], profiles[0])
+        if options.selected.state == "cpu" and options.kind == settings.format == "table":
+            away = off_cpu_share(cluster, options.selected)
+            if away is not None and away > _MOSTLY:
+                hint(f"{away:.0%} of the main threads' time is off the CPU: --wall shows what they wait for")
 
 
 def _with_jobs(cluster: Cluster, options: Options) -> Options:
@@ -56,15 +63,18 @@ def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:
         return
     if selection.job:
         require_job(cluster, selection.job)
-    hint = "`probingctl config sampling.hz` tells whether there are samples, `probingctl status` what hinders them"
-    raise NotFound(f"there are no samples of {selection.title()} {selection.interval()}", hint=hint)
+    next_step = "`probingctl config sampling.hz` says whether there are samples, `probingctl status` what hinders them"
+    if selection.state == "cpu" and off_cpu_share(cluster, selection) is not None:
+        next_step = "--wall shows the time off the CPU: there are samples of that"
+    raise NotFound(f"there are no samples of {selection.title()} {selection.interval()}", hint=next_step)
 
 
 def _shaped(options: Options, profiles: list[Profile]) -> list[Profile]:
     # pprof tells lines apart or not as its user wants.
     if not options.lines and options.kind != "pprof":
         profiles = [without_lines(profile) for profile in profiles]
-    if options.by and options.kind != "speedscope":
+    # A table has columns for it.
+    if options.by and options.kind not in ("speedscope", "table"):
         profiles = [grouped(profile, options.by) for profile in profiles]
     if options.base is not None and profiles[0].title == profiles[1].title:
         profiles = [
@@ -90,8 +100,8 @@ def _write(settings: Settings, options: Options, profile: Profile) -> None:
     if options.kind in writers:
         _write_file(settings, options.kind, writers[options.kind]())
         return
-    rows = function_rows(profile)
-    write_objects(settings, rows, people(profile, when, _width(settings)), rows)
+    rows = function_rows(profile, options.by)
+    write_objects(settings, rows, people(profile, when, _width(settings), options.by), rows)
 
 
 def _write_difference(settings: Settings, options: Options, base: Profile, chosen: Profile) -> None:
@@ -109,8 +119,8 @@ def _write_difference(settings: Settings, options: Options, base: Profile, chose
     if options.kind in writers:
         _write_file(settings, options.kind, writers[options.kind]())
         return
-    rows = difference_rows(base, chosen)
-    write_objects(settings, rows, difference_people(base, chosen, _width(settings)), rows)
+    rows = difference_rows(base, chosen, options.by)
+    write_objects(settings, rows, difference_people(base, chosen, _width(settings), options.by), rows)
 
 
 def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:

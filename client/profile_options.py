@@ -21,7 +21,8 @@ _DEFAULT_SINCE = 300.0
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Whose samples, and of when: from ``since`` to ``until`` seconds before the query, or from an instant
-    (CLOCK_REALTIME s) where one is given; ``shift`` moves both into the past. ``state`` is cpu, wall or off_cpu."""
+    (CLOCK_REALTIME s) where one is given; ``shift`` moves both into the past. ``state`` is cpu, wall or off_cpu;
+    ``gil``: only while the thread held the GIL."""
 
     pids: tuple[int, ...] = ()
     job: str = ""
@@ -32,6 +33,7 @@ class Selection:
     since_at: float | None = None
     until_at: float | None = None
     shift: float = 0.0
+    gil: bool = False
 
     def where(self) -> str:
         """The condition on python.samples."""
@@ -45,6 +47,8 @@ class Selection:
             parts.append(f"pid IN ({', '.join(map(str, self.pids))})")
         if self.state != "wall":
             parts.append("on_cpu" if self.state == "cpu" else "NOT on_cpu")
+        if self.gil:
+            parts.append("gil")
         return " AND ".join(parts)
 
     def title(self) -> str:
@@ -52,7 +56,7 @@ class Selection:
         who = [f"job {self.job}"] if self.job else []
         who += [] if self.rank is None else [f"rank {self.rank}"]
         who += [f"pid {', '.join(map(str, self.pids))}"] if self.pids else []
-        return ", ".join(who) or "all processes"
+        return (", ".join(who) or "all processes") + (" with the GIL" if self.gil else "")
 
     def interval(self) -> str:
         """For people: of when."""
@@ -84,7 +88,7 @@ class Options:
 
 def options(
     *, pids: Sequence[int], job: str, rank: int | None, live: str | None, since: str | None, until: str | None,
-    wall: bool, off_cpu: bool, hz: int, by: str | None, lines: bool, kind: str, diff: str | None,
+    wall: bool, off_cpu: bool, hz: int, by: str | None, lines: bool, kind: str, diff: str | None, gil: bool,
 ) -> Options:  # fmt: skip
     """From what the command line says. Raises UsageError for what makes no sense."""
     if kind not in KINDS:
@@ -97,7 +101,7 @@ def options(
     if length > 3600:
         raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
     state = "wall" if wall else "off_cpu" if off_cpu else "cpu"
-    selected = _timed(Selection(tuple(pids), job, rank, state), since, until)
+    selected = _timed(Selection(tuple(pids), job, rank, state, gil=gil), since, until)
     base = None if diff is None else _base(selected, diff)
     if base is not None and kind == "pprof":
         hint = "write two profiles and compare them with pprof -diff_base"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from probing.client.text import escape
+from probing.client.text import cut_mark, escape
 
 __all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
 
@@ -105,5 +105,5 @@ def _line(fields: Sequence[Field], line: Sequence[str], widths: Sequence[int], *
 def _cell(text: str, width: int, right: bool, cut: bool) -> str:
     length = cell_len(text)
     if length > width:
-        return set_cell_size(text, width - 1) + "…" if cut else text
+        return set_cell_size(text, width - 1) + cut_mark() if cut else text
     return " " * (width - length) + text if right else text + " " * (width - length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from probing.client.cluster import Cluster
@@ -11,7 +12,7 @@ from probing.client.profile_model import Frame, Profile, Sample
 from probing.client.profile_options import Selection
 from probing.client.rows import rows_of
 
-__all__ = ("INCOMPLETE", "read_profiles")
+__all__ = ("INCOMPLETE", "off_cpu_share", "read_profiles")
 
 INCOMPLETE = Frame("(outer frames are missing)")
 _NO_FRAMES = Frame("(no Python frame)")
@@ -21,6 +22,10 @@ _CHUNK = 1000
 _SAMPLES = """
 SELECT node, job, rank, pid, thread, stack_id, on_cpu, sum("count") AS n, sum(duration_ns) AS ns
 FROM python.samples WHERE {where} GROUP BY node, job, rank, pid, thread, stack_id, on_cpu
+"""
+_AWAY = """
+SELECT sum(CASE WHEN on_cpu THEN 0 ELSE duration_ns END) AS away, sum(duration_ns) AS whole
+FROM python.samples WHERE tid = pid AND {where}
 """
 _STACKS = """
 SELECT stack_id, any_value(complete) AS complete, any_value(frames) AS frames
@@ -34,6 +39,16 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
     found = [rows_of(cluster.query(_SAMPLES.format(where=selection.where()))) for selection in selections]
     stacks = _stacks(cluster, {row["stack_id"] for rows in found for row in rows})
     return [_profile(s, rows, stacks, now) for s, rows in zip(selections, found, strict=True)]
+
+
+def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
+    """The share of the main threads' time that they were off the CPU; None without such samples.
+
+    Other threads wait most of the time, which says nothing.
+    """
+    where = replace(selection, state="wall", gil=False).where()
+    (row,) = rows_of(cluster.query(_AWAY.format(where=where)))
+    return row["away"] / row["whole"] if row["away"] else None
 
 
 def _stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]]:

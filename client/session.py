@@ -13,7 +13,7 @@ from probing.client.settings import Settings
 from probing.client.text import escape
 from probing.federation.fanout import Gathered
 
-__all__ = ("job_named", "opened", "require_job", "sql_text", "warn")
+__all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Who runs now, then who ever ran here.
@@ -61,6 +61,11 @@ def _report(outcomes: Sequence[Gathered[Any]]) -> dict[str, Any]:
 
 def warn(message: str) -> None:
     sys.stderr.write(f"warning: {escape(message)}\n")
+
+
+def hint(message: str) -> None:
+    """What to do next, where stdout holds an answer."""
+    sys.stderr.write(f"hint: {escape(message)}\n")
 
 
 def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:

@@ -23,6 +23,7 @@ __all__ = (
     "hoist",
     "node_list",
     "process_id",
+    "profile_format_of",
     "read_token",
     "seconds",
 )
@@ -39,6 +40,10 @@ _VALUED = frozenset(
 )  # fmt: skip
 _FLAGS = frozenset({"--all-nodes", "--strict"})
 GLOBAL_OPTIONS = tuple(sorted(_VALUED | _FLAGS))
+_PROFILES = {
+    ".svg": "svg", ".folded": "folded", ".collapsed": "folded", ".speedscope.json": "speedscope",
+    ".speedscope": "speedscope", ".pb.gz": "pprof", ".pprof": "pprof",
+}  # fmt: skip
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -64,19 +69,29 @@ def format_of(output: Path | None) -> str:
 
     What is appended to (``>> x.json``) gets a JSON document a line, so that what was there before stays readable.
     """
-    path, appended = output, False
-    if path is None:
-        try:
-            if not stat.S_ISREG(os.fstat(1).st_mode):
-                return "table"
-            path = Path("/proc/self/fd/1").readlink()
-            appended = bool(fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND)
-        except OSError:
-            return "table"
-    kind = path.suffix[1:].lower()
+    name, appended = _destination(output)
+    kind = name.rpartition(".")[2]
     if kind == "json" and appended:
         return "jsonl"
     return kind if kind in FORMATS else "table"
+
+
+def profile_format_of(output: Path | None) -> str:
+    """As ``format_of``, of the formats that ``profile`` alone has: ``p.svg`` gets a flame graph."""
+    name, _ = _destination(output)
+    return next((kind for ending, kind in _PROFILES.items() if name.endswith(ending)), "table")
+
+
+def _destination(output: Path | None) -> tuple[str, bool]:
+    """The name of the file that is written, in small letters and empty for none, and whether it is appended to."""
+    if output is not None:
+        return output.name.lower(), False
+    try:
+        if not stat.S_ISREG(os.fstat(1).st_mode):
+            return "", False
+        return Path("/proc/self/fd/1").readlink().name.lower(), bool(fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND)
+    except OSError:
+        return "", False
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:

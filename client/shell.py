@@ -15,8 +15,8 @@ from probing.client.progress import Progress
 from probing.client.render import Grid, show_value, terminal_width
 from probing.client.rows import rows_of
 from probing.client.session import opened, warn
-from probing.client.settings import Settings
-from probing.client.shell_statement import statements
+from probing.client.settings import Settings, format_of
+from probing.client.shell_statement import command_in, statements
 from probing.client.shell_words import COMMANDS
 from probing.client.text import age, escape, plural
 from probing.client.writers import FIRST_ROWS, fields_of
@@ -46,7 +46,7 @@ def run(settings: Settings, params: dict[str, Any]) -> None:
     prompt = Prompt(settings, lambda: shell.settings.all_nodes)
     while not shell.done:
         try:
-            text = prompt.ask()
+            text = prompt.ask(shell.unfinished)
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -63,40 +63,51 @@ class Shell:
     vertical: bool | None = None
     timing: bool = True
     done: bool = False
+    unfinished: str = ""
 
     def take(self, text: str) -> None:
-        """Carries out a command or statements. Errors are told and do not end the shell; Ctrl-C ends the query."""
+        """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
+
+        ``unfinished`` is then what stood before the command and has no semicolon yet.
+        """
+        before, command = command_in(text) or (text, "")
+        whole, rest = statements(before)
+        self.unfinished = rest.strip() if command else ""
         try:
-            if text.lstrip().startswith("\\"):
-                self._command(text.strip())
-                return
-            whole, rest = statements(text)
-            for sql in [*whole, rest.strip()]:
+            for sql in [*whole, *([] if command else [rest.strip()])]:
                 if sql:
                     self._query(sql)
+            if command:
+                self._command(command)
         except ProbingError as e:
             sys.stderr.write(f"error: {escape(e.message)}\n" + (f"hint: {escape(e.hint)}\n" if e.hint else ""))
         except KeyboardInterrupt:
             sys.stderr.write("cancelled\n")
 
+    def _format(self) -> Settings:
+        """The settings of the next answer: the name of a file says its format."""
+        named = format_of(self.settings.output) if self.settings.output is not None else "table"
+        return self.settings if named == "table" else replace(self.settings, format=named)
+
     def _query(self, sql: str) -> None:
         params = {name: value for name, value in self.params.items() if f"${name}" in sql.lower()}
+        settings = self._format()
         begin = time.monotonic()
-        with opened(self.settings) as cluster, Progress() as progress:
+        with opened(settings) as cluster, Progress() as progress:
             cluster.watch = progress.update if progress.wanted else None
             with cluster.stream(sql, params) as rows:
-                if self.settings.format == "table" and self.settings.output is None:
+                if settings.format == "table" and settings.output is None:
                     said = self._show(rows, progress)
                 else:
-                    to_terminal = self.settings.output is None
+                    to_terminal = settings.output is None
                     batches = progress.counting(iter(rows), to_terminal=to_terminal)
-                    said = plural(write_stream(self.settings, rows.schema, batches), "row")
-                    if self.settings.output is not None:
-                        said += f" in {escape(str(self.settings.output))}"
+                    said = plural(write_stream(settings, rows.schema, batches), "row")
+                    if settings.output is not None:
+                        said += f" in {escape(str(settings.output))}"
                         self.settings = replace(self.settings, output=None)
             progress.stop()
             took = f", {age((time.monotonic() - begin) * 1e9)}" if self.timing else ""
-            if self.settings.format == "table":
+            if settings.format == "table" or settings.output is not None:
                 sys.stdout.write(f"({said}{took})\n")
                 sys.stdout.flush()
             for warning in rows.warnings:
@@ -157,7 +168,7 @@ class Shell:
         path = Path(argument.strip("'\"")).expanduser() if argument else None
         self.settings = replace(self.settings, output=path)
         if path is not None:
-            _say("the next answer goes to", f"{path} as {self.settings.format}")
+            _say("the next answer goes to", f"{path} as {self._format().format}")
 
     def _set_all(self, argument: str) -> None:
         everywhere = bool(_chosen(argument, _SWITCH, not self.settings.all_nodes))

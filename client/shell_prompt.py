@@ -52,9 +52,10 @@ class Prompt:
             prompt_continuation=lambda width, _number, _wrapped: "...> ".rjust(width),
         )
 
-    def ask(self) -> str:
-        """What was typed, whole. Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D."""
-        return self._session.prompt("all> " if self._everywhere() else "sql> ")
+    def ask(self, unfinished: str = "") -> str:
+        """What was typed, whole, after ``unfinished``. Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D."""
+        default = f"{unfinished}\n" if unfinished else ""
+        return self._session.prompt("all> " if self._everywhere() else "sql> ", default=default)
 
 
 def _keys() -> KeyBindings:

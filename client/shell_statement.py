@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("is_whole", "statements")
+__all__ = ("command_in", "is_whole", "statements")
+
+LEAVE = "\\q"
 
 # What is not closed goes to the end.
 _TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
@@ -21,9 +23,18 @@ def statements(text: str) -> tuple[list[str], str]:
     return [statement for statement in found if statement], text[start:]
 
 
+def command_in(text: str) -> tuple[str, str] | None:
+    """What stands before the last line, and that line where it is a command; ``exit`` and ``quit`` are ``\\q``."""
+    before, _, line = text.rstrip().rpartition("\n")
+    line = line.strip()
+    if line.rstrip("; ").lower() in ("exit", "quit"):
+        return before, LEAVE
+    return (before, line) if line.startswith("\\") else None
+
+
 def is_whole(text: str) -> bool:
-    """Whether Enter ends the input: nothing, a command, or SQL that ends with a semicolon."""
-    if not text.strip() or text.lstrip().startswith("\\"):
+    """Whether Enter ends the input: nothing, a command on the last line, or SQL that ends with a semicolon."""
+    if not text.strip() or command_in(text) is not None:
         return True
     whole, rest = statements(text)
     return bool(whole) and not _without_comments(rest)

@@ -19,7 +19,7 @@ COMMANDS = {
     "\\all": "ask all nodes: on or off",
     "\\set": "value of $NAME: \\set NAME=VALUE; \\set alone shows them",
     "\\?": "this help",
-    "\\q": "leave, as Ctrl-D does",
+    "\\q": "leave, as exit, quit and Ctrl-D do",
 }
 _KEYWORDS = """
 ALL AND ANTI AS ASC ASOF BETWEEN BY CASE CAST COUNT CROSS CURRENT_TIMESTAMP DESC DISTINCT ELSE END EPOCH_NS EXCEPT

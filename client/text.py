@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-__all__ = ("age", "bandwidth", "count", "escape", "escape_json", "plural", "ranks_text", "size", "utc")
+__all__ = (
+    "age",
+    "ascii_only",
+    "bandwidth",
+    "count",
+    "cut_mark",
+    "escape",
+    "escape_json",
+    "plural",
+    "ranks_text",
+    "size",
+    "utc",
+)
 
 # Controls, surrogates, and what reorders a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 _BIDI = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -29,6 +44,20 @@ def escape_json(text: str) -> str:
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(f"\\u{ord(c):04x}" if c != "\n" and _unsafe(c) and ord(c) < 0x10000 else c for c in text)
+
+
+def ascii_only() -> bool:
+    """Whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
+    if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
+        return True
+    every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    # For LANG=C Python itself sets LC_CTYPE (PEP 538).
+    return (every or (language if kind in _COERCED else kind) or language) in ("C", "POSIX")
+
+
+def cut_mark() -> str:
+    """Follows text that was cut, one column wide."""
+    return "~" if ascii_only() else "…"
 
 
 def _escaped(char: str) -> str:

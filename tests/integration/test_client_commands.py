@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -411,6 +412,50 @@ def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode])
         assert not loaded(*words) & (engines | rows | nobodys), words
     for words in (["ps"], ["nccl"], ["top", "--once"], ["query", "SELECT now()"], ["profile", "-F", "folded"]):
         assert not loaded(*words) & (engines | nobodys), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ps", "events", "top --once", "nccl", "nccl -f json", "logs", "tables", "status", "nodes", "stacks",
+        "stacks --merge", "profile", "profile -F svg", "flamegraph", "config", "query 'SELECT 1'", "rdma",
+        "query 'SELECT 1' -f parquet", "version", "--version", "--help", "ps --help", "", "nonsense",
+        "query --explain 'SELECT 1'", "vars nothing", "ps -t unix:/nowhere", "export --tables comm.ops -o {tmp}/x.csv",
+    ],
+)  # fmt: skip
+def test_nobody_reads_the_output_to_its_end(pair: tuple[FakeNode, FakeNode], words: str, tmp_path: Path) -> None:
+    pair[0].settings["logs.enabled"] = "true"
+    program = "from probing.client.main import main; main()"
+    asked = [sys.executable, "-c", program, *shlex.split(words.replace("{tmp}", str(tmp_path)))]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(asked, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    fails = words.startswith(("nonsense", "vars", "ps -t"))
+    assert done.returncode == (141 if not fails else 2 if words == "nonsense" else 1), done.stderr
+    assert fails or done.stderr == "" or words.startswith(("logs", "profile", "export"))
+    # And nobody reads what it complains of.
+    assert subprocess.run(asked, stdout=theirs, stderr=theirs, timeout=60).returncode == done.returncode
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "latin-1"}])
+def test_a_terminal_of_ascii_gets_ascii(tmp_path: Path, locale: dict[str, str]) -> None:
+    names = [("réduire", "/home/é/train.py", 3)]
+    with FakeNode(tmp_path, "n") as node:
+        node.threads = [thread(rank, 5 + rank, 5 + rank, "MainThread", *names * rank) for rank in range(3)]
+
+        def shown(language: dict[str, str]) -> str:
+            program = "from probing.client.main import main; main()"
+            words = [sys.executable, "-c", program, "stacks", "--merge", "-t", node.address]
+            kept = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "LC_CTYPE")}
+            done = subprocess.run(words, capture_output=True, env={**kept, **language}, timeout=60)
+            assert (done.returncode, done.stderr) == (0, b"")
+            return done.stdout.decode("latin-1" if "PYTHONIOENCODING" in language else "utf-8")
+
+        assert "  |- [0] (no Python frame)\n  `- [1-2] réduire" in shown(locale)
+        assert "  ├─ [0] (no Python frame)\n  └─ [1-2] réduire" in shown({"LC_ALL": "C.UTF-8"})
 
 
 def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:

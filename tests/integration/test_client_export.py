@@ -19,6 +19,7 @@ from probing.api.errors import QueryError
 from probing.api.tables import TABLES
 from probing.client import export_files
 from probing.client.main import main
+from probing.client.text import size
 
 Run = Callable[..., tuple[int, str, str]]
 DAY = 86_400_000_000_000
@@ -148,9 +149,10 @@ def test_a_range_a_job_and_other_formats(pair: tuple[FakeNode, FakeNode], ctl: R
 
 def test_one_table_into_one_file(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
     target = tmp_path / "ops.parquet"
-    code, _, err = ctl("export", *_both(pair), "--tables", "comm.ops", "-o", str(target))
+    code, out, err = ctl("export", *_both(pair), "--tables", "comm.ops", "-o", str(target))
     assert (code, err) == (0, "")
     assert pq.read_metadata(target).num_rows == 400
+    assert out.splitlines()[1].split() == ["comm.ops", "400", "1", *size(target.stat().st_size).split()]
     code, _, err = ctl("export", "--tables", "comm.ops", "-o", str(target), "-f", "csv")
     assert (code, "ops.parquet is no name for csv" in err) == (2, True)
 

@@ -236,6 +236,58 @@ def test_apart_by_rank(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     assert [p["name"] for p in document["profiles"]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
 
+def test_a_table_apart_by_rank_has_a_column_for_it(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    lines = ctl("profile", "--all-nodes", "--by", "rank")[1].splitlines()
+    assert lines[1].split()[:3] == ["RANK", "SELF", "SELF"]
+    assert lines[2].split() == ["2", "900", "ms", "90.0", "900", "ms", "90.0", "read_batch", "user/train.py"]
+    rows = json.loads(ctl("profile", "--all-nodes", "--by", "rank,thread", "-f", "json")[1])
+    assert {(row["rank"], row["thread"]) for row in rows} == {(rank, "MainThread") for rank in range(4)}
+    # Shares are of the rank's own time.
+    assert {sum(r["self_share"] for r in rows if r["rank"] == rank) for rank in range(4)} == {1.0}
+    changes = json.loads(ctl("profile", "--all-nodes", "--by", "rank", "--diff", "before:1s", "-f", "json")[1])
+    assert changes[0]["rank"] in range(4)
+
+
+def test_only_while_the_gil_was_held(tmp_path: Path, ctl: Run) -> None:
+    rows = [sample("n", 0, 1, 7), sample("n", 0, 1, 11, gil=False), sample("n", 0, 1, 13, gil=None)]
+    stacks = [stack("n", 1, ("f", "/x.py", 1))]
+    with FakeNode(tmp_path, "n", {"python.samples": rows, "python.stacks": stacks}) as node:
+        for words, ns in (((), 310_000_000), (("--gil",), 70_000_000)):
+            found = json.loads(ctl("profile", "-t", node.address, "-f", "json", *words)[1])
+            assert [row["self_ns"] for row in found] == [ns]
+        assert ctl("profile", "-t", node.address, "--gil")[1].startswith("all processes with the GIL since 5m ago: ")
+
+
+def test_wall_is_hinted_at_where_main_threads_wait(tmp_path: Path, ctl: Run) -> None:
+    waits = sample("n", 0, 1, 3, on_cpu=False, duration_ns=3_000_000_000)
+    stacks = [stack("n", 1, ("f", "/x.py", 1))]
+    with FakeNode(tmp_path, "n", {"python.samples": [waits], "python.stacks": stacks}) as node:
+        code, _, err = ctl("profile", "-t", node.address)
+        assert (code, err.splitlines()[1]) == (1, "hint: --wall shows the time off the CPU: there are samples of that")
+        node.insert("python.samples", [sample("n", 0, 1, 100), {**waits, "tid": 5, "duration_ns": 10**12}])
+        said = "hint: 75% of the main threads' time is off the CPU: --wall shows what they wait for\n"
+        asked = ("profile", "-t", node.address)
+        assert ctl(*asked)[::2] == (0, said)
+        assert ctl(*asked, "--wall")[2] == ctl(*asked, "-f", "json")[2] == ""
+        node.insert("python.samples", [sample("n", 0, 1, 300)])
+        assert ctl("profile", "-t", node.address)[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("p.svg", b"<?xml"), ("p.SVG", b"<?xml"), ("p.folded", b"main ("), ("p.speedscope.json", b"{"),
+        ("p.pb.gz", b"\x1f\x8b"), ("p.json", b"["), ("p.csv", b"func,file"), ("p.txt", b"job j1 since"),
+    ],
+)  # fmt: skip
+def test_a_file_gets_the_format_of_its_name(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str, begins: bytes
+) -> None:
+    code, out, _ = ctl("profile", "--job", "j1", "-o", str(tmp_path / name))
+    assert (code, out) == (0, "")
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
 def test_difference_of_two_ranks(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
     asked = ("profile", "--all-nodes", "--rank", "2", "--diff", "rank:0")
     lines = ctl(*asked)[1].splitlines()

@@ -32,7 +32,8 @@ _PROGRAM = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from probing.client.main import main
-sys.exit(main(['query']))
+sys.argv = ["probingctl", "query"]
+main()
 """
 _SECONDS = 30.0
 
@@ -110,9 +111,11 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     assert "\\x1b]0;owned\\x07train.py" in wide
     assert "(the first 1,000 rows; \\o FILE writes all" in terminal.ask("SELECT seq FROM comm.ops;", r"writes all")
     target = tmp_path / "rows.csv"
-    terminal.ask(f"\\o {target}", r"goes to: ")
+    # Its name says the format, and the next answer is a table again.
+    terminal.ask(f"\\o {target}", r"goes to: \S+ as csv")
+    terminal.ask("SELECT seq FROM comm.ops ORDER BY seq;", r"\(1,500 rows in \S+rows.csv, ")
+    terminal.ask("SELECT 5 AS five;", r"five\s+5\s+\(1 row, ")
     terminal.ask("\\f csv", "csv")
-    terminal.ask("SELECT seq FROM comm.ops ORDER BY seq;", "seq;")
     terminal.ask("\\set r=2", r"\$r: 2")
     assert re.search(r"rank\s+2", terminal.ask("SELECT rank FROM process.processes WHERE rank = $r;", r"rank\r\n2\r\n"))
     assert len(target.read_text().splitlines()) == 1501
@@ -122,7 +125,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     terminal.ask("\\d comm.ops", r"seq +int64 +number of the operation")
     terminal.ask("\\all on", r"all nodes: on")
     assert "there is no command \\nope" in terminal.ask("\\nope", r"hint: ")
-    terminal.ask("\\?", r"leave, as Ctrl-D")
+    terminal.ask("\\?", r"leave, as exit")
     # Up and Enter: what was typed last but one comes again.
     terminal.until(r"all>")
     terminal.send("\x1b[A\x1b[A\r")
@@ -176,6 +179,21 @@ def test_sql_of_a_pipe(
             monkeypatch.setattr(sys, "stdin", stdin)
             assert main(["query", "-t", node.address]) == code
         assert says in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("word", ["\\q", "exit", "quit", "EXIT;", "\\q;"])
+@pytest.mark.parametrize("before", ["", "SELECT seq\r", "SELECT 'open\rFROM\r"])
+def test_the_shell_is_left_from_any_line(terminal: Terminal, before: str, word: str) -> None:
+    terminal.until("sql>")
+    terminal.send(f"{before}{word}\r")
+    assert terminal.process.wait(_SECONDS) == 0
+
+
+def test_a_command_amid_a_statement_leaves_it_to_be_finished(terminal: Terminal) -> None:
+    terminal.ask("SELECT rank, pid", r"\.\.\.>")
+    terminal.send("\\d comm.ops\r")
+    assert "number of the operation" in terminal.until(r"number of the operation")
+    terminal.ask("FROM process.processes ORDER BY rank LIMIT 1;", r"rank\s+pid\s+0\s+1000\s+\(1 row, ")
 
 
 def test_an_interrupted_command_ends_with_130(node: FakeNode) -> None:

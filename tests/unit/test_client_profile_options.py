@@ -12,6 +12,7 @@ from probing.client.profile_options import Options, options
 _NOTHING: dict[str, Any] = {
     "pids": [], "job": "", "rank": None, "live": None, "since": None, "until": None, "wall": False, "off_cpu": False,
     "hz": 99, "by": None, "lines": False, "kind": "table", "diff": None,
+    "gil": False,
 }  # fmt: skip
 
 
@@ -28,6 +29,7 @@ def given(**more: Any) -> Options:
             "ts >= now() - INTERVAL 600000 MILLISECOND AND ts < now() - INTERVAL 90000 MILLISECOND "
             "AND job = 'it''s' AND rank = 3 AND NOT on_cpu",
         ),
+        ({"gil": True}, "ts >= now() - INTERVAL 300000 MILLISECOND AND ts < now() AND on_cpu AND gil"),
         (
             {"since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.500+02:00", "wall": True, "pids": [7, 8]},
             "ts >= TIMESTAMP '2026-11-21 08:00:00.000000' AND ts < TIMESTAMP '2026-11-21 08:30:00.500000' "
