@@ -79,7 +79,8 @@ bench: install ## the figures of docs/benchmarks.md
 soak: install ## an hour of kills, failing disks, attacks and load; each part alone: see CONTRIBUTING.md
 	$(PYTHON) tests/soak/kills.py store --rounds 500
 	PROBINGD_TEST_KILLS=20 $(HOST) $(PYTHON) -m pytest -k test_kills_of_the_collector tests/e2e/test_operations.py
-	$(HOST) $(PYTHON) tests/soak/kills.py collector --seconds 480
+	$(HOST) $(PYTHON) tests/soak/kills.py collector --rounds 200 --rate 10000 --ring-bytes 67108864 --whole
+	$(HOST) $(PYTHON) tests/soak/kills.py collector --seconds 120
 	$(PYTHON) tests/soak/faults.py
 	$(PYTHON) tests/soak/counting.py --seconds 300
 	$(HOST) $(PYTHON) tests/soak/attack_workers.py

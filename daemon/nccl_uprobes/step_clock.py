@@ -23,6 +23,8 @@ _SHARE, _SHARE_AFTER_LOSS = 2, 8
 _REST_NS = 10_000_000_000
 # Of the last so many steps, how many fit.
 _RECENT = 32
+# Operations of a step that are gone through one by one.
+_FEW = 64
 # Steps that have become so short are none.
 _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
@@ -147,7 +149,7 @@ class StepClock:
                 self._history.at += starts[-1][0]
                 self._lose()
                 return []
-        found = [self._step(period, waiting, start, following) for start, following in pairwise(starts)]
+        found = self._steps(period, waiting, starts)
         if starts:
             self._history.at += starts[-1][0]
         if found:
@@ -178,35 +180,33 @@ class StepClock:
         if inside * len(period.word) < len(more.word):
             self.period = self.turn(more)
 
-    def _step(self, period: Period, waiting: Array, start: tuple[int, bool], following: tuple[int, bool]) -> Step:
-        begin, exact = start
-        inside = waiting[begin : following[0]]
-        self._recent = [*self._recent, exact][-_RECENT:]
-        if len(inside) != len(period.word):
-            self._odd_since = self._odd_since if self._odd else int(inside["t"][0])
-            self._odd += 1
-        elapsed, self._skipped = 1 + self._skipped, 0
-        first = inside[0]
-        return Step(
-            t_start=int(first["t"]),
-            t_end=int(waiting["t"][following[0]]),
-            ops=len(inside),
-            comm_ns=_covered(inside),
-            elapsed=elapsed,
-            exact=exact,
-            confidence=self._confidence(period),
-            comm=int(first["kind"]) >> 16,
-            seq=int(first["seq"]),
-            period=period,
-        )
+    def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
+        """The steps between ``starts``; what is the same for all of them is looked up once."""
+        edges = [start for start, _ in starts]
+        t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
+        worth, found = _worth(period), []
+        for n, ((begin, exact), (end, _)) in enumerate(pairwise(starts)):
+            inside = waiting[begin:end]
+            self._recent = [*self._recent, exact][-_RECENT:]
+            if len(inside) != len(period.word):
+                self._odd_since = self._odd_since if self._odd else t[n]
+                self._odd += 1
+            elapsed, self._skipped = 1 + self._skipped, 0
+            confidence = round(sum(self._recent) / len(self._recent) * worth, 3)
+            found.append(
+                Step(
+                    t[n], t[n + 1], len(inside), _covered(inside), elapsed, exact, confidence,
+                    comm=kinds[n] >> 16, seq=seqs[n], period=period,
+                )
+            )  # fmt: skip
+        return found
 
-    def _confidence(self, period: Period) -> float:
-        fit = sum(self._recent) / len(self._recent)
-        if len(np.unique(period.word)) == 1:
-            word = _ONE_OPERATION
-        else:
-            word = _DOUBTFUL if period.inner > 1 or period.enclosing or len(period.varying) else _SEVERAL
-        return round(fit * word, 3)
+
+def _worth(period: Period) -> float:
+    """The confidence in steps of a word that all fit."""
+    if bool((period.word == period.word[0]).all()):
+        return _ONE_OPERATION
+    return _DOUBTFUL if period.inner > 1 or period.enclosing or len(period.varying) else _SEVERAL
 
 
 def _walk(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
@@ -249,9 +249,23 @@ def _between(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> li
 
 def _covered(operations: Array) -> int | None:
     """Time in which at least one of the operations ran, ns; None where that of one is not known."""
+    if len(operations) <= _FEW:
+        return _covered_by_few(operations["begin"].tolist(), operations["end"].tolist())
     if bool((operations["begin"] < 0).any() or (operations["end"] < 0).any()):
         return None
     order = np.argsort(operations["begin"], kind="stable")
     begin, end = operations["begin"][order], np.maximum.accumulate(operations["end"][order])
     before = np.concatenate((begin[:1], end[:-1]))
     return int(np.maximum(end - np.maximum(begin, before), 0).sum())
+
+
+def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
+    """The same; arrays of a few elements cost more than the work itself."""
+    if min(begins) < 0 or min(ends) < 0:
+        return None
+    covered, until = 0, 0
+    for begin, end in sorted(zip(begins, ends, strict=True)):
+        if end > until:
+            covered += end - max(begin, until)
+            until = end
+    return covered

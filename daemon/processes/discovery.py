@@ -79,7 +79,7 @@ class Discovery:
         *,
         python_version: Callable[[int, int], str] = _no_version,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
-        rescan_s: float = 10.0,
+        rescan_s: float = 30.0,
         grace_s: float = 1.0,
     ) -> None:
         self._readers = readers

@@ -4,8 +4,9 @@
 their start. After each kill (after some, only a second one) the store has all that was acknowledged, once, and takes
 a row more. ``collector``: the real daemon as root, and processes that call NCCL (the doubles of tests/doubles) as
 quickly as they are told; its collector is killed while they do. After each kill the rows in the log and the losses
-that are told make the calls, exactly while no other job calls NCCL, and no call has two rows. On stdout is a summary in
-JSON; the first check that does not hold ends the run with an error and keeps the directory.
+that are told make the calls, exactly while no other job calls NCCL, and no call has two rows; with ``--whole`` (a ring
+that holds what comes while nobody drains it) each call has its row. On stdout is a summary in JSON; the first check
+that does not hold ends the run with an error and keeps the directory.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def doubled(daemon: BenchDaemon, pids: Sequence[int]) -> int:
 
 
 def kill_collectors(
-    seconds: float, rounds: int, rate: int, processes: int, ring_bytes: int, seed: int
+    seconds: float, rounds: int, rate: int, processes: int, ring_bytes: int, seed: int, *, whole: bool
 ) -> dict[str, Any]:
     with folder("collector") as base:
         (base / "doubles").mkdir()
@@ -153,7 +154,9 @@ def kill_collectors(
         jobs = [started(doubles, base / str(number)) for number in range(processes)]
         try:
             daemon.start()
-            return kill_under_load(daemon, jobs, seconds, rounds, rate // processes, random.Random(seed))
+            done = kill_under_load(daemon, jobs, seconds, rounds, rate // processes, random.Random(seed))
+            assert not (whole and done["lost"]), f"the rings lost {done['lost']} calls"
+            return done
         finally:
             for job in jobs:
                 job.close()
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="collector: no new round after them")
     parser.add_argument("--rate", type=int, default=100_000, help="collector: calls a second of all processes")
     parser.add_argument("--processes", type=int, default=2, help="collector: how many call")
+    parser.add_argument("--whole", action="store_true", help="collector: no call may be lost")
     parser.add_argument("--ring-bytes", type=int, default=16 << 20, help="collector: 300 bytes of it take a call")
     options = parser.parse_args()
     begin = time.monotonic()
@@ -215,8 +219,9 @@ def main() -> None:
         done = kill_writers(options.rounds, options.records, options.seed)
     else:
         done = kill_collectors(
-            options.seconds, options.rounds, options.rate, options.processes, options.ring_bytes, options.seed
-        )
+            options.seconds, options.rounds, options.rate, options.processes, options.ring_bytes, options.seed,
+            whole=options.whole,
+        )  # fmt: skip
     print(json.dumps({"what": options.what, **done, "wall_s": round(time.monotonic() - begin)}))
 
 
