@@ -105,6 +105,7 @@ class ProbesConfig:
     hit_budget: int = _option(50_000, "hits of a probe that a process may make a second and CPU; more are refused", 1)
     ring_bytes: int = _option(16 << 20, "bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
     recordings: str = _option("", "directory for recordings of what the rings held; empty: none are made")
+    fuse: bool = _option(False, "probe libraries on FUSE too: a server of one that hangs can stop all forks")
     user_dir: str = _option("/etc/probingd/probes.d", "directory of probes that users write; NAME.toml with NAME.c")
 
 

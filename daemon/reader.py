@@ -11,7 +11,8 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
 * ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files whose names begin so, at
   most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
-* ``open`` (``start`` of a mapping): header ``identity``, ``dev``, ``inode``, ``size``, ``mtime_ns``; one descriptor.
+* ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
+  ``mtime_ns``; one descriptor.
 * ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.

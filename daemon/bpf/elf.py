@@ -33,10 +33,10 @@ _MAX_STRINGS = 256 << 20
 _MAX_SYMBOLS = 2 << 20
 _MAX_NOTES = 1 << 16
 _MAX_SECTION_NAMES = 1 << 20
-_MAX_NAME = 4096
+_MAX_NAME = 1024
 # Places where a name is found and symbols that are compared with it, all patterns of a search together.
 _MAX_COMPARED = 1 << 16
-_MAX_MATCHES = 4096
+_MAX_MATCHES = 512
 _HEAD = 32
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -152,7 +152,7 @@ class Elf:
         """Defined symbols whose whole name matches one of ``patterns``, in which ``*`` stands for anything.
 
         A pattern without a match in .dynsym is looked for in .symtab. By address, aliases all.
-        Raises UnsupportedTarget, also for over 4096 matches of one pattern, or 65,536 names to compare.
+        Raises UnsupportedTarget, also for over 512 matches, or 65,536 names to compare.
         """
         found = self._search(_SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
         absent = {pattern: _parts(pattern) for pattern in patterns if pattern not in found}
@@ -189,7 +189,7 @@ class Elf:
                 for row in table[order[low:high]]:
                     if symbol := self._match(row, strings, parts):
                         found.setdefault(pattern, []).append(symbol)
-            if len(found.get(pattern, ())) > _MAX_MATCHES:
+            if sum(map(len, found.values())) > _MAX_MATCHES:
                 raise UnsupportedTarget("too many symbols of the ELF file match")
         return found
 

@@ -125,7 +125,7 @@ class Collector:
         self._python.follow(self._discovery)
         self._discovery.listeners += [self._communication, self._optional, self._python]
         probes = LibraryProbes(self._session, self._communication.libraries, self._outbox, self._clock)
-        self._libraries = LibraryWatch(readers, probes)
+        self._libraries = LibraryWatch(readers, probes, fuse=self._config.probes.fuse)
         self._communication.look_again = self._libraries.look_again
         self._undo.callback(self._libraries.stop)
         self._mappings = MmapWatch(self._libraries.interesting)
@@ -275,7 +275,7 @@ class Collector:
         off = self._losses.off
         reason = some([*(f"switched off, hit too often: {n}" for n in off), *self._libraries.reasons])
         rows, lost = self._outbox.rows, self._outbox.lost_rows
-        attached = some([f"{path} x{n}" for path, n in sorted(self._libraries.attached.items())], ", ")
+        attached = some([f"{path} x{n}" for path, n in self._libraries.attached.items()], ", ")
         silent = some([f"process {q.pid} does not let itself be read ({q.op})" for q in self._readers.quarantined()])
         return [
             SourceState("collectives", "degraded" if off else state, reason, rows["comm.ops"], lost[RING], attached),

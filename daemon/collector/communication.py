@@ -17,7 +17,7 @@ from probing.daemon.collector.alive import is_alive
 from probing.daemon.collector.library_probes import ProbedLibrary
 from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.shared import Shared
-from probing.daemon.collector.status import SourceState
+from probing.daemon.collector.status import SourceState, some
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.gpu import source as cuda
 from probing.daemon.gpu.source import CudaSource
@@ -165,7 +165,7 @@ class CommunicationSources:
         self._cuda.sweep(is_alive)
 
     def states(self, state: str, rows: Mapping[str, int], lost: Mapping[str, int]) -> list[SourceState]:
-        unknown = "; ".join(sorted(set(self._layouts.reasons.values())))
+        unknown = some(sorted(set(self._layouts.reasons.values())))
         return [
             SourceState("communicators", state, unknown, rows["comm.communicators"], lost[communicators.RING]),
             SourceState("cuda", state, self._cuda_trouble, rows["cuda.syncs"], lost[cuda.RING]),

@@ -49,11 +49,15 @@ class _Look:
 
 
 class LibraryWatch:
-    """One thread that attaches and detaches; what processes do may be said from any."""
+    """One thread that attaches and detaches; what processes do may be said from any.
 
-    def __init__(self, readers: ReaderPool, probes: LibraryProbes) -> None:
+    ``fuse``: also files of file systems that a program serves.
+    """
+
+    def __init__(self, readers: ReaderPool, probes: LibraryProbes, *, fuse: bool = False) -> None:
         self._readers = readers
         self._probes = probes
+        self._fuse = fuse
         self._files = probes.files
         self._turns = Turns(_uid_of)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
@@ -103,7 +107,7 @@ class LibraryWatch:
 
     @property
     def attached(self) -> dict[str, int]:
-        """How many files of each path have probes."""
+        """How many files of each path have probes, the newest first."""
         return dict(self._files.attached())
 
     @property
@@ -204,7 +208,7 @@ class LibraryWatch:
         try:
             fd = self._readers.call(
                 "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=OPEN_PATIENCE_S,
-                start=mapped.mapping.start,
+                start=mapped.mapping.start, served=self._fuse,
             ).take_fd()  # fmt: skip
         except (TargetTimeout, InternalError, ProcessGone):
             raise

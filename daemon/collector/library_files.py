@@ -167,8 +167,8 @@ class Files:
         )
 
     def attached(self) -> Counter[str]:
-        """How many files of each path have probes."""
-        return Counter(file.path for file in list(self._by_identity.values()))
+        """How many files of each path have probes, the newest first."""
+        return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:
         """Why files could not be probed at the last try, the newest first, each once."""

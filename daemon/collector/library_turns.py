@@ -15,6 +15,8 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
+# How exactly the times of retries are kept.
+TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Turns:
         self._users: OrderedDict[int, _User] = OrderedDict()
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
+        self._ticked = 0.0
         self.refused = 0
         """Processes for which there was no room: a scan finds them."""
 
@@ -127,13 +130,9 @@ class Turns:
         with self._changed:
             added, self._added = self._added, {}
         now = time.monotonic()
-        for pid, retry in list(self._retries.items()):
-            if retry.due <= now:
-                retry.due = float("inf")
-                added.setdefault(pid, False)
-        for pid, due in list(self._due_at.items()):
-            if due <= now:
-                del self._due_at[pid]
+        if now - self._ticked >= TICK_S:
+            self._ticked = now
+            for pid in self._due_now(now):
                 added.setdefault(pid, False)
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
@@ -146,6 +145,15 @@ class Turns:
                 user.fresh[pid] = None
             elif pid not in user.fresh:
                 user.scanned[pid] = None
+
+    def _due_now(self, now: float) -> list[int]:
+        retried = [pid for pid, retry in self._retries.items() if retry.due <= now]
+        for pid in retried:
+            self._retries[pid].due = float("inf")
+        later = [pid for pid, due in self._due_at.items() if due <= now]
+        for pid in later:
+            del self._due_at[pid]
+        return retried + later
 
     def _next(self, now: float) -> Turn | None:
         for uid, user in list(self._users.items()):
@@ -166,5 +174,6 @@ class Turns:
     def _due(self) -> float:
         """When something that waits comes up, on time.monotonic()."""
         rests = (user.rests_until for user in self._users.values() if user.fresh or user.held)
-        retries = (retry.due for retry in self._retries.values())
-        return min((*rests, *retries, *self._due_at.values()), default=float("inf"))
+        retries = (max(retry.due, self._ticked + TICK_S) for retry in self._retries.values())
+        later = (max(due, self._ticked + TICK_S) for due in self._due_at.values())
+        return min((*rests, *retries, *later), default=float("inf"))

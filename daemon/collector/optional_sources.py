@@ -40,12 +40,12 @@ class OptionalSources:
         if self._refused is None:
             self._logs = LogSource(
                 session, processes, readers, symbols, outbox, clock, node, config.logs,
-                enabled=lambda who: bool(changes.value("logs.enabled", who)),
+                enabled=lambda who: bool(changes.value("logs.enabled", who)), fuse=config.probes.fuse,
             )  # fmt: skip
             changes.listeners.append(self._logs.settings_changed)
         self._probes = UserProbes(
             Path(config.probes.user_dir), tables, outbox, processes, readers, symbols, node, clock,
-            multi=session.features.uprobe_multi,
+            multi=session.features.uprobe_multi, fuse=config.probes.fuse,
         )  # fmt: skip
 
     @property

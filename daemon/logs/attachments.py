@@ -57,12 +57,13 @@ class _Point(NamedTuple):
 class Attachments:
     """``want`` and ``drop`` may be called from any thread; what they ask for is done by ours.
 
-    ``symbols`` finds symbols by name in the file at a descriptor.
+    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files that a program serves.
     """
 
     def __init__(
-        self, session: Session, readers: _Readers, symbols: SymbolFinder
+        self, session: Session, readers: _Readers, symbols: SymbolFinder, *, fuse: bool = False
     ) -> None:
+        self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[_Key, bool] | None] = queue.SimpleQueue()
         # Of the thread only.
@@ -135,7 +136,7 @@ class Attachments:
         try:
             for mapping in list(libraries.values())[:MAX_LIBRARIES]:
                 opened = self._readers.call(
-                    "open", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
+                    "open", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, start=mapping.start, served=self._fuse
                 )
                 fd = opened.take_fd()
                 try:

@@ -51,11 +51,13 @@ class LogSource:
         node: str,
         config: LogsConfig,
         enabled: Callable[[Identity], bool],
+        *,
+        fuse: bool = False,
     ) -> None:
         self._processes, self._sink, self._clock, self._node = processes, sink, clock, node
         self._enabled = enabled
         self._line_bytes = config.line_bytes
-        self._attachments = Attachments(session, readers, symbols)
+        self._attachments = Attachments(session, readers, symbols, fuse=fuse)
         self._trainers: dict[tuple[int, int], Identity] = {}
         # The lock is for what follows.
         self._lock = threading.Lock()

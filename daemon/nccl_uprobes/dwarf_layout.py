@@ -44,11 +44,11 @@ INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
 }
 """The same of struct ncclInfo."""
-MAX_SECONDS = 4.0
+MAX_SECONDS = 2.0
 """The published libraries take 0.1 s at most."""
 # The largest published library has 22 MB.
-_MAX_INFO = 256 << 20
-_MAX_TABLE = 256 << 20
+_MAX_INFO = 64 << 20
+_MAX_TABLE = 64 << 20
 _MAX_CONSTANTS = 64 << 20
 _VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
 # The struct has some 1 MB.

@@ -35,6 +35,7 @@ LOOK_S = 5.0
 # For a process whose directory does not answer.
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3
+MAX_FAILURES = 1_024
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
 # A dump that is written again is read again after 10, 20, 40 ... s.
@@ -328,6 +329,9 @@ class FlightRecorderWatch:
     def _failed(self, found: dict[str, Any], who: Identity, error: ProbingError, *, final: bool = False) -> None:
         stamp = _stamp(found)
         self._failures[stamp] += 1
+        if len(self._failures) > MAX_FAILURES:
+            # A file that was written again is not tried as it was.
+            del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
         del self._failures[stamp]

@@ -67,7 +67,7 @@ class LayoutFinder:
         self._cache = cache
         self._added: list[NcclLayout] = []
         self._reasons: dict[str, str] = {}
-        self._files: set[tuple[int, ...]] = set()
+        self._files: dict[tuple[int, ...], None] = {}
         self._stopped = False
         self._lock = threading.Lock()
         self._waiting: queue.Queue[int | None] = queue.Queue()
@@ -116,10 +116,12 @@ class LayoutFinder:
         with self._lock:
             if file in self._files or self._stopped:
                 return
-            if self._waiting.qsize() >= _MAX_WAITING or len(self._files) >= _MAX_FILES:
+            if self._waiting.qsize() >= _MAX_WAITING:
                 self._explain(_name(fd, None), "too many builds of NCCL are looked at")
                 return
-            self._files.add(file)
+            self._files[file] = None
+            if len(self._files) > _MAX_FILES:
+                del self._files[next(iter(self._files))]
             self._waiting.put(os.dup(fd))
 
     def _run(self) -> None:
@@ -188,9 +190,11 @@ class LayoutFinder:
             self._added.append(layout)
 
     def _explain(self, name: str, why: str) -> None:
-        if name not in self._reasons and len(self._reasons) < _MAX_REASONS:
+        if name not in self._reasons:
             self._reasons[name] = why
             _log.warning("NCCL %s: %s", name, why)
+            if len(self._reasons) > _MAX_REASONS:
+                del self._reasons[next(iter(self._reasons))]
 
     def _load(self) -> list[NcclLayout]:
         if self._cache is None:

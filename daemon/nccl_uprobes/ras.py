@@ -31,7 +31,7 @@ PARSE_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 25.0
 # Connections to one place for one round: stopped processes take some, and other jobs answer some.
 MAX_TRIES = 8
-# A place where nobody listens is asked again after 1, 2, 4 ... intervals.
+# A place where nobody listens, or that answers with what is no report, is asked again after 1, 2, 4 ... intervals.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)
@@ -60,10 +60,11 @@ class _Place:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place where nobody listens: asked again when ``left`` rounds have passed."""
+    """A place that is asked again when ``left`` rounds have passed. ``listens``: somebody does, and gives no report."""
 
     left: int
     skipped: int
+    listens: bool
 
 
 @dataclass(slots=True)
@@ -134,7 +135,8 @@ class RasWitness:
     @property
     def detail(self) -> str:
         """Where nobody listens: NCCL before 2.24, or switched off there."""
-        places = sorted(str(place.address) for place in list(self._waiting))
+        waiting = list(self._waiting.items())
+        places = sorted(str(place.address) for place, how in waiting if not how.listens)
         return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
@@ -202,13 +204,15 @@ class RasWitness:
         try:
             rows = self._answers(place, members, now)
         except NobodyListens:
-            skipped = min(MAX_SKIPPED, waiting.skipped * 2 if waiting else 1)
-            self._waiting[place] = _Waiting(skipped, skipped)
+            self._wait(place, listens=False)
             self._reasons.pop(place, None)
             return 0
         except ProcessGone:
             return 0
         except ProbingError as e:
+            # A process that is stopped can go on at any time; what never ends its report would hold up the others.
+            if not isinstance(e, RasSilent):
+                self._wait(place, listens=True)
             if self._say(place, e.message):
                 since = self._asked_ns.get(place, now)
                 self._sink.lost(Loss(self.name, TABLE, "read", e.message, since, now))
@@ -217,6 +221,11 @@ class RasWitness:
         self._reasons.pop(place, None)
         self._asked_ns[place] = now
         return rows
+
+    def _wait(self, place: _Place, *, listens: bool) -> None:
+        before = self._waiting.get(place)
+        skipped = min(MAX_SKIPPED, before.skipped * 2 if before else 1)
+        self._waiting[place] = _Waiting(skipped, skipped, listens)
 
     def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
         """Ask until each job of the place has answered, or the tries are used up."""

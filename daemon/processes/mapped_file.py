@@ -15,6 +15,7 @@ from typing import Any
 from probing.api.errors import ProcessGone, UnsupportedTarget, UsageError
 from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.processes.served import refuse_served
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.memory import ProcessMemory
 
@@ -28,19 +29,21 @@ _HEAD = 4096
 def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Open the file of the mapping at ``start`` of a process; how, its identity, and its descriptor (read-only).
 
+    Not where ``served`` is False and its file system is one of FUSE.
     ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
     first page of memory and file are equal. Raises UnsupportedTarget when the file is not what is mapped.
     """
     start = request.get("start")
     if not isinstance(start, int):
         raise UsageError("open takes the start address of a mapping")
+    served = bool(request.get("served", True))
     mappings = parse_maps(target.read("maps", MAX_MAPS))
     mapping = next((m for m in mappings if m.start == start), None)
     if mapping is None or not mapping.inode:
         raise UnsupportedTarget(f"process {target.pid} maps no file at {start:#x} any more")
-    fd, how = _from_map_files(target, mapping), "exact"
+    fd, how = _from_map_files(target, mapping, served), "exact"
     if fd is None:
-        fd = _from_path(target, mapping)
+        fd = _from_path(target, mapping, served)
         try:
             how = _same(target, mapping, mappings, fd)
         except BaseException:
@@ -56,16 +59,16 @@ def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any]
     }, fd
 
 
-def _from_map_files(target: Target, mapping: Mapping) -> int | None:
+def _from_map_files(target: Target, mapping: Mapping, served: bool) -> int | None:
     name = f"map_files/{mapping.start:x}-{mapping.end:x}"
     try:
         handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     except (PermissionError, FileNotFoundError):
         return None
-    return _reopen(handle, target, mapping)
+    return _reopen(handle, target, mapping, served)
 
 
-def _from_path(target: Target, mapping: Mapping) -> int:
+def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
     if mapping.deleted:
         raise UnsupportedTarget(
             f"{_name(mapping)} was deleted or replaced while process {target.pid} uses it",
@@ -80,13 +83,15 @@ def _from_path(target: Target, mapping: Mapping) -> int:
         raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} cannot be opened: {e.strerror}") from e
     finally:
         os.close(root)
-    return _reopen(handle, target, mapping)
+    return _reopen(handle, target, mapping, served)
 
 
-def _reopen(handle: int, target: Target, mapping: Mapping) -> int:
+def _reopen(handle: int, target: Target, mapping: Mapping, served: bool) -> int:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is no regular file")
+        if not served:
+            refuse_served(handle, _name(mapping))
         return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as e:
         raise ProcessGone(f"process {target.pid} exited") from e

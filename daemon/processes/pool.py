@@ -37,7 +37,7 @@ MAX_QUARANTINED = 4_096
 # What a fresh process may take until it answers, on a machine that is busy.
 START_TIMEOUT_S = 20.0
 RETRY_S = 0.5
-MAX_CACHED_FILES = 256
+MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int]
 
@@ -363,9 +363,12 @@ class ParserPool:
             answer = e
         with self._lock:
             self._known[key] = answer
-            while len(self._known) > MAX_CACHED_FILES:
+            while len(self._known) > MAX_CACHED_FILES or self._symbols() > MAX_CACHED_SYMBOLS:
                 self._known.popitem(last=False)
         return answer
+
+    def _symbols(self) -> int:
+        return sum(len(known["symbols"]) for known in self._known.values() if isinstance(known, dict))
 
     def nccl_layout(self, fd: int, known: Sequence[str], timeout: float = 15.0) -> dict[str, Any]:
         """The layouts of the libnccl open at ``fd``, which stays the caller's; keys in ``nccl_uprobes.dwarf_layout``.

@@ -73,7 +73,8 @@ class UserProbes:
     """A source (``probing.daemon.source``). ``drain`` is called with each look of the drain loop.
 
     ``processes`` tells who trains; ``readers`` and ``symbols`` look into them; ``multi`` says whether the kernel has
-    uprobe_multi links. Bcc and its compiler are only started when there is a probe.
+    uprobe_multi links, ``fuse`` whether files that a program serves get probes. Bcc and its compiler are only started
+    when there is a probe.
     """
 
     name = "user_probes"
@@ -90,12 +91,13 @@ class UserProbes:
         clock: Clock,
         *,
         multi: bool = True,
+        fuse: bool = False,
     ) -> None:
         self._folder = folder
         self._tables = tables
         self._sink = sink
         self._processes = processes
-        self._targets = Targets(readers, symbols)
+        self._targets = Targets(readers, symbols, fuse=fuse)
         self._node = node
         self._clock = clock
         self._multi = multi

@@ -29,9 +29,11 @@ class Readers(Protocol):
 
 
 class Targets:
-    """Used by one thread. Files of targets are opened by readers and looked into by the parser."""
+    """Used by one thread. Files of targets are opened by readers and looked into by the parser; those that a program
+    serves only with ``fuse``."""
 
-    def __init__(self, readers: Readers, symbols: SymbolFinder) -> None:
+    def __init__(self, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
+        self._fuse = fuse
         self._readers = readers
         self._symbols = symbols
         # By device, inode, size, time of change and symbol.
@@ -55,7 +57,7 @@ class Targets:
     def opened(self, who: Identity, mapping: Mapping) -> Iterator[int]:
         """The file behind a mapping, as the process sees it."""
         answer = self._readers.call(
-            "open", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start
+            "open", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start, served=self._fuse
         )
         fd = answer.take_fd()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon, free_port, wait_for
+from hostile import silent_fuse
 from test_stacks import stacks_rpc_of_job
 
 Launch = Callable[..., Any]
@@ -25,7 +26,7 @@ def silent_file(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "silent"
     where.mkdir()
     server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("silent_fuse.py"), where], stdout=subprocess.PIPE, text=True
+        [sys.executable, Path(silent_fuse.__file__), where], stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"

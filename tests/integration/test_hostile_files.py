@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile import elf_files, flight_dumps
+from hostile import dwarf_files, elf_files, flight_dumps
 from processes_helpers import Listener, listening, wait_for
 
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
@@ -30,6 +30,11 @@ def pool(listener: Listener) -> Iterator[ParserPool]:
     made.close()
 
 
+def _peak_kb(pid: int) -> int:
+    """The most resident memory that a process ever had."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0])
+
+
 @pytest.mark.parametrize("make", [elf_files.many_symbols, elf_files.many_names, elf_files.many_tables])
 def test_a_small_file_with_endless_tables_is_refused(
     make: Callable[[Path], Path], pool: ParserPool, listener: Listener, tmp_path: Path
@@ -40,8 +45,7 @@ def test_a_small_file_with_endless_tables_is_refused(
             pool.symbols(file.fileno(), ["ncclAllReduce", "ncclBroadcast*"], timeout=PATIENCE)
     (parser,) = listener.processes
     assert parser.poll() is None
-    memory = Path(f"/proc/{parser.pid}/status").read_text().split("VmHWM:")[1].split()[0]
-    assert int(memory) < 300_000
+    assert _peak_kb(parser.pid) < 300_000
 
 
 @pytest.mark.parametrize(
@@ -88,3 +92,18 @@ def test_what_is_made_of_a_repeated_value_is_made_once(monkeypatch: pytest.Monke
     found = flight_dump.dump_rows(flight_dump.load_dump(flight_dumps.repeated_values(tmp_path / "dump").read_bytes()))
     assert len(found["rows"]) > 500
     assert sorted(made) == [64, 256, 256]
+
+
+@pytest.mark.parametrize(
+    "make", [dwarf_files.compressed_zeros, dwarf_files.tables_in_tables, dwarf_files.types_in_a_circle]
+)
+def test_hostile_debugging_information_gives_no_layout(
+    make: Callable[[Path], Path], pool: ParserPool, listener: Listener, tmp_path: Path
+) -> None:
+    with make(tmp_path / "libnccl.so.2").open("rb") as file:
+        found = pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
+    assert (found["comm"], found["info"]) == (None, None)
+    assert found["why"]
+    (parser,) = listener.processes
+    assert parser.poll() is None
+    assert _peak_kb(parser.pid) < 700_000

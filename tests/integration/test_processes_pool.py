@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -140,12 +141,19 @@ def replace_by_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def replace_by_device(path: Path) -> None:
+    path.unlink()
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+
+
 def replace_by_link_out(path: Path) -> None:
     path.unlink()
     path.symlink_to("/proc/self/environ")
 
 
-@pytest.mark.parametrize("change", [Path.unlink, replace_by_other, replace_by_fifo, replace_by_link_out])
+@pytest.mark.parametrize(
+    "change", [Path.unlink, replace_by_other, replace_by_fifo, replace_by_device, replace_by_link_out]
+)
 def test_a_file_that_is_not_what_is_mapped(tmp_path: Path, change: Callable[[Path], None]) -> None:
     mapped = tmp_path / "mapped"
     mapped.write_bytes(b"mapped" * 4000)

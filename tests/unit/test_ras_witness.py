@@ -176,6 +176,20 @@ def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:
     assert witness.reason == ""
 
 
+def test_a_report_without_end_is_asked_for_less_and_less_often(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ras_client, "MAX_REPORT", 1_000_000)
+    listener = world.listen(manner="endless")
+    witness = world.witness(listener.port)
+    for _ in range(16):
+        assert witness.ask_all() == 0
+    assert listener.connections == 4
+    assert "more than" in witness.reason
+    assert witness.detail == ""
+    assert len(world.losses) == 1
+
+
 def test_a_report_that_is_none_is_a_loss(world: World) -> None:
     witness = world.witness(world.listen(b"{").port)
     assert witness.ask_all() == 0
@@ -214,6 +228,8 @@ def test_another_namespace_needs_a_right(world: World, monkeypatch: pytest.Monke
     refused = type("Libc", (), {"setns": staticmethod(lambda *_: -1)})
     monkeypatch.setattr(ras_place, "_libc", refused)
     monkeypatch.setattr(ras_place.ctypes, "get_errno", lambda: errno.EPERM)
+    # The first of them is left out.
+    witness.ask_all()
     witness.ask_all()
     assert witness.reason == "the process is in another network namespace, which needs CAP_SYS_ADMIN"
     assert [loss.pid for loss in world.losses] == [None, None]

@@ -1,0 +1,69 @@
+"""Processes of an ordinary user that map files as libraries are mapped: many files, again and again, many processes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ("NOBODY", "long_names", "mapping")
+
+NOBODY = 65_534
+_PROGRAM = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+READ_EXEC, PRIVATE = 5, 2
+
+def mapped(path):
+    fd = os.open(path, os.O_RDONLY)
+    address = libc.mmap(None, 4096, READ_EXEC, PRIVATE, fd, 0)
+    os.close(fd)
+    assert address != ctypes.c_void_p(-1).value, path
+    return address
+
+how, copies, paths = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+for _ in range(copies - 1):
+    if not os.fork():
+        # It ends with whoever started the first one.
+        libc.prctl(1, signal.SIGKILL)
+        break
+else:
+    print("mapped", flush=True) if how == "loop" else None
+if how == "hold":
+    for path in paths:
+        mapped(path)
+    print("mapped", flush=True)
+    signal.pause()
+while True:
+    for path in paths:
+        libc.munmap(mapped(path), 4096)
+"""
+
+
+def mapping(
+    paths: Sequence[Path], *, how: str = "hold", copies: int = 1, user: int | None = NOBODY
+) -> subprocess.Popen[Any]:
+    """``copies`` processes that ``hold`` mappings of all paths, or ``loop``: map and unmap them without a pause.
+
+    Returns when all hold them, or the loops run. They end when the process that is returned does.
+    """
+    argv = ["/usr/bin/env", "python3", "-c", _PROGRAM, how, str(copies), *map(str, paths)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, user=user, group=user, extra_groups=[], cwd="/")
+    assert process.stdout is not None
+    for _ in range(copies if how == "hold" else 1):
+        assert process.stdout.readline() == b"mapped\n"
+    return process
+
+
+def long_names(folder: Path, count: int = 400) -> list[Path]:
+    """Files that are no libraries, ``libnccl.so.N`` below 3,000 characters of directories."""
+    deep = folder.joinpath(*(["d" * 250] * 12))
+    deep.mkdir(parents=True)
+    paths = [deep / f"libnccl.so.{number}" for number in range(count)]
+    for path in paths:
+        path.write_bytes(b"no library".ljust(4096))
+    return paths
