@@ -89,9 +89,9 @@ class MemoryBound:
         return int(os.pread(self._statm, 200, 0).split()[5]) * resource.getpagesize()
 
 
-def stand_back() -> None:
+def stand_back(niceness: int = NICENESS) -> None:
     """Let the job and the collector go first, at the processor and the disk, and stay when memory ends."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     if number := _IOPRIO_SET.get(platform.machine()):
         _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
     with contextlib.suppress(OSError):

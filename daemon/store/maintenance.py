@@ -52,7 +52,8 @@ def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)
-    stand_back()
+    # Not at the processor: the log must not grow faster than it is sealed.
+    stand_back(niceness=0)
     limit(MEMORY_BYTES, CPU_SECONDS)
     # Imported before the files are out of reach.
     import pyarrow.parquet  # noqa: F401
