@@ -242,10 +242,12 @@ class Collector:
     def check(self) -> None:
         """Now and then: the heartbeat of the programs, and the file that pauses everything.
 
-        Raises InternalError when the rings are not drained any more: a fresh collector goes on where this one stopped.
+        Raises InternalError when the rings are not drained any more, StoreError when the state directory was deleted: a
+        fresh collector goes on where this one stopped.
         """
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
+        self._store.check()
         if self._pausing.follow():
             self._optional.pause(self._session.paused)
             # What ends while the programs sleep is not seen to end.

@@ -34,6 +34,8 @@ __all__ = ("NO_SPACE", "Keeper", "store_error")
 _log = logging.getLogger(__name__)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MAX_CLOSED_PARTS = 16
+# Merging waits while so many parts wait to be sealed.
+_BEHIND_PARTS = 3
 _SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
 # What is read at each turn to check segments, on average.
 _SCRUB_BYTES = 16 << 20
@@ -88,6 +90,11 @@ class Keeper:
             with contextlib.suppress(OSError):
                 self._aside.limit(limits.max_bytes // _ASIDE_SHARE)
                 self._inventory.set_aside_bytes = self._aside.bytes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the log grows faster than it is sealed."""
+        return sum(p.raw_bytes for p in self._inventory.closed_parts) >= _BEHIND_PARTS * self._limits.part_bytes
 
     def seal(self, now: bool) -> int:
         """See ``Store.seal``; of closed parts."""

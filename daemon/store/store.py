@@ -40,6 +40,8 @@ __all__ = ("Store",)
 
 # Small drains lie compressed in the log; what a query must decode is bounded by this many times part_bytes.
 _RAW_FACTOR = 2
+# How long a deleted state directory is tried to be made again by this process.
+_GONE_NS = 10 * 1_000_000_000
 
 
 class Store:
@@ -90,6 +92,8 @@ class Store:
         self._kick = threading.Event()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        # Monotonic.
+        self._gone_since: int | None = None
 
     @classmethod
     def open(
@@ -221,12 +225,20 @@ class Store:
             # Space first: sealing needs some.
             self._keeper.retain()
             self._keeper.seal(False)
-            self._compactor.turn()
+            if not self._keeper.is_behind:
+                self._compactor.turn()
             self._keeper.scrub()
             self._worker.rest()
 
+    def check(self) -> None:
+        """Raises StoreError when the state directory was deleted and could not be made again for a while: a fresh
+        process may be able to."""
+        if self._gone_since is not None and self._clock.pair().mono_ns - self._gone_since > _GONE_NS:
+            raise StoreError(self._inventory.problems.get("remake", "the state directory was deleted"))
+
     def _remake(self) -> None:
         """The state directory was deleted, or its log: make it again, and say what was lost."""
+        self._gone_since = self._gone_since or self._clock.pair().mono_ns
         with self._appending:
             # Its file may be gone with the directory, and what is appended to it with it.
             self._retire()
@@ -243,6 +255,7 @@ class Store:
             )
             raise store_error(e, self._root) from e
         self._inventory.problems.pop("remake", None)
+        self._gone_since = None
 
     def _is_locked(self, fd: int) -> bool:
         with contextlib.suppress(OSError):

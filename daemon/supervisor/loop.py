@@ -105,6 +105,7 @@ class Supervisor:
                 if child.due is not None and child.due <= now:
                     child.start(self._spawner)
                     self._selector.register(child.errors, selectors.EVENT_READ, child)
+            self._runtime.keep_state_dir()
             self._press(now)
             if self._watchdog and now >= alive + self._watchdog and self._are_well(now):
                 notify("WATCHDOG=1")

@@ -57,6 +57,15 @@ class Runtime:
             self._lock.release()
             self._lock = None
 
+    def keep_state_dir(self) -> None:
+        """Make the state directory again if somebody deleted it: the collector may not write beside it."""
+        if not Path(self._config.state_dir).exists():
+            try:
+                self._make_state_dir()
+                log.warning("the state directory %s was deleted: it is made again", self._config.state_dir)
+            except StoreError as e:
+                log.error("%s", e.message)
+
     def _take_lock(self) -> None:
         lock = Lock.take(self._config)
         if lock is None:

@@ -17,6 +17,7 @@ from probing.api.errors import FormatError, StateLocked
 from probing.daemon.config import Config
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import report
+from probing.daemon.supervisor.runtime import INETD_SOCKETS
 
 
 def main() -> int:
@@ -25,7 +26,7 @@ def main() -> int:
         while not Path(config.control_socket).exists() or not Path(config.socket).exists():
             time.sleep(0.01)
         return 0
-    if kind in ("reader", "parser", "sql"):
+    if kind in INETD_SOCKETS:
         return _helper()
     order = Path(config.state_dir, f"{kind}.order")
     if order.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -161,6 +162,16 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
         assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask(caps)}
         assert found["NoNewPrivs"] == "1"
     assert daemon.end()[0] == 0
+
+
+def test_a_deleted_state_directory_is_made_again(daemon: Daemon, until: Callable[..., object]) -> None:
+    daemon.start().ready()
+    shutil.rmtree(daemon.state)
+    found = until(lambda: daemon.state.is_dir() and daemon.state.stat())
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (60001, 60004, 0o750)
+    code, errors = daemon.end()
+    assert code == 0
+    assert errors.count("was deleted: it is made again") == 1
 
 
 def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import stat
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 import store_support as support
 
-from probing.api.errors import StoreFull
+from probing.api.errors import StoreError, StoreFull
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.files import SystemFiles
 
 ROOT = Path("/state")
 HOUR_NS = 3_600_000_000_000
@@ -223,3 +225,38 @@ def test_files_are_for_the_owner_and_the_group(tmp_path: Path) -> None:
     assert {name for name, mode in found.items() if mode == 0o2750} == folders
     assert {name: mode for name, mode in found.items() if name not in folders and mode != 0o640} == {}
     assert len(found) > len(folders) + 2
+
+
+def test_a_directory_that_cannot_be_made_again_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, clock, files = tmp_path / "state", support.clock(), SystemFiles()
+    store = Store.open(root, node="n1", clock=clock, limits=LIMITS, tables=support.TABLES, background=False)
+    write(store, clock, 0)
+    shutil.rmtree(root)
+    # WHEN whoever runs it may not write beside it
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(SystemFiles, "make_dir", lambda *_: raise_it(denied))
+    store.check()
+    for _ in range(12):
+        with pytest.raises(StoreError, match="not writable"):
+            store.maintain()
+        with pytest.raises(StoreError):
+            store.append({"t.small": [batch(PIECE, clock.real_ns)]}, support.position(1))
+        clock.advance(10**9)
+    assert "cannot be made again: Permission denied" in store.status()["reason"]
+    with pytest.raises(StoreError, match="cannot be made again"):
+        store.check()
+    # AND when somebody makes it, it goes on
+    monkeypatch.undo()
+    files.make_dir(root)
+    store.maintain()
+    store.check()
+    assert [loss.count for loss in store.take_losses()] == [PIECE]
+    store.append({"t.small": [batch(PIECE, clock.real_ns)]}, support.position(1))
+    assert store.status()["state"] == "running"
+    store.close()
+
+
+def raise_it(e: Exception) -> None:
+    raise e
