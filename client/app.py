@@ -23,6 +23,7 @@ from probing.client.settings import (
 __all__ = ("app", "events", "logs", "nccl", "nodes", "pause", "ps", "rdma", "status", "tables", "top", "version")
 
 _Job = Annotated[str | None, typer.Option(metavar="JOB", help=JOB_HELP)]
+_Wide = Annotated[bool, typer.Option("-w", "--wide", help="All columns, however wide the terminal is.")]
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # As wide as the terminal, up to what reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -101,11 +102,12 @@ def ps(
     job: _Job = None,
     ended: Annotated[bool, typer.Option("--ended", help="Those that have ended, the newest first.")] = False,
     since: Annotated[str, typer.Option(metavar="TIME", help="How far back, with --ended.")] = "1d",
+    wide: _Wide = False,
 ) -> None:
     """Training processes: job, rank, pid, state, backends."""
     from probing.client import ps as command
 
-    command.run(context.obj, job, since=seconds(since) if ended else None)
+    command.run(context.obj, job, since=seconds(since) if ended else None, wide=wide)
 
 
 @app.command()
@@ -245,10 +247,10 @@ def _everywhere(context: typer.Context) -> None:
 
 
 @cluster_app.command("list")
-def _cluster_list(context: typer.Context, job: _Job = None) -> None:
+def _cluster_list(context: typer.Context, job: _Job = None, wide: _Wide = False) -> None:
     """ps on all nodes."""
     _everywhere(context)
-    ps(context, job)
+    ps(context, job, wide=wide)
 
 
 @cluster_app.command("nodes")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import grp
 import ipaddress
+import os
+import pwd
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -28,6 +32,8 @@ from probing.federation.answer import Reply
 __all__ = ("Connection", "diagnose")
 
 T = TypeVar("T")
+_DENIED = "permission denied"
+_UNKNOWN_HOST = "the host name is not known"
 _ERROR_KEY = "probing-error-bin"
 _MAX_MESSAGE = 64 << 20
 _OPTIONS = (
@@ -184,7 +190,7 @@ def _error(address: str, error: grpc.RpcError) -> ProbingError:
         return error_from(message.kind, message.message, message.hint)
     code, details = error.code(), str(error.details() or "").strip()
     if code is grpc.StatusCode.UNAVAILABLE:
-        return PeerError(f"{address} does not answer: {diagnose(address) or details or 'the connection broke'}")
+        return _unreached(address, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         why = diagnose(address) or "no answer in time"
         return PeerError(f"{address} does not answer: {why}", hint="raise --timeout, or ask its `probingctl status`")
@@ -194,6 +200,32 @@ def _error(address: str, error: grpc.RpcError) -> ProbingError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
     return PeerError(f"{address}: {code.name.lower()}: {details}" if details else f"{address}: {code.name.lower()}")
+
+
+def _unreached(address: str, details: str) -> ProbingError:
+    why = diagnose(address)
+    error = PeerError(f"{address} does not answer: {why or details or 'the connection broke'}")
+    if why == _DENIED:
+        group = _group_of(address.removeprefix("unix:"))
+        error.hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
+    elif why == _UNKNOWN_HOST:
+        error.hint = "is the name spelt right? an IP address does as well"
+    return error
+
+
+def _group_of(path: str) -> str:
+    """The group that may use the socket ``path``."""
+    try:
+        return grp.getgrgid(Path(path).stat().st_gid).gr_name
+    except (OSError, KeyError):
+        return "probing"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def diagnose(address: str) -> str:
@@ -210,13 +242,13 @@ def diagnose(address: str) -> str:
     except FileNotFoundError:
         return "there is no such socket"
     except PermissionError:
-        return "permission denied (root and the group probing may connect)"
+        return _DENIED
     except ConnectionRefusedError:
         return "connection refused"
     except TimeoutError:
         return "no connection in time"
     except socket.gaierror:
-        return "the host name is not known"
+        return _UNKNOWN_HOST
     except OSError as e:
         return e.strerror or str(e)
     return ""

@@ -44,12 +44,15 @@ _ENDED = (
 )
 
 
-def run(settings: Settings, job: str | None, *, since: float | None = None) -> None:
-    """Processes that live, or with ``since`` those that have ended in so many seconds."""
+def run(settings: Settings, job: str | None, *, since: float | None = None, wide: bool = False) -> None:
+    """Processes that live, or with ``since`` those that have ended in so many seconds.
+
+    ``wide``: all columns, however wide the terminal is.
+    """
     with opened(settings) as cluster:
         job = job_named(cluster, job)
         where = "" if job is None else f"job = {sql_text(job)}"
-        width = terminal_width() if settings.output is None else None
+        width = None if wide or settings.output is not None else terminal_width()
         if since is not None:
             rows = _ended(cluster, where or "true", since)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)

@@ -52,16 +52,22 @@ def terminal_width() -> int | None:
 
 
 def render(fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, bold: bool = False) -> str:
-    """The rows under a line of titles. ``width`` None: as wide as the values are."""
-    grid = Grid(fields, rows, width)
+    """The rows under a line of titles, cut at ``width``; None: as wide as the values are."""
+    grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
 
 
 class Grid:
-    """Columns whose widths fit the rows ``first``, and the screen's ``width`` as far as they may be cut."""
+    """Columns whose widths fit the rows ``first``, and the screen's ``width`` as far as they may be cut.
 
-    def __init__(self, fields: Sequence[Field], first: Sequence[dict[str, Any]], width: int | None) -> None:
+    Lines are cut at ``edge``, should they be wider still.
+    """
+
+    def __init__(
+        self, fields: Sequence[Field], first: Sequence[dict[str, Any]], width: int | None, *, edge: int | None = None
+    ) -> None:
         self._fields = fields
+        self._edge = edge
         cells = [self._cells(row) for row in first]
         self._titles = [escape(f.title) for f in fields]
         titles = self._titles
@@ -75,12 +81,16 @@ class Grid:
 
     def head(self, *, bold: bool = False) -> str:
         """The line of titles."""
-        titles = _line(self._fields, self._titles, self._widths, cut=True)
+        titles = self._cut(_line(self._fields, self._titles, self._widths, cut=True))
         return f"\x1b[1m{titles}\x1b[0m\n" if bold else titles + "\n"
 
     def lines(self, rows: Sequence[dict[str, Any]], *, cut: bool = True) -> str:
         """A line a row. Without ``cut`` what is wider than its column stands out."""
-        return "".join(_line(self._fields, self._cells(row), self._widths, cut=cut) + "\n" for row in rows)
+        lines = (_line(self._fields, self._cells(row), self._widths, cut=cut) for row in rows)
+        return "".join(self._cut(line) + "\n" for line in lines)
+
+    def _cut(self, line: str) -> str:
+        return line if self._edge is None or cell_len(line) <= self._edge else _shortened(line, self._edge)
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         return [escape((f.show or show_value)(row.get(f.key))) for f in self._fields]
@@ -105,5 +115,9 @@ def _line(fields: Sequence[Field], line: Sequence[str], widths: Sequence[int], *
 def _cell(text: str, width: int, right: bool, cut: bool) -> str:
     length = cell_len(text)
     if length > width:
-        return set_cell_size(text, width - 1) + cut_mark() if cut else text
+        return _shortened(text, width) if cut else text
     return " " * (width - length) + text if right else text + " " * (width - length)
+
+
+def _shortened(text: str, width: int) -> str:
+    return set_cell_size(text, width - 1) + cut_mark()

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
-
 from probing.client.nccl_text import NOTABLE_NS
 from probing.client.render import Field, Grid, render
 from probing.client.standing import Run, standing_lines
@@ -110,12 +108,7 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
     for key, value in _SPARE:
         if width is not None and Grid(fields, rows, None).width > width and all(row[key] == value for row in rows):
             fields = [field for field in fields if field.key != key]
-    text = render(fields, rows, width)
-    return text if width is None else "".join(_cropped(line, width) + "\n" for line in text.splitlines())
-
-
-def _cropped(line: str, width: int) -> str:
-    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
+    return render(fields, rows, width)
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:

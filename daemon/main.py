@@ -15,6 +15,7 @@ from probing.daemon.supervisor.fatal import guard
 
 if TYPE_CHECKING:
     from probing.daemon.store.decoding import Decoder
+    from probing.daemon.supervisor.rights import Account, Rights
 
 __all__ = ("main",)
 
@@ -115,6 +116,7 @@ def _import(args: list[str]) -> int:
     from probing.daemon.collector.changes import Changes
     from probing.daemon.collector.settings import limits_of
     from probing.daemon.store.importing import Target, import_sources
+    from probing.daemon.supervisor.runtime import make_state_dir
     from probing.daemon.user_probes.tables import UserTables
 
     table = _option(args, "--table")
@@ -123,6 +125,8 @@ def _import(args: list[str]) -> int:
         raise UsageError("there is nothing to import", hint="probingd import SOURCE... [--state-dir DIR]")
     config = Config.from_args(rest, default_file=True)
     root = Path(config.state_dir)
+    if not root.exists():
+        make_state_dir(root, _account(config, "collector"))
     limits = limits_of(config, Changes(config, root / "changes.json", time.time_ns).value)
     target = Target(root, config.node_name, limits, UserTables(root / "user_tables.json"))
     with _decoder(config) as decoder:
@@ -169,14 +173,20 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _decoder(config: Config) -> Decoder:
     """Files are decoded by the user of the SQL workers, where we can become it."""
     from probing.daemon.store.decoding import Decoder
+
+    account = _account(config, "parser")
+    return Decoder(account.uid, account.gid) if account else Decoder()
+
+
+def _account(config: Config, part: str) -> Account | None:
+    """The user of a part of the daemon; None where no daemon was ever installed, or we cannot become it."""
     from probing.daemon.supervisor.rights import rights_table
 
     try:
-        account = rights_table(config).parser.account
+        rights: Rights = getattr(rights_table(config), part)
     except ConfigError:
-        # A directory may be looked at where no daemon was ever installed.
-        account = None
-    return Decoder(account.uid, account.gid) if account else Decoder()
+        return None
+    return rights.account
 
 
 def _printable(text: str) -> str:

@@ -7,11 +7,12 @@ by itself, and can outlive the daemon.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,7 @@ class Changes:
 
     def _check(self, key: str, particular: bool) -> None:
         if key not in SETTINGS:
-            hint = f"at run time these can: {', '.join(SETTINGS)}"
-            raise UsageError(f"{key[:80]!r} cannot be changed while the daemon runs", hint=hint)
+            raise _unknown(key[:80], {name for name, _ in options()})
         if particular and not SETTINGS[key]:
             raise UsageError(f"{key} is one for all processes", hint="leave --job and --pid out")
 
@@ -207,3 +207,13 @@ def _shown(change: _Change) -> dict[str, Any]:
         "until_ns": change.until_ns,
         "persisted": change.persisted,
     }
+
+
+def _unknown(key: str, known: Collection[str]) -> UsageError:
+    """Why ``key`` is no setting that can be changed. ``known``: the keys of the configuration file."""
+    if key in known:
+        hint = "set it in the configuration file and restart; `probingctl config` lists what can be changed at run time"
+        return UsageError(f"{key} cannot be changed while the daemon runs", hint=hint)
+    near = difflib.get_close_matches(key, [*SETTINGS, *known], n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return UsageError(f"there is no setting {key!r}", hint=f"{guess}`probingctl config` lists all")

@@ -18,7 +18,7 @@ from probing.daemon.config import CONTROL, PUBLIC, Config
 from probing.daemon.supervisor.lock import Lock, owner_of
 from probing.daemon.supervisor.rights import Account, RightsTable
 
-__all__ = ("INETD_SOCKETS", "Runtime", "pins_of", "service_config")
+__all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
 # Who connects decides the owner of a socket: SQL workers serve the service, all others the collector.
@@ -119,7 +119,7 @@ class Runtime:
         path = Path(self._config.state_dir)
         account = self._rights.collector.account
         if not path.exists():
-            _make(path, account, 0o750)
+            make_state_dir(path, account)
         elif not path.is_dir():
             raise StoreError(f"state directory {path} is a file", hint="choose another --state-dir")
         elif account and _is_free(path):
@@ -137,6 +137,11 @@ class Runtime:
             _give_tree(pins, account)
         owner = (account.uid, account.gid) if account else None
         prepare(self._config.instance, Path(self._config.probes.bpffs), owner)
+
+
+def make_state_dir(path: Path, account: Account | None) -> None:
+    """A state directory as a start of the daemon makes it. Raises StoreError."""
+    _make(path, account, 0o750)
 
 
 def service_config(config: Config) -> Config:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
+import grp
 import io
 import json
 import os
 import pty
+import pwd
 import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +74,32 @@ def test_ps_shows_the_target_or_all_nodes(pair: tuple[FakeNode, FakeNode], ctl: 
     ):
         rows = json.loads(ctl(*command, "-f", "json")[1])
         assert [r["rank"] for r in rows] == [0, 1, 2, 3, None]
+
+
+def test_ps_fits_a_screen_of_80_columns(tmp_path: Path) -> None:
+    rows = [process("node-with-a-long-name.cluster.example", r, 1000 + r, command="python " + "x" * 90) for r in (0, 1)]
+    with FakeNode(tmp_path, "n", {"process.processes": [{**row, "job": "j" * 60} for row in rows]}) as node:
+        for words, most in ((["ps"], 80), (["ps", "--wide"], 400), (["ps", "-w"], 400), (["top", "--once"], 80)):
+            lines = _on_a_terminal([*words, "-t", node.address], 80)
+            longest = max(map(len, lines))
+            assert (longest <= 80) if most == 80 else (longest > 140), (words, lines)
+            assert sum("1000" in line for line in lines) == 1
+
+
+def _on_a_terminal(words: list[str], columns: int) -> list[str]:
+    """The lines that a command prints to a terminal, without what makes them bold."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    program = "from probing.client.main import main; main()"
+    child = subprocess.Popen([sys.executable, "-c", program, *words], stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(ours, 65536):
+            seen += data
+    os.close(ours)
+    assert child.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).splitlines()
 
 
 def test_ps_for_people_is_aligned(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -285,6 +316,22 @@ def test_help_of_every_command_is_whole_at_80_columns(ctl: Run, monkeypatch: pyt
     assert "..." not in cut
     assert max(map(len, text.splitlines())) <= 80
     assert ctl("cluster")[0] == 0
+
+
+def test_who_may_not_connect_hears_which_group_may(open_tmp_path: Path, ctl: Run) -> None:
+    with FakeNode(open_tmp_path, "n") as node:
+        path = node.address.removeprefix("unix:")
+        os.chown(path, -1, grp.getgrnam("daemon").gr_gid)
+        Path(path).chmod(0o060)
+        was = os.geteuid()
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+        try:
+            code, _, err = ctl("status", "-t", node.address)
+        finally:
+            os.seteuid(was)
+    assert (code, err) == (1, f"error: {node.address} does not answer: permission denied\n"
+        f"hint: root and the group daemon may: `sudo usermod -aG daemon {pwd.getpwuid(os.getuid()).pw_name}`,"
+        " then log in again\n")  # fmt: skip
 
 
 def test_what_a_node_says_of_its_error_is_passed_on(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:

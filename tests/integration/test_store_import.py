@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -238,11 +239,10 @@ def _fail_from(patch: pytest.MonkeyPatch, fatal: int) -> Callable[[], int]:
     return lambda: count
 
 
-def test_the_command(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
+def test_the_command(source: Path, open_tmp_path: Path) -> None:
     days = (time.time_ns() - NOW_NS) / 86_400e9 + 7
     command = [
-        PROBINGD, "import", source, "--state-dir", tmp_path / "here", "--node-name", "here",
+        PROBINGD, "import", source, "--state-dir", open_tmp_path / "here", "--node-name", "here",
         f"--store.max-age-days={days}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -250,6 +250,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "comm.ops: 220 rows", "probing.losses: 9 rows", "4 files imported, 0 were here before",
     ]  # fmt: skip
+    assert stat.S_IMODE((open_tmp_path / "here").stat().st_mode) == 0o750
     nothing = subprocess.run(command[:2], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2
 

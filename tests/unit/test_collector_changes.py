@@ -110,6 +110,22 @@ def test_what_is_refused(tmp_path: Path) -> None:
         Changes(Config(), tmp_path / "nowhere" / "changes.json", Times()).change("sampling.hz", "1", persist=True)
 
 
+@pytest.mark.parametrize(
+    ("key", "message", "hint"),
+    [
+        ("sampling.hzz", "there is no setting 'sampling.hzz'", "did you mean sampling.hz? `probingctl config`"),
+        ("store.part_bytez", "there is no setting 'store.part_bytez'", "did you mean store.part_bytes? "),
+        ("no such", "there is no setting 'no such'", "`probingctl config` lists all"),
+        ("store.part_bytes", "store.part_bytes cannot be changed while the daemon runs", "set it in the configuration"),
+    ],
+)
+def test_a_key_that_is_none_and_one_of_the_file(tmp_path: Path, key: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        made(tmp_path).change(key, "1")
+    assert caught.value.message == message
+    assert caught.value.hint.startswith(hint)
+
+
 def test_there_are_not_too_many(tmp_path: Path) -> None:
     changes = made(tmp_path)
     for number in range(MAX_CHANGES):
