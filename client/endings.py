@@ -10,14 +10,18 @@ from typing import Any
 from probing.client.cluster import Cluster
 from probing.client.rows import rows_of
 
-__all__ = ("MOST", "clock", "death_text", "ended", "events", "how", "when")
+__all__ = ("MOST", "clock", "death_text", "ended", "events", "how", "recent", "when")
 
 Row = dict[str, Any]
 # Rows of one answer; older ones are left out.
 MOST = 1000
+# So much further back is looked for the first failure of a run.
+_BEFORE_S = 86400
 _EVENTS = f"""
-SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal FROM process.events
-WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{since}} SECOND AND {{where}} ORDER BY ts DESC LIMIT {4 * MOST}
+SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
+  ts > now() - INTERVAL {{since}} SECOND AS recent
+FROM process.events WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{before}} SECOND AND {{where}}
+ORDER BY ts DESC LIMIT {4 * MOST}
 """
 
 
@@ -32,18 +36,23 @@ def events(cluster: Cluster, where: str, since: float) -> list[Row]:
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
-    return _described([row for row in rows if row["event"] != "identified"][-MOST:])
+    return recent(row for row in _described(rows) if row["event"] != "identified")
 
 
 def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """The exits among ``events``."""
-    rows = _described(_read(cluster, where, since, ("exit", "oom_kill"))[-MOST:])
-    return [row for row in rows if row["event"] == "exit"]
+    """The exits among events, of a day before as well; ``recent``: it is of the last ``since`` seconds."""
+    return [row for row in _described(_read(cluster, where, since, ("exit", "oom_kill"))) if row["event"] == "exit"]
+
+
+def recent(rows: Iterable[Row]) -> list[Row]:
+    """Those of ``rows`` that are recent, without ``recent``; at most MOST, the newest ones."""
+    return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
 def _read(cluster: Cluster, where: str, since: float, kinds: tuple[str, ...]) -> list[Row]:
-    asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": max(1, round(since)), "where": where}
-    return rows_of(cluster.query(_EVENTS.format(**asked)))[::-1]
+    seconds = max(1, round(since))
+    asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": seconds, "before": seconds + _BEFORE_S}
+    return rows_of(cluster.query(_EVENTS.format(**asked, where=where)))[::-1]
 
 
 def _described(rows: list[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from probing.client.by_job import by_job
 from probing.client.cluster import Cluster, ps_sql
-from probing.client.endings import MOST, ended, when
+from probing.client.endings import MOST, ended, recent, when
 from probing.client.output import write_objects, write_rows
 from probing.client.pause import head, pauses
 from probing.client.render import Field, show_value, terminal_width
@@ -72,7 +72,7 @@ def run(settings: Settings, job: str | None, *, since: float | None = None, wide
 
 def _ended(cluster: Cluster, where: str, since: float) -> list[dict[str, Any]]:
     """The newest first."""
-    rows = ended(cluster, where, since)
+    rows = recent(ended(cluster, where, since))
     if len(rows) == MOST:
         warn(f"only the last {MOST:,} are shown: ask for less with --since")
     for row in rows:

@@ -37,7 +37,7 @@ def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row]
     for row in exits:
         own = found.setdefault((row["job"], row["run"]), standing())
         if row["first"]:
-            own["first_failure"] = row
+            own["first_failure"] = {name: row[name] for name in row if name != "recent"}
         if row["role"] == "trainer":
             own["ended"] = row["ts"]
     for row in live:

@@ -117,7 +117,7 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
     ]
     exits, paused, *tables = cluster.at_once(asks)
     live, rates, late, inflight, stepped = map(rows_of, tables)
-    runs, _ = standings(live, exits)
+    runs, trainers = standings(live, exits)
     python, missing = _python(cluster, job) if live else ({}, [])
     calls = {_process(row): row for row in rates}
     steps = {_process(row): row for row in stepped}
@@ -142,7 +142,7 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
         for row in live
         for key in [_process(row)]
     ]
-    ranks += _ended_ranks(exits, ranks)
+    ranks += _ended_ranks([row for row in exits if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
     ranks.sort(key=lambda r: (r["job"], r["run"], r["rank"] is None, r["rank"] or 0, r["node"], r["pid"]))
     return Frame(ranks, runs, paused, tuple(dict.fromkeys([*_lost(cluster), *missing])))
 

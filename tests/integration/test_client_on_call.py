@@ -52,7 +52,8 @@ def began(node: str, rank: int, ts: int) -> dict[str, Any]:
 
 
 def at(ns: int) -> str:
-    return time.strftime("%H:%M:%SZ", time.gmtime(ns // SECOND))
+    day, today = (time.strftime("%Y-%m-%d ", time.gmtime(s)) for s in (ns // SECOND, time.time()))
+    return ("" if day == today else day) + time.strftime("%H:%M:%SZ", time.gmtime(ns // SECOND))
 
 
 @pytest.fixture
@@ -164,6 +165,19 @@ def test_one_dead_rank_of_a_job_that_lives_is_in_its_table(tmp_path: Path, ask: 
     assert not any(line.startswith("  ENDED") for line in shown)
     assert shown[-1].split()[:4] == ["1", "alpha", "1001", "exited"]
     assert shown[-1].endswith("exited with code 3")
+
+
+def test_the_first_failure_is_the_first_however_long_ago(tmp_path: Path, ask: Ask) -> None:
+    now = time.time_ns()
+    ends = (1, now - 7000 * SECOND), (2, now - 61 * SECOND)
+    dead = [{**began("alpha", rank, ts), "event": "exit", "exit_code": 1} for rank, ts in ends]
+    tables = {"process.processes": [process("alpha", 0, 1000)], "process.events": dead}
+    with FakeNode(tmp_path, "alpha", tables) as node:
+        node.threads = [thread(0, 1000, 1000, "MainThread")]
+        line = f"  FAILED FIRST: rank 1 (pid 1001 on alpha) exited with code 1 at {at(ends[0][1])}"
+        for command in (("nccl", "--since", "2m"), ("top", "--once")):
+            assert line in ask(node, *command)
+        assert [row["first"] for row in json.loads(ask(node, "events", "--since", "2m", "-f", "json"))] == [False]
 
 
 def test_a_job_that_stands_still_shows_how_long(tmp_path: Path, ask: Ask) -> None:
