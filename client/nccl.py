@@ -18,7 +18,7 @@ from probing.client.rows import rows_of
 from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings
 from probing.client.silence import silent
-from probing.client.standing import LIVE, RECENT, standing, standings
+from probing.client.standing import LIVE, RECENT, idle, standing, standings
 
 __all__ = ("Row", "collect", "run")
 
@@ -91,13 +91,12 @@ def _stand(
     shown = {key[:2] for key in found}
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():
-        if run not in shown and not (every_run and max(len(live), live[0]["world_size"] or 0) > 1):
+        waiting = idle(live, busy)
+        if run not in shown and not (every_run and waiting):
             continue
-        idle = [row for row in live if (row["node"], row["pid"]) not in busy]
-        idle.sort(key=lambda row: (row["rank"] is None, row["rank"]))
         own = runs[run]
-        own["silent"] = silent(cluster, idle)
-        own["silent_more"] = len(idle) - len(own["silent"])
+        own["silent"] = silent(cluster, waiting)
+        own["silent_more"] = len(waiting) - len(own["silent"])
         if run not in shown:
             nothing = {"job": run[0], "run": run[1], "comm": None, "size": live[0]["world_size"]}
             _communicator(found, nothing)["members"] = sorted(r["rank"] for r in live if r["rank"] is not None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from probing.client.endings import clock, death_text
-from probing.client.silence import silence_lines
+from probing.client.silence import Process, silence_lines
 from probing.client.text import plural
 
-__all__ = ("LIVE", "RECENT", "Run", "standing", "standing_lines", "standings")
+__all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
 
 Row = dict[str, Any]
 Run = tuple[Any, Any]
@@ -45,6 +45,14 @@ def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row]
         found.setdefault(run, standing())["ended"] = None
         trainers.setdefault(run, []).append(row)
     return found, trainers
+
+
+def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
+    """The trainers of one run that are not ``busy``, by rank; none of a run of one rank, which waits for nobody."""
+    if max(len(live), live[0]["world_size"] or 0) < 2:
+        return []
+    found = [row for row in live if (row["node"], row["pid"]) not in busy]
+    return sorted(found, key=lambda row: (row["rank"] is None, row["rank"] or 0))
 
 
 def standing_lines(own: Row) -> list[str]:

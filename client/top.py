@@ -22,7 +22,7 @@ from probing.client.rows import rows_of
 from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings
 from probing.client.silence import Process, SilenceWatch, silent
-from probing.client.standing import LIVE, Run, standings
+from probing.client.standing import LIVE, Run, idle, standings
 from probing.client.text import escape
 from probing.client.top_text import Frame, people
 
@@ -125,8 +125,8 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
     lags: dict[Process, int] = {}
     for row in late:
         lags[_process(row)] = max(lags.get(_process(row), row["lag_ns"]), row["lag_ns"])
-    idle = [row for row in live if _process(row) not in calls and _process(row) not in now]
-    quiet = _quiet(runs, idle, (watch or partial(silent, cluster))(idle))
+    waiting = [row for own in trainers.values() for row in idle(own, {*calls, *now})]
+    quiet = _quiet(runs, waiting, (watch or partial(silent, cluster))(waiting))
     ranks = [
         {
             **row,
@@ -147,12 +147,12 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
     return Frame(ranks, runs, paused, tuple(dict.fromkeys([*_lost(cluster), *missing])))
 
 
-def _quiet(runs: dict[Run, Row], idle: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
+def _quiet(runs: dict[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
     """What was found of silent ranks, by process; their run has it as well."""
     for row in found:
         runs[row["job"], row["run"]]["silent"].append(row)
     quiet = {_process(row): row for row in found}
-    for row in idle:
+    for row in waiting:
         if _process(row) not in quiet:
             runs[row["job"], row["run"]]["silent_more"] += 1
     return quiet
