@@ -28,12 +28,18 @@ READ_TIMEOUT_S = 2.0
 # A process whose maps are locked, or whose file does not open, is given up sooner: others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
+# A scan that is not over then is begun anew, and nothing is concluded from it.
+SCAN_LIMIT_S = 120.0
+# So many scans wait for users who rest before probes that an earlier daemon left are ended.
+MAX_STRANGE_SCANS = 6
 # How often processes that map a probed file are looked at again: one can unmap it, and live.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
 # A user rests for so many times as long as was spent on processes of his that had nothing new, or on files that were
-# refused; and for so long, s, for each file that did not answer lately, which may be our own slowness.
+# refused and took longer than CHEAP_S; and for so long, s, for each file that did not answer lately, which may be our
+# own slowness.
 REST_FACTOR = 20
+CHEAP_S = 0.1
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
 _STATUS_BYTES = 64 << 10
@@ -68,6 +74,9 @@ class LibraryWatch:
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
+        # Scans that may still find who maps what an earlier daemon probed; whether this one left out users who rest.
+        self._strange_scans = MAX_STRANGE_SCANS
+        self._left_out = False
         # Files that nobody mapped before the scan that goes on.
         self._idle: list[ProbedFile] = []
 
@@ -135,6 +144,8 @@ class LibraryWatch:
         if self._scanning is not None:
             if not self._scanning:
                 self._end_scan()
+            elif now - self._scan_began >= SCAN_LIMIT_S:
+                self._scanning, self._scan_wanted = None, True
         elif (not self._scan_began or now - self._scan_began >= SCAN_INTERVAL_S) and self._scan_due():
             self._begin_scan(now)
 
@@ -145,7 +156,7 @@ class LibraryWatch:
 
     def _begin_scan(self, now: float) -> None:
         self._scan_wanted, self._scan_began = False, now
-        self._idle = self._files.idle()
+        self._idle, self._left_out = self._files.idle(), False
         self._scanning = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
         self._turns.add(self._scanning, fresh=False)
 
@@ -159,9 +170,13 @@ class LibraryWatch:
             if not self._files.is_held(file):
                 self._turns.add(self._probes.let_go(file), fresh=False)
         self._idle = []
-        if not self._first_scan.is_set():
-            self._probes.let_go_of_strangers()
-            self._first_scan.set()
+        self._first_scan.set()
+        if self._strange_scans:
+            self._strange_scans = self._strange_scans - 1 if self._left_out else 0
+            if self._strange_scans:
+                self._scan_wanted = True
+            else:
+                self._probes.let_go_of_strangers()
 
     def _look_at(self, turn: Turn) -> None:
         began = time.monotonic()
@@ -179,8 +194,9 @@ class LibraryWatch:
         finally:
             if self._scanning is not None and found.done:
                 self._scanning.discard(turn.pid)
-        if turn.fresh and not found.useful:
-            self._turns.rest(turn.uid, REST_FACTOR * (time.monotonic() - began))
+        took = time.monotonic() - began
+        if not found.useful and (turn.fresh or (took > CHEAP_S and not found.done)):
+            self._turns.rest(turn.uid, REST_FACTOR * took)
 
     def _look(self, turn: Turn) -> _Look:
         """Attach one file at most: for the next, the process comes up again."""
@@ -196,6 +212,7 @@ class LibraryWatch:
             if source is None:
                 continue
             if not turn.may_attach:
+                self._left_out = True
                 self._turns.hold(turn)
                 return _Look(done=True, useful=new)
             self._turns.add([process.pid], fresh=turn.fresh)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.pace import Pace
 
 __all__ = ("Events", "Lifecycle")
 
@@ -35,6 +36,7 @@ class Lifecycle:
         self._mappings = mappings
         self._libraries = libraries
         self._lost = 0
+        self._pace = Pace()
 
     def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
         """Records of the ring ``lifecycle``. The rows come from Discovery, once they know who it is."""
@@ -52,8 +54,10 @@ class Lifecycle:
 
     def read_mappings(self) -> None:
         """Often, by one thread."""
-        for pid in {mapping.pid for mapping in self._mappings.read()}:
+        pids = {mapping.pid for mapping in self._mappings.read()}
+        for pid in pids:
             self._libraries.seen(pid)
+        for pid in self._pace.passing(pids):
             self._events.on_mapping(pid)
         if self._mappings.lost != self._lost:
             self._lost = self._mappings.lost

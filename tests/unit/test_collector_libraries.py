@@ -191,12 +191,15 @@ def test_probes_end_with_the_last_process_that_maps_the_file(
     assert watch.source.forgotten == [identity]
 
 
-def test_of_the_probes_of_the_daemon_before_those_of_unused_files_end(library: Path, tmp_path: Path) -> None:
+def test_of_the_probes_of_the_daemon_before_those_of_unused_files_end(
+    library: Path, tmp_path: Path, until: Until
+) -> None:
     unused = tmp_path / "unused"
     unused.touch()
     watch = Watch(adopted=(library, unused))
     watch.readers.mapped = {os.getpid(): [library]}
     watch.start()
+    until(lambda: watch.session.ended)
     watch.stop()
     assert watch.session.ended == [watch.session.of(unused)]
     assert watch.session.probed == {watch.session.of(library)}
@@ -268,3 +271,46 @@ def test_the_pause_of_a_refused_file_grows_and_is_of_one_user(monkeypatch: pytes
     assert files.refusal("cuda", (1, 2), 1001) is None
     monkeypatch.setattr(library_files, "SHOWN_S", -1.0)
     assert files.refused() == []
+
+
+def test_probes_of_the_daemon_before_wait_for_a_user_who_rests(
+    library: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may not have files attached yet may map what was probed."""
+    monkeypatch.setattr(libraries, "SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr(libraries, "LOOK_S", 0.01)
+    watch = Watch(adopted=(library,))
+    watch.readers.mapped = {os.getpid(): [library]}
+    turns = watch.libraries._turns
+    turns.rest(os.getuid(), 60.0)
+    watch.start()
+    assert watch.session.ended == []
+    turns._users[os.getuid()].rests_until = 0.0
+    assert watch.source.attached.wait(30)
+    until(lambda: not watch.libraries._strange_scans)
+    watch.stop()
+    assert watch.session.ended == []
+
+
+def test_a_scan_that_does_not_end_is_begun_anew(
+    library: Path, sleeper: subprocess.Popen[bytes], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr(libraries, "SCAN_LIMIT_S", 0.05)
+    watch = Watch()
+    watch.readers.mapped = {os.getpid(): [library]}
+    add = watch.libraries._turns.add
+    refused = []
+
+    def refuses_once(pids: Any, *, fresh: bool) -> None:
+        pids = set(pids)
+        if not refused and sleeper.pid in pids:
+            refused.append(sleeper.pid)
+            pids.discard(sleeper.pid)
+        add(pids, fresh=fresh)
+
+    monkeypatch.setattr(watch.libraries._turns, "add", refuses_once)
+    watch.libraries.start()
+    assert watch.libraries.scanned(30)
+    assert refused
+    watch.stop()
