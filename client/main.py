@@ -56,6 +56,11 @@ def _run(arguments: list[str]) -> int:
 def _command(arguments: list[str]) -> int:
     import typer
 
+    if "_PROBINGCTL_COMPLETE" in os.environ:
+        # Of packaging/completion: typer then prints candidates and ends.
+        from typer._completion_classes import completion_init
+
+        completion_init()
     from probing.client.app import app
     from probing.client.settings import hoist
 

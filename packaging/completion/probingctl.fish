@@ -1,0 +1,1 @@
+complete --command probingctl --no-files --arguments "(env _PROBINGCTL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) probingctl)" --condition "env _PROBINGCTL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) probingctl"
