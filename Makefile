@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench soak clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -87,6 +87,15 @@ soak: install ## an hour of kills, failing disks, attacks and load; each part al
 	$(PYTHON) tests/soak/fuzz_queries.py --minutes 5
 	$(PYTHON) tests/soak/interrupts.py --rounds 200
 	$(HOST) $(PYTHON) -m bench soak
+
+attacks: install ## what an ordinary user can do to the daemon, at length; CI has a short form of each
+	PROBINGD_TEST_ATTACKS=long $(HOST) $(PYTHON) -m pytest tests/e2e/test_attacks.py
+
+install-host: | deps ## probingd and probingctl for this host, with units, users and directories; also DESTDIR=, PREFIX=
+	packaging/install-host.sh install
+
+uninstall-host: ## removes what install-host made; rows and configuration stay
+	packaging/install-host.sh uninstall
 
 clean: ## all that make made in the checkout
 	rm -rf .venv .build build dist *.egg-info daemon/bpf/*.bpf.o

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import sys
@@ -33,7 +34,9 @@ def _dispatch(args: Sequence[str]) -> int:
         name = "version"
     command = _COMMANDS.get(name)
     if command is None:
-        raise UsageError(f"unknown command {name[:80]!r}", hint=f"one of {', '.join(_COMMANDS)}")
+        near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(_COMMANDS)}"
+        raise UsageError(f"unknown command {name[:80]!r}", hint=hint)
     if any(word in ("-h", "--help") for word in rest):
         return _help()
     return command(rest)

@@ -191,6 +191,9 @@ class Supervisor:
         if code != 0:
             raise InternalError(f"the readiness probe ended: {describe(code)}")
         self._ready = True
+        also = f" and {self._config.listen}" if self._config.listen else ""
+        where = f"unix:{self._config.socket}"
+        log.info("answers at %s%s; ask it with `probingctl -t %s ps`", where, also, where)
         notify("READY=1\nSTATUS=collecting and answering")
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -28,7 +28,7 @@ RUN = textwrap.dedent(
     from probing.daemon.supervisor.loop import Supervisor
     from probing.daemon.supervisor.rights import rights_table
     import logging
-    logging.basicConfig()
+    logging.basicConfig(level=logging.INFO)
     def main():
         config = Config.from_args(sys.argv[2:])
         rights = rights_table(config)
@@ -197,6 +197,11 @@ def test_a_killed_child_comes_back(daemon: Daemon, until: Callable[..., object])
         os.kill(before, signal.SIGKILL)
         until(lambda kind=kind, before=before: daemon.child(kind) not in (None, before))
     assert daemon.end()[0] == 0
+
+
+def test_it_says_where_it_answers(daemon: Daemon) -> None:
+    daemon.start().ready()
+    assert f"answers at unix:{daemon.socket}; ask it with `probingctl -t unix:{daemon.socket} ps`" in daemon.end()[1]
 
 
 def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., object]) -> None:

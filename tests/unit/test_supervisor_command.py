@@ -33,6 +33,23 @@ def test_help_names_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["rum"], "run"),
+        (["verfy"], "verify"),
+        (["--versoin"], "version"),
+        (["run", "--stat-dir=/x"], "state_dir"),
+        (["check", "--socke", "/x"], "socket"),
+    ],
+)
+def test_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], meant: str
+) -> None:
+    assert run(monkeypatch, *args) == 2
+    assert capsys.readouterr().err.splitlines()[1] == f"hint: did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
     ("args", "error"),
     [
         (["frobnicate"], "error: unknown command 'frobnicate'"),

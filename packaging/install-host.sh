@@ -1,0 +1,74 @@
+#!/bin/sh
+# Installs probingd on this host, or into DESTDIR for an image: install-host.sh install|uninstall.
+#
+# PREFIX (/opt/probingd) gets a Python environment of its own, /usr/local/bin both commands, /usr/lib the units and what
+# makes users and directories, /etc/probingd a configuration, which is never overwritten. Without DESTDIR the users are
+# made and systemd reads the units; nothing is started. PYTHON is the interpreter to build with, /usr/bin/python3.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd -P)
+prefix=${PREFIX:-/opt/probingd}
+dest=${DESTDIR:-}
+python=${PYTHON:-/usr/bin/python3}
+systemd=$(find "$root/packaging/systemd" -name 'probingd*' -printf '%f ')
+
+say() { echo "install-host: $*"; }
+
+die() {
+    printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+[ -w "${dest:-/}" ] || [ ! -e "${dest:-/}" ] || die "may not write to ${dest:-/}" "run this as root, or name another DESTDIR"
+
+install_all() {
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "$python is too old" "name Python 3.10 or newer as PYTHON"
+    # A directory that everybody may pass: each process of the daemon runs as a user of its own.
+    umask 022
+    mkdir -p "$dest$prefix"
+    "$python" -m venv "$dest$prefix"
+    "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+    # What was made in an image names its place there.
+    [ -z "$dest" ] || grep -rlI -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" | while read -r file; do
+        sed -i "s#$dest$prefix#$prefix#g" "$file"
+    done
+    install -D -m 644 -t "$dest$prefix/share/doc/probingd" "$root/README.md" "$root"/docs/*.md
+    for name in probingd probingctl; do
+        mkdir -p "$dest/usr/local/bin"
+        ln -sfn "$prefix/bin/$name" "$dest/usr/local/bin/$name"
+    done
+    mkdir -p "$dest/usr/lib/systemd/system"
+    for unit in $systemd; do
+        sed "s#/opt/probingd#$prefix#g" "$root/packaging/systemd/$unit" >"$dest/usr/lib/systemd/system/$unit"
+    done
+    install -D -m 644 -t "$dest/usr/lib/sysusers.d" "$root/packaging/sysusers.d/probingd.conf"
+    install -D -m 644 -t "$dest/usr/lib/tmpfiles.d" "$root/packaging/tmpfiles.d/probingd.conf"
+    [ -e "$dest/etc/probingd/probingd.toml" ] || install -D -m 644 -t "$dest/etc/probingd" "$root/packaging/probingd.toml"
+    if [ -z "$dest" ]; then
+        systemd-sysusers "$root/packaging/sysusers.d/probingd.conf"
+        [ ! -d /run/systemd/system ] || systemctl daemon-reload
+    fi
+    say "installed into $dest$prefix; start it with \`systemctl start probingd\`, or in an image at its first boot"
+    say "whoever is to ask it without being root joins the group probing: \`usermod -aG probing USER\`"
+}
+
+uninstall_all() {
+    if [ -z "$dest" ] && [ -d /run/systemd/system ]; then
+        systemctl disable --quiet --now probingd.service 2>/dev/null || true
+    fi
+    for unit in $systemd; do rm -f "$dest/usr/lib/systemd/system/$unit"; done
+    rm -f "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"
+    for name in probingd probingctl; do
+        [ "$(readlink "$dest/usr/local/bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest/usr/local/bin/$name"
+    done
+    # Only an environment that this made.
+    [ ! -e "$dest$prefix/pyvenv.cfg" ] || rm -rf "$dest${prefix:?}"
+    [ -n "$dest" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
+    say "removed; rows, configuration and users stay: /var/lib/probingd, /etc/probingd, \`userdel probing\` and kin"
+}
+
+case "${1:-}" in
+install) install_all ;;
+uninstall) uninstall_all ;;
+*) die "install-host.sh takes install or uninstall" "make install-host" ;;
+esac

@@ -1,0 +1,72 @@
+"""`make install-host` into an image: both commands run from where they will lie, and the units have all they name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "/opt/probingd-test"
+# As on the host: what lies at the prefix of the image is at the prefix.
+AT_ITS_PLACE = 'mkdir -p "$1" && mount --bind "$0$1" "$1" && shift && exec "$@"'
+
+
+def make(target: str, image: Path) -> None:
+    done = subprocess.run(
+        [ROOT / "packaging" / "install-host.sh", target],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(image), "PREFIX": PREFIX},
+        capture_output=True, text=True, check=False, cwd="/", timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("image")
+    make("install", path)
+    yield path
+    if Path(PREFIX).is_dir():
+        Path(PREFIX).rmdir()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("command", "word"), [("probingd", "version"), ("probingctl", "version")])
+def test_commands_run_from_the_prefix(image: Path, command: str, word: str) -> None:
+    link = (image / "usr" / "local" / "bin" / command).readlink()
+    assert link == Path(PREFIX, "bin", command)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", AT_ITS_PLACE, image, PREFIX, link, word],
+        env={"PATH": "/usr/bin:/bin", "PROBING_TARGET": "unix:/nowhere"}, capture_output=True, text=True, check=False,
+        cwd="/",
+    )  # fmt: skip
+    assert command in done.stdout
+    assert str(ROOT) not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_units_name_what_is_there(image: Path) -> None:
+    units = image / "usr" / "lib" / "systemd" / "system"
+    assert {path.name for path in units.iterdir()} == {path.name for path in (ROOT / "packaging/systemd").iterdir()}
+    for unit in units.iterdir():
+        text = unit.read_text()
+        assert not re.search(r"/opt/probingd/", text)
+        for program in re.findall(r"^Exec\w+=(/\S+)", text, re.M):
+            assert (image / program.lstrip("/")).exists(), (unit.name, program)
+    for name in ("sysusers.d", "tmpfiles.d"):
+        assert (image / "usr" / "lib" / name / "probingd.conf").exists()
+    assert (image / "etc" / "probingd" / "probingd.toml").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_configuration_is_kept_and_the_rest_goes(image: Path) -> None:
+    config = image / "etc" / "probingd" / "probingd.toml"
+    config.write_text('node_name = "mine"\n')
+    make("install", image)
+    assert config.read_text() == 'node_name = "mine"\n'
+    make("uninstall", image)
+    assert [path for path in image.rglob("*") if not path.is_dir()] == [config]
