@@ -16,6 +16,7 @@ import contextlib
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -136,6 +137,7 @@ def watch(daemon: BenchDaemon, seconds: float, every: float) -> tuple[list[float
             asked += 1
         times.append(now)
         looks.append(look(daemon))
+        print(f"{now:6.0f} s: {looks[-1]['collector KB'] / 1000:.1f} MB collector", file=sys.stderr, flush=True)
         time.sleep(max(0.0, every - (time.monotonic() - begin - now)))
     return times, looks, asked
 

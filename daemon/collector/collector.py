@@ -53,6 +53,7 @@ __all__ = ("Collector",)
 _log = logging.getLogger(__name__)
 READERS = 3
 SCAN_TIMEOUT_S = 10.0
+DAY_NS = 86_400_000_000_000
 TICK_S = 1.0
 LIBRARIES_TIMEOUT_S = 5.0
 
@@ -197,7 +198,10 @@ class Collector:
         self._libraries.start()
         self._optional.start()
         self._python.start()
-        self._discovery.restore(self._store.rows("process.events", RESTORED))
+        pair = self._clock.pair()
+        # A clock that was set since the boot may have stamped them earlier.
+        boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
+        self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
         self._discovery.start()
         self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
         self._drain_thread.start()

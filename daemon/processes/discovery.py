@@ -17,10 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, ProcessGone
-from probing.daemon.arrow import batch_of
+from probing.daemon.arrow import batch_of, integers, texts_and_indices
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.processes.agenda import Agenda
 from probing.daemon.processes.announce import Announcer, Listener
@@ -35,7 +36,7 @@ from probing.daemon.source import Identity, Loss, Sink
 __all__ = ("RESTORED", "Discovery")
 
 # Columns of process.events that ``restore`` needs.
-RESTORED = ["pid", "start_ns", "event", "detail", "ts"]
+RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 MAX_QUEUE = 100_000
 # After exec or fork a process gets its program and first libraries: looking at once would see nothing.
 SETTLE_S = 0.03
@@ -198,17 +199,13 @@ class Discovery:
 
     def restore(self, rows: pa.Table) -> int:
         """Take up the processes of stored process.events of this boot, before ``start``; how many."""
-        rows = rows.select(RESTORED)
-        rows = rows.set_column(4, "ts", rows.column("ts").cast(pa.int64()))
+        identified, ended = _newest(rows)
         details: dict[Key, str] = {}
-        ended: set[Key] = set()
         # Rows of one process can lie in several segments: the newest of each counts.
-        for _, pid, start_ns, event, text in _by_time(rows.to_pydict()):
-            if event == "exit":
-                ended.add((pid, start_ns))
-            elif event == "identified" and text:
-                details.pop((pid, start_ns), None)
-                details[pid, start_ns] = text
+        for row in identified.to_pylist():
+            if row["detail"]:
+                details.pop((row["pid"], row["start_ns"]), None)
+                details[row["pid"], row["start_ns"]] = row["detail"]
         count = 0
         with self._known:
             for key in list(details)[-MAX_DEAD:]:
@@ -459,9 +456,19 @@ class Discovery:
         self._announcer.identified(changed)
 
 
-def _by_time(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    names = ("ts", "pid", "start_ns", "event", "detail")
-    return sorted(zip(*(columns[name] for name in names), strict=True), key=lambda row: row[0])
+def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
+    """Of process.events the last rows that identify a process, by time, and which of these processes ended.
+
+    There can be very many rows: no Python object is made for most of them.
+    """
+    texts, codes = texts_and_indices(rows.column("event").dictionary_encode().unify_dictionaries().combine_chunks())
+    number = {text: code for code, text in enumerate(texts)}
+    times, pids, starts = (integers(rows.column(name).combine_chunks()) for name in ("ts", "pid", "start_ns"))
+    order = np.argsort(times, kind="stable")
+    known = order[codes[order] == number.get("identified", -1)][-4 * MAX_DEAD :]
+    gone = np.flatnonzero((codes == number.get("exit", -1)) & np.isin(pids, pids[known]))
+    ended = set(zip(pids[gone].tolist(), starts[gone].tolist(), strict=True))
+    return rows.select(["pid", "start_ns", "detail"]).take(pa.array(known)), ended
 
 
 def _may_train(program: str) -> bool:

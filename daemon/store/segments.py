@@ -133,10 +133,16 @@ def salvaged_path(path: str) -> str:
 
 def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] | None = None) -> pa.Table:
     """The rows, checked against the manifest. Raises FormatError or OSError."""
-    data = files.read(root / segment.path)
-    if len(data) != segment.size or zlib.crc32(data) != segment.crc:
-        raise FormatError(f"the segment {segment.path} has a wrong size or checksum")
-    return _read(data, segment.path, columns)
+    if problem := check_segment(files, root, segment):
+        raise FormatError(f"the segment {segment.path} is damaged: {problem}")
+    try:
+        with open_segment(files, root / segment.path, segment.size) as file:
+            names = file.schema_arrow.names
+            wanted = names if columns is None else [c for c in columns if c in names]
+            rows: pa.Table = file.read(columns=wanted, use_threads=False)
+            return rows
+    except (pa.ArrowException, OSError) as e:
+        raise FormatError(f"the segment {segment.path} cannot be read: {e}") from e
 
 
 def check_segment(files: Files, root: Path, segment: Segment) -> str:
@@ -208,17 +214,6 @@ def jobs_of(rows: pa.Table) -> tuple[str, ...] | None:
     # A table of a user can have numbers there, and a target names its job as long as it likes.
     jobs = sorted(job for job in column.to_pylist() if isinstance(job, str))
     return tuple(jobs) if len(jobs) == len(column) and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH else None
-
-
-def _read(data: bytes, path: str, columns: list[str] | None) -> pa.Table:
-    try:
-        with open_parquet(pa.BufferReader(data)) as file:
-            names = file.schema_arrow.names
-            wanted = names if columns is None else [c for c in columns if c in names]
-            rows: pa.Table = file.read(columns=wanted, use_threads=False)
-            return rows
-    except (pa.ArrowException, OSError) as e:
-        raise FormatError(f"the segment {path} cannot be read: {e}") from e
 
 
 def times_of(rows: pa.Table) -> np.ndarray[Any, Any]:

@@ -297,10 +297,11 @@ class Store:
         """The query is done: what only its snapshot held may go. Unknown generations are ignored."""
         self._inventory.release(generation)
 
-    def rows(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+    def rows(self, table: str, columns: Sequence[str] | None = None, since_ns: int = 0) -> pa.Table:
         """All rows of a table in its physical schema, for the daemon itself; queries go through ``snapshot``.
 
-        A segment that is bad is set aside. Raises KeyError for a table that is not known.
+        Segments whose last row is before ``since_ns`` (UTC) are left out, bad ones are set aside. Raises
+        KeyError for a table that is not known.
         """
         schema = self._tables[table].physical
         if columns is not None:
@@ -309,7 +310,8 @@ class Store:
         pieces = []
         try:
             for segment in segments:
-                found = self._read(segment, schema.names) if segment.table == table else None
+                wanted = segment.table == table and segment.ts_max >= since_ns
+                found = self._read(segment, schema.names) if wanted else None
                 if found is not None:
                     pieces.append(conform(found, schema))
             for part in parts:

@@ -15,6 +15,7 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.source import Identity, Loss
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
@@ -327,6 +328,26 @@ def test_a_restarted_daemon_names_the_run_as_before(
     joined = identified(second, *third)
     assert joined is not None
     assert {joined.run} == run
+
+
+def test_of_very_many_rows_the_newest_processes_are_restored(
+    readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock
+) -> None:
+    keys = torchrun(readers)
+    first = make()
+    assert identified(first, *keys[2])
+    first.stop()
+    rows = table(sink)
+    older = pa.Table.from_pylist(
+        [
+            {"ts": i, "pid": 10_000 + i // 2, "start_ns": 7, "event": ("identified", "exit")[i % 2], "detail": "{}"}
+            for i in range(8 * MAX_DEAD)
+        ]
+    ).cast(pa.schema([rows.schema.field(n) for n in ("ts", "pid", "start_ns", "event", "detail")]))
+    both = pa.concat_tables([rows.select(older.column_names), older]).unify_dictionaries()
+    second = Discovery(readers, sink, clock, "n1")
+    assert second.restore(both) == len(keys)
+    assert second.identity(*keys[2]) is not None
 
 
 def test_another_boot_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
