@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo bench soak attacks install-host uninstall-host clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -72,6 +72,9 @@ nccl-wheels: install ## published builds of NCCL, 2 GB of downloads, against wha
 
 demo: install ## a real training, watched
 	$(HOST) examples/demo.sh
+
+screens: install ## what probingctl shows of jobs that run, hang, died or are paused, by tmux, into .build/screens
+	$(HOST) $(PYTHON) tests/screens/screens.py
 
 bench: install ## the figures of docs/benchmarks.md
 	$(HOST) $(PYTHON) -m bench $(BENCH)

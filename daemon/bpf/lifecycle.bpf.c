@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Processes that start, change their program and end: one record each. Threads are not told.
+ * Processes that start, change their program, are chosen by the kernel that is out of memory, and end: one record each.
+ * Threads have none.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -10,7 +11,11 @@ enum lifecycle_type {
 	LIFECYCLE_FORK = 1,
 	LIFECYCLE_EXEC = 2,
 	LIFECYCLE_EXIT = 3,
+	LIFECYCLE_OOM = 4, /* before its EXIT; start_ns is 0 where the kernel gives a pid alone */
 };
+
+/* PID_MAX_LIMIT of include/linux/threads.h. */
+#define MOST_PIDS (4 << 20)
 
 struct lifecycle_record {
 	__u64 start_ns;
@@ -89,6 +94,27 @@ int lifecycle_exit(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	code = BPF_CORE_READ(task, signal, group_exit_code);
 	push(task, LIFECYCLE_EXIT, code ? code : BPF_CORE_READ(task, exit_code), now);
+	return 0;
+}
+
+/* mm/oom_kill.c gives a task from 6.10 on, and before it a pid. */
+SEC("raw_tp/mark_victim")
+int lifecycle_oom(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u64 victim = ctx->args[0];
+	__u64 now = bpf_ktime_get_ns();
+	struct lifecycle_record record = {};
+
+	if (!guard_open(now))
+		return 0;
+	if (victim > MOST_PIDS) {
+		push((struct task_struct *)victim, LIFECYCLE_OOM, 0, now);
+		return 0;
+	}
+	record.ktime = now;
+	record.type = LIFECYCLE_OOM;
+	record.tgid = victim;
+	RING_PUSH(lifecycle, &record);
 	return 0;
 }
 

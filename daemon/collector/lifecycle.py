@@ -15,7 +15,7 @@ from probing.daemon.collector.pace import Pace
 
 __all__ = ("Events", "Lifecycle")
 
-FORK, EXEC, EXIT = 1, 2, 3
+FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
 
 
 class Events(Protocol):
@@ -26,6 +26,8 @@ class Events(Protocol):
     def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None: ...
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None: ...
+
+    def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None: ...
 
     def on_mapping(self, pid: int) -> None: ...
 
@@ -49,6 +51,8 @@ class Lifecycle:
                 self._libraries.changed(tgid)
             elif kind == EXIT:
                 self._events.on_exit(tgid, start_ns, ktime, status)
+            elif kind == OOM:
+                self._events.on_oom(tgid, start_ns, ktime)
                 self._libraries.changed(tgid)
         return {}
 

@@ -263,9 +263,18 @@ def _errors(records: Array) -> pa.Array[Any]:
         return pa.nulls(len(records), pa.string())
     texts: list[str | None] = [None] * len(records)
     for index in failed:
-        text = bytes(records["error"][index]).decode(errors="replace")
-        texts[index] = "".join(c if c.isprintable() else "?" for c in text) or _result(records[index])
+        said = _shown(bytes(records["error"][index]), records.dtype["error"].itemsize)
+        texts[index] = said or _result(records[index])
     return pa.array(texts, pa.string())
+
+
+def _shown(error: bytes, room: int) -> str:
+    """What fitted into ``room`` bytes with a NUL at the end: whole sentences where there is one, else marked as cut."""
+    text = "".join(c if c.isprintable() else "?" for c in error.decode(errors="replace"))
+    if len(error) < room - 1:
+        return text
+    whole, end, _ = text.rpartition(". ")
+    return f"{whole}." if end else f"{text}\u2026"
 
 
 def _result(record: np.void) -> str | None:

@@ -54,6 +54,12 @@ class Announcer:
             for listener in self.listeners:
                 listener.process_identified(process.identity)
 
+    def out_of_memory(self, process: Process, mono_ns: int) -> None:
+        """A row of a kill for lack of memory; that of the exit follows."""
+        ts_ns = mono_ns + self._clock.pair().mono_to_utc_ns
+        row = event_row(self._node, ts_ns, "oom_kill", process)
+        self._sink.put("process.events", batch_of("process.events", [row]))
+
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
         """``status`` as waitpid(2) gives it and when it ended; None: not known, and now."""
         pair = self._clock.pair()

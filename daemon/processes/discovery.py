@@ -151,6 +151,10 @@ class Discovery:
         """``status`` as waitpid(2) gives it; None when it is not known."""
         self._post("exit", tgid, start_ns, ktime, status)
 
+    def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:
+        """The kernel is out of memory and kills it. ``start_ns`` is 0 where that is not known."""
+        self._post("oom", tgid, start_ns, ktime)
+
     def on_mapping(self, pid: int) -> None:
         """The process mapped a library of interest."""
         self._post("mapping", pid)
@@ -280,6 +284,8 @@ class Discovery:
         if kind == "exit":
             pid, start_ns, ktime, status = values
             self._ended((pid, start_ns), status, ktime)
+        elif kind == "oom":
+            self._out_of_memory(*values)
         elif kind == "exec":
             self._replaced(values[0], values[1])
         elif kind == "fork":
@@ -296,6 +302,13 @@ class Discovery:
             self._take(values)
         else:
             self._note(kind, *values)
+
+    def _out_of_memory(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        with self._known:
+            live = self._registry.live()
+        for process in live:
+            if process.key == (pid, start_ns) or (not start_ns and process.key[0] == pid):
+                self._announcer.out_of_memory(process, mono_ns)
 
     def _note(self, kind: str, key: Key, *values: Any) -> None:
         with self._known:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cgroup_support import memory_group
 from e2e_support import JOBS, Daemon, wait_for
 
 STEPS = 13
@@ -38,6 +39,18 @@ def test_who_died_first_and_how(
     shown = daemon.ctl("ps", "--ended").stdout
     assert f"{words}, first of the job to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
+
+
+def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[..., Any]) -> None:
+    with memory_group(daemon.instance, 50 << 20) as group:
+        ranks(group).wait()
+        said = "killed by SIGKILL (OOM), first of the job to fail"
+        wait_for("the end of rank 1", lambda: [r for r in daemon.json("ps", "--ended") if r["how"] == said])
+        (row,) = [row for row in daemon.json("ps", "--ended") if row["first"]]
+        assert (row["rank"], row["signal"], row["oom"]) == (1, 9, True)
+        kinds = [row["event"] for row in daemon.json("events") if row["rank"] == 1]
+        assert kinds == ["start", "oom_kill", "exit"]
+        wait_for("an empty group", lambda: not (group / "cgroup.procs").read_text())
 
 
 def test_a_hang_from_before_the_daemon_is_named(

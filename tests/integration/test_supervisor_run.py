@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cgroup_support import memory_group
 
 from probing.daemon.bpf.pins import prepare
 
@@ -421,19 +422,6 @@ def test_a_link_in_place_of_the_runtime_directory(daemon: Daemon) -> None:
     inner.symlink_to(daemon.base / "theirs")
     code, (error, _) = daemon.start().failed()
     assert (code, error) == (1, f"error: {inner} is there and is no directory")
-
-
-@contextlib.contextmanager
-def memory_group(name: str, size: int) -> Iterator[Path]:
-    """A cgroup whose processes may have ``size`` bytes."""
-    first = Path("/sys/fs/cgroup/memory")
-    path, limit = (first / name, "memory.limit_in_bytes") if first.is_dir() else (first.parent / name, "memory.max")
-    path.mkdir()
-    try:
-        (path / limit).write_text(str(size))
-        yield path
-    finally:
-        path.rmdir()
 
 
 def test_the_limit_of_memory_that_ended_a_child_is_named(daemon: Daemon, until: Callable[..., object]) -> None:

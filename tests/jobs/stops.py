@@ -1,7 +1,8 @@
 """Ranks of gloo that all_reduce together until one of them does something else: ``stops.py STEPS WHAT`` under torchrun.
 
-The last rank makes STEPS all_reduces; then it sleeps (``sleep``), is killed by SIGKILL (``kill``) or ends with exit
-code 3 (``exit``), and the others wait for it in the next all_reduce. Each says ``waits`` before that one.
+The last rank makes STEPS all_reduces; then it sleeps (``sleep``), is killed by SIGKILL (``kill``), ends with exit
+code 3 (``exit``), or takes more memory than the cgroup in the directory WHAT has for it; the others wait for it in the
+next all_reduce. Each says ``waits`` before that one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,10 @@ def main() -> None:
             time.sleep(1_000_000)
         elif what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(3)
+        if what == "exit":
+            os._exit(3)
+        Path(what, "cgroup.procs").write_text(str(os.getpid()))
+        _ = [bytearray(1 << 20) for _ in range(1 << 12)]
     dist.all_reduce(torch.ones(1013))
 
 

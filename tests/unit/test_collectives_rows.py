@@ -117,11 +117,15 @@ def test_names_of_processes_are_made_harmless(dtype: np.dtype[Any]) -> None:
         record(dtype, name=b"junk", comm=2),
         record(dtype, name=b"0", name_form=1, desc=b"undefined", comm=3),
         record(dtype, state=4, error=b"Connection\nclosed"),
+        # What fills its room was cut by the kernel.
+        record(dtype, state=4, error=b"Connection closed by peer [127.0.0.1]:26763. This is ty"),
+        record(dtype, state=4, error=b"x" * 55),
     )
-    texts = ["a?[2Jb\ufffd", "x" * 40 + "~1122334455667788", "0000000000000055", None, "0", None]
+    texts = ["a?[2Jb\ufffd", "x" * 40 + "~1122334455667788", "0000000000000055", None, "0", None, None, None]
     assert [row["comm"] for row in found] == [text and text.replace("\ufffd", found[0]["comm"][-1]) for text in texts]
     assert found[4]["comm_name"] is None
-    assert [row["error"] for row in found] == [None] * 5 + ["Connection?closed"]
+    errors = ["Connection?closed", "Connection closed by peer [127.0.0.1]:26763.", "x" * 55 + "…"]
+    assert [row["error"] for row in found] == [None] * 5 + errors
 
 
 def test_blocks_of_nccl_count_once_for_each_rank(dtype: np.dtype[Any]) -> None:

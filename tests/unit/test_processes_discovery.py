@@ -203,6 +203,25 @@ def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: Mem
     assert len({w.run for w in discovery.live()}) == 1
 
 
+def test_a_kill_for_lack_of_memory_is_an_event_before_the_exit(
+    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
+) -> None:
+    _, first, second = torchrun(readers)
+    discovery = make()
+    assert identified(discovery, *second)
+    discovery.on_oom(*first, 101 * SECOND)
+    # Kernels before 6.10 give the pid alone; of a process that is none of ours there is no row.
+    discovery.on_oom(second[0], 0, 102 * SECOND)
+    discovery.on_oom(4, 0, 102 * SECOND)
+    discovery.on_exit(*first, 103 * SECOND, 9)
+    until(lambda: len(sink.events("exit")) == 1)
+    events = [row for row in sink.rows if row["event"] in ("oom_kill", "exit")]
+    assert [(r["event"], r["pid"], r["ts"]) for r in events] == [
+        ("oom_kill", first[0], 1_000_001 * SECOND), ("oom_kill", second[0], 1_000_002 * SECOND),
+        ("exit", first[0], 1_000_003 * SECOND),
+    ]  # fmt: skip
+
+
 def test_exits_are_told_once_with_their_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
     _, first, second = torchrun(readers)
     following = Following()
