@@ -14,15 +14,21 @@ _JOB = (Field("JOB", "job", flex=True), Field("RUN", "run", flex=True))
 
 
 def by_job(
-    fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, spare: Sequence[str] = ()
+    fields: Sequence[Field],
+    rows: Sequence[dict[str, Any]],
+    width: int | None,
+    *,
+    spare: Sequence[str] = (),
+    nobody: str = "(none)\n",
 ) -> str:
     """``rows`` with ``job`` and ``run``, under titles. ``fields`` are the columns beside these two; one is ``node``.
 
     The columns with the keys ``spare`` are left out where the table does not fit ``width`` cells. None: any width.
+    ``nobody`` stands for no rows.
     """
     bold = width is not None
     if not rows:
-        return "(none)\n"
+        return nobody
     place = [field.key for field in fields].index("node") + 1
     every = (*fields[:place], *_JOB, *fields[place:])
     if width is None or Grid(every, rows, width).width <= width:

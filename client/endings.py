@@ -95,7 +95,7 @@ def _detail(row: Row) -> str:
         return str(row["role"])
     if row["event"] == "oom_kill":
         return "the kernel was out of memory"
-    return how(row) + (", first of the job to fail" if row["first"] else "")
+    return how(row) + (", first to fail" if row["first"] else "")
 
 
 def _firsts(rows: Iterable[Row]) -> Iterable[Row]:

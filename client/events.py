@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.client.by_job import by_job
-from probing.client.endings import MOST, events, when
+from probing.client.endings import MOST, clock, events
 from probing.client.output import write_objects
 from probing.client.render import Field, terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text, warn
@@ -12,7 +12,7 @@ from probing.client.settings import Settings
 __all__ = ("run",)
 
 _FIELDS = (
-    Field("WHEN", "ts", when),
+    Field("WHEN", "ts", clock),
     Field("NODE", "node"),
     Field("RANK", "rank", right=True),
     Field("PID", "pid", right=True),

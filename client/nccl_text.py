@@ -66,7 +66,7 @@ def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> 
 
 
 def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, width: int | None) -> str:
-    news = [f"  {line}" for line in (*waits(own), *_failures(own), *standing)]
+    news = [f"  {line}" for line in (*waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in _wrapped(escape(line), width))]
     inner = None if width is None else width - 4
     tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from probing.client.by_job import by_job
 from probing.client.cluster import Cluster, ps_sql
-from probing.client.endings import MOST, ended, recent, when
+from probing.client.endings import MOST, clock, ended, recent
 from probing.client.output import write_objects, write_rows
 from probing.client.pause import head, pauses
 from probing.client.render import Field, show_value, terminal_width
@@ -34,12 +34,13 @@ _FIELDS = (
     Field("COMMAND", "command", flex=True),
 )
 _SPARE = ("local_rank", "world_size", "python")
+_NOBODY = "(no training process; `probingctl ps --ended` shows those that have ended)\n"
 _ENDED = (
     Field("NODE", "node"),
     Field("ROLE", "role"),
     Field("RANK", "rank", _rank, right=True),
     Field("PID", "pid", right=True),
-    Field("ENDED", "ended", when),
+    Field("ENDED", "ended", clock),
     Field("HOW", "how"),
 )
 
@@ -62,7 +63,7 @@ def run(settings: Settings, job: str | None, *, since: float | None = None, wide
             require_job(cluster, job)
         if settings.format == "table":
             rows = rows_of(answer.table)
-            text = head(settings, pauses(cluster)) + by_job(_FIELDS, rows, width, spare=_SPARE)
+            text = head(settings, pauses(cluster)) + by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
             write_objects(settings, rows, text, rows)
         else:
             write_rows(settings, answer.table)

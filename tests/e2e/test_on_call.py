@@ -35,16 +35,16 @@ def test_who_died_first_and_how(
     assert all(row["signal"] is not None or row["exit_code"] is not None for row in exits)
     (first,) = [row for row in exits if row["first"]]
     assert (first["rank"], first["signal"], first["exit_code"]) == (1, signal, code)
-    assert first["detail"] == f"{words}, first of the job to fail"
+    assert first["detail"] == f"{words}, first to fail"
     shown = daemon.ctl("ps", "--ended").stdout
-    assert f"{words}, first of the job to fail" in shown
+    assert f"{words}, first to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
 
 
 def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[..., Any]) -> None:
     with memory_group(daemon.instance, 50 << 20) as group:
         ranks(group).wait()
-        said = "killed by SIGKILL (OOM), first of the job to fail"
+        said = "killed by SIGKILL (OOM), first to fail"
         wait_for("the end of rank 1", lambda: [r for r in daemon.json("ps", "--ended") if r["how"] == said])
         (row,) = [row for row in daemon.json("ps", "--ended") if row["first"]]
         assert (row["rank"], row["signal"], row["oom"]) == (1, 9, True)
