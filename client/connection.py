@@ -7,6 +7,7 @@ import ipaddress
 import os
 import pwd
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,10 @@ T = TypeVar("T")
 _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
 _ERROR_KEY = "probing-error-bin"
+_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+# A command asks a node several questions: one that let the first wait so long is not waited for by each of the others.
+_PATIENCE_S = 1.0
+_PAUSE_S = 10.0
 _MAX_MESSAGE = 64 << 20
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -55,6 +60,8 @@ class Connection:
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))
         self._streams: WeakSet[Stream] = WeakSet()
+        # Until when (time.monotonic()) it is not asked, and why.
+        self._silence: tuple[float, ProbingError] | None = None
 
     def __enter__(self) -> Connection:
         return self
@@ -105,10 +112,12 @@ class Connection:
             sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
         )
         # The node's own deadline ends first, so that it is the node that says what took too long.
+        self._require_speech()
+        begun = time.monotonic()
         call = sheltered(lambda: self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata))
         stream = Stream(
             call,
-            lambda e: _error(self.address, e),
+            lambda e: self._failed(e, begun),
             max_bytes=max_bytes,
             watch=watch,
             ask_name=lambda: self.status(timeout).node,
@@ -143,10 +152,24 @@ class Connection:
         return self._simple(pb.PauseReply, self._stub.Pause, pb.PauseRequest(paused=paused), timeout)
 
     def _simple(self, _kind: type[T], method: Callable[..., T], request: object, timeout: float) -> T:
+        self._require_speech()
+        begun = time.monotonic()
         try:
             return sheltered(lambda: method(request, timeout=timeout, metadata=self._metadata))
         except grpc.RpcError as e:
-            raise _error(self.address, e) from None
+            raise self._failed(e, begun) from None
+
+    def _require_speech(self) -> None:
+        """Raises what the last call did while the node is not to be asked again."""
+        if self._silence is not None and time.monotonic() < self._silence[0]:
+            raise self._silence[1]
+
+    def _failed(self, error: grpc.RpcError, begun: float) -> ProbingError:
+        """What to raise for a call of ``begun``. A node that made us wait for nothing is left alone for a while."""
+        found = _error(self.address, error)
+        if error.code() in _SILENT and time.monotonic() - begun > _PATIENCE_S:
+            self._silence = (time.monotonic() + _PAUSE_S, found)
+        return found
 
 
 def _milliseconds(seconds: float) -> int:

@@ -138,6 +138,17 @@ def test_query_over_all_nodes_and_one_of_them_stopped(
     assert len(json.loads(report.read_text())["failed"]) == 1
 
 
+def test_a_silent_node_is_not_waited_for_by_each_question(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[1].hold = threading.Event()
+    both = f"{pair[0].address},{pair[1].address}"
+    code, out, err = ctl("nccl", "--nodes", both, "--timeout", "1s", "-f", "json")
+    pair[1].hold.set()
+    assert (code, err.count("\n"), "is missing" in err) == (0, 1, True)
+    assert json.loads(out)[0]["ops"][0]["calls"] == 100
+    # Two questions at once, and no further one.
+    assert len(pair[1].asked) == 2 < len(pair[0].asked)
+
+
 def test_query_with_a_function_over_both_nodes(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     sql = "SELECT count(*) AS n, sum(bytes) AS b, count(DISTINCT seq) AS s, avg(duration_ns) AS d FROM comm.ops"
     assert json.loads(ctl("cluster", "query", sql, "-f", "json")[1]) == [
