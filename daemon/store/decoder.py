@@ -7,6 +7,7 @@ a regular file; an answer is messages ``{"part": TABLE}`` with an Arrow IPC stre
   ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
 * ``columns``: the same from the footer alone, without times and jobs.
 * ``rows`` (``piece``, ``skip``): its rows, ``piece`` at a time, without the first ``skip`` pieces.
+* ``salvage`` (``fields``): ``jobs.JOBS`` has it; messages are ``{"lost"}`` and ``{"data"}`` with bytes of a segment.
 * ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
 * ``log`` (``void_from``, ``send``): the rows of a log part by table, unless ``send`` is false. End: ``rows`` by table,
   ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
@@ -30,6 +31,7 @@ from probing.api.errors import FormatError, InternalError, ProbingError, UsageEr
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.reader import end_on_hangup
 from probing.daemon.sandbox import confine, limit
+from probing.daemon.store.jobs import JOBS
 from probing.daemon.store.parquet import open_parquet
 from probing.daemon.store.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.tail import decode_records
@@ -43,7 +45,7 @@ MEMORY_BYTES = 3 << 30
 CPU_SECONDS = 4 * 3600
 MAX_LOG_BYTES = 1 << 30
 _MARKS = (b"probingd.segment", b"probingd.table")
-Send = Callable[[str, bytes], None]
+Send = Callable[[dict[str, Any], "bytes | memoryview"], None]
 
 
 def main() -> int:
@@ -68,7 +70,7 @@ def serve(channel: Channel) -> None:
         except ChannelClosed:
             return
         try:
-            end = _answer(request, lambda table, data: channel.send({"part": table}, data))
+            end = _answer(request, channel.send)
         except ChannelClosed:
             return
         except ProbingError as e:
@@ -95,6 +97,11 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
             return _columns(open_parquet(file, None))
         if op == "rows":
             return _rows(file, int(header["piece"]), int(header["skip"]), send)
+        if op == "salvage":
+            for step, data in JOBS["salvage"]([file], header["fields"]):
+                if "lost" in step or "data" in step:
+                    send(step, data)
+            return {}
         if op == "header":
             return _header(_log(file))
         if op == "log":
@@ -154,7 +161,7 @@ def _rows(file: io.BufferedReader, piece: int, skip: int, send: Send) -> dict[st
     for number, batch in enumerate(parquet.iter_batches(piece, use_threads=False)):
         batch.validate(full=True)
         if number >= skip:
-            send(found["table"], _stream(pa.Table.from_batches([batch])))
+            send({"part": found["table"]}, _stream(pa.Table.from_batches([batch])))
     return found
 
 
@@ -193,7 +200,7 @@ def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str
         times.add(rows.combine_chunks())
         counts[name], spans[name] = rows.num_rows, list(times.told().values())
         if send is not None and rows.num_rows:
-            send(name, _stream(rows))
+            send({"part": name}, _stream(rows))
     sequence = header.first_sequence + len(records)
     return {"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems, "torn": torn}
 

@@ -45,6 +45,30 @@ class Decoder:
 
     def rows(self, op: str, fd: int, **fields: Any) -> Generator[tuple[str, pa.Table], None, None]:
         """(table, rows) one after the other, validated; ``end`` is set behind the last. Raises FormatError."""
+        for header, payload in self._messages(op, fd, fields):
+            yield str(header.get("part")), _rows(payload)
+
+    def salvage(self, fd: int, **fields: Any) -> tuple[int, list[dict[str, Any]]]:
+        """A descriptor of a segment with the row groups of ``fd`` that can be read, and ``lost`` for each of the others
+        as ``jobs`` has it. Raises FormatError when none can be read.
+        """
+        copy, lost = os.memfd_create("salvaged", os.MFD_CLOEXEC), []
+        try:
+            for header, payload in self._messages("salvage", fd, {"fields": fields}):
+                if "lost" in header:
+                    lost.append(dict(header["lost"]))
+                while payload:
+                    payload = payload[os.write(copy, payload) :]
+            if not os.fstat(copy).st_size:
+                raise FormatError("none of its row groups can be read")
+        except BaseException:
+            os.close(copy)
+            raise
+        return copy, lost
+
+    def _messages(
+        self, op: str, fd: int, fields: dict[str, Any]
+    ) -> Generator[tuple[dict[str, Any], bytes], None, None]:
         self.end: dict[str, Any] = {}
         os.lseek(fd, 0, os.SEEK_SET)
         channel = self._channel or self._start()
@@ -52,7 +76,7 @@ class Decoder:
         try:
             channel.send({"op": op, **fields}, b"", [fd])
             while "end" not in (message := channel.answer(TIMEOUT_S)).header:
-                yield str(message.header.get("part")), _rows(message.payload)
+                yield message.header, message.payload
             self.end = dict(message.header["end"])
             finished = True
         except ChannelTimeout:

@@ -13,7 +13,7 @@ from pathlib import Path
 from probing.api.errors import FormatError, ProbingError, StateLocked, UsageError
 from probing.daemon.store.decoding import Decoder, open_file
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.manifest import MANIFEST, LoadedManifest, load_manifest
+from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
 from probing.daemon.store.wal import WAL_DIR, part_number, part_path
 
 __all__ = ("Problem", "Unit", "find_units", "unused")
@@ -35,15 +35,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A file. ``parts``: the log parts of ``node`` that its rows are from; ``crc``: what its manifest says of it. Of
-    a log part records from ``void_from`` on do not count."""
+    """A file. ``parts``: the log parts of ``node`` that its rows are from; ``segment``: what its manifest says of it.
+    Of a log part records from ``void_from`` on do not count."""
 
     path: Path
     log: bool = False
     node: str = ""
     parts: tuple[int, int] | None = None
     void_from: int | None = None
-    crc: int | None = None
+    segment: Segment | None = None
 
 
 def find_units(source: Path, decoder: Decoder, problems: list[Problem]) -> list[Unit]:
@@ -100,7 +100,7 @@ def _of_state(root: Path, decoder: Decoder, problems: list[Problem]) -> list[Uni
     if manifest.bad_lines or not manifest.found:
         what = f"{manifest.bad_lines} lines are damaged" if manifest.found else "it is missing"
         problems.append(Problem(str(root / MANIFEST), f"{what}: segments that only it names are not imported"))
-    units = [Unit(root / s.path, node=node, parts=s.parts, crc=s.crc) for s in manifest.segments.values()]
+    units = [Unit(root / s.path, node=node, parts=s.parts, segment=s) for s in manifest.segments.values()]
     return [*units, *_log_parts(root, manifest, node, decoder, problems)]
 
 

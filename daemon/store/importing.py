@@ -19,6 +19,7 @@ from probing.daemon.store.decoding import Decoder, open_file
 from probing.daemon.store.import_journal import RING, Entry, Journal, Span
 from probing.daemon.store.import_rows import check_columns, physical_rows
 from probing.daemon.store.import_sources import Problem, Unit, find_units, unused
+from probing.daemon.store.manifest import Segment
 from probing.daemon.store.retention import StoreLimits
 from probing.daemon.store.store import Store
 
@@ -125,8 +126,28 @@ class _Import:
 
     def _take(self, unit: Unit, fd: int, older: Sequence[Entry]) -> None:
         sha, crc = _digest(fd)
-        if unit.crc is not None and crc != unit.crc:
-            raise FormatError("its checksum is wrong")
+        if unit.segment is None or crc == unit.segment.crc:
+            self._take_good(unit, fd, sha, older)
+            return
+        good = self._salvaged(unit.path, unit.segment, fd)
+        try:
+            self._take_good(unit, good, sha, older)
+        finally:
+            os.close(good)
+
+    def _salvaged(self, path: Path, segment: Segment, fd: int) -> int:
+        try:
+            good, lost = self._decoder.salvage(
+                fd, table=segment.table, rows=segment.rows, ts_min=segment.ts_min, ts_max=segment.ts_max
+            )
+        except FormatError as e:
+            raise FormatError(f"its checksum is wrong: {e.message}") from e
+        for group in lost:
+            what = f"row group {group['group']} with {group['rows']} rows is damaged: the others are imported"
+            self._done.problems.append(Problem(str(path), what))
+        return good
+
+    def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
             # The same bytes with another part behind them are other rows.
             sha = f"{sha}<{unit.void_from}"

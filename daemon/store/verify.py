@@ -23,7 +23,8 @@ from probing.daemon.store.wal import TORN, WAL_DIR, part_number, part_path, scan
 __all__ = ("Findings", "Problem", "examine", "lock_holder", "verify_directory")
 
 _FILES = SystemFiles()
-_LOSS = "names the loss of {} rows and goes on without it"
+_LOSS = "names the loss of its {} rows and goes on without it"
+_SALVAGE = "sets it aside when it comes to check it, keeps its good row groups and names the loss of the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class _Examination:
         what = check_segment(_FILES, self._root, segment) if self._decoder is None else self._decoded(segment)
         if what and segment.path in self._manifest().segments:
             at_once = not (self._root / segment.path).exists() or "bytes instead" in what
-            then = ("" if at_once else "sets it aside when it comes to check it, and ") + _LOSS.format(segment.rows)
+            then = _LOSS.format(segment.rows) if at_once else _SALVAGE
             self._problem(segment.path, what, then)
 
     def _decoded(self, segment: Segment) -> str:

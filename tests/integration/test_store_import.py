@@ -21,7 +21,7 @@ import pytest
 from probing.api.errors import StateLocked, StoreError, StoreFull, UsageError
 from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of
-from probing.daemon.store import Store, StoreLimits, importing
+from probing.daemon.store import Store, StoreLimits, importing, jobs
 from probing.daemon.store.decoding import Decoder
 from probing.daemon.store.import_journal import Journal
 from probing.daemon.store.importing import Imported, Target, import_sources
@@ -131,6 +131,24 @@ def test_a_parquet_file_of_stored_or_shown_rows(as_shown: bool, bring: Import, t
     assert bring(tmp_path / "comm.ops").rows == {"comm.ops": 60}
     kept = stored(tmp_path / "here")
     assert shown(kept).sort_by("seq").equals(shown(rows).sort_by("seq"))
+
+
+def test_of_a_damaged_segment_the_good_row_groups_come_in(
+    bring: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ROW_GROUP", 17)
+    far = make_state(tmp_path / "far", [a_row(i) for i in range(5 * 17)], seal=True)
+    path = next(far.rglob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    group = pq.read_metadata(path).row_group(2)
+    data[group.column(0).data_page_offset + 5] ^= 1
+    path.write_bytes(data)
+    done = bring(far)
+    (problem,) = done.problems
+    assert "row group 2 with 17 rows is damaged" in problem.what
+    assert done.rows == {"comm.ops": 4 * 17}
+    assert len(stored(tmp_path / "here")) == 4 * 17
+    assert bring(far).rows == {}
 
 
 def test_files_that_cannot_be_taken_are_named(bring: Import, source: Path, tmp_path: Path) -> None:
