@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = ("innermost", "waits_in")
 
+_LONG_NAME = 80
 # By what they say, the most particular first; of one kind the outermost frame counts.
 _KINDS = (
     # gloo/allreduce.h and its siblings; gloo::transport below them is how they wait.
@@ -36,5 +37,5 @@ def innermost(frames: Sequence[dict[str, Any]]) -> str | None:
     frame = next((f for f in frames if f["frame_type"] == "Python"), None)
     if frame is None:
         return None
-    name = str(frame["file"]).rsplit("/", 1)[-1]
-    return f"{frame['func']} ({name}:{frame['lineno']})" if frame["lineno"] is not None else f"{frame['func']} ({name})"
+    func, file = str(frame["func"])[:_LONG_NAME], str(frame["file"]).rsplit("/", 1)[-1][:_LONG_NAME]
+    return f"{func} ({file}:{frame['lineno']})" if frame["lineno"] is not None else f"{func} ({file})"

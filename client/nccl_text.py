@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from probing.client.render import Field, render
 from probing.client.standing import standing_lines
-from probing.client.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size
+from probing.client.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size, wrapped
 
 __all__ = ("NOTABLE_NS", "people", "waits")
 
@@ -67,7 +66,7 @@ def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> 
 
 def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, width: int | None) -> str:
     news = [f"  {line}" for line in (*waits(own), *standing, *_failures(own))]
-    lines = [*_head(own), *(part for line in news for part in _wrapped(escape(line), width))]
+    lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4
     tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
     if own["ops"]:
@@ -83,10 +82,6 @@ def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, wi
         )
         tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
     return "\n".join([*lines, *tables]) + "\n"
-
-
-def _wrapped(line: str, width: int | None) -> list[str]:
-    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _head(own: dict[str, Any]) -> list[str]:

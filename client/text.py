@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -20,6 +21,7 @@ __all__ = (
     "ranks_text",
     "size",
     "utc",
+    "wrapped",
 )
 
 # Controls, surrogates, and what reorders a line on a terminal.
@@ -134,6 +136,11 @@ def ranks_text(ranks: Sequence[int | None]) -> str:
     if len(known) < len(set(ranks)):
         parts.append("?")
     return ",".join(parts)
+
+
+def wrapped(line: str, width: int | None) -> list[str]:
+    """``line`` in lines of at most ``width`` characters, whole; the further ones are indented. None: one line."""
+    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _digits(value: float) -> str:

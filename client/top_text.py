@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from probing.client.nccl_text import NOTABLE_NS
 from probing.client.render import Field, Grid, render
 from probing.client.standing import Run, standing_lines
-from probing.client.text import age, escape, ranks_text
+from probing.client.text import age, escape, ranks_text, wrapped
 
 __all__ = ("Frame", "people")
 
@@ -65,7 +64,7 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
     world = next((row["world_size"] for row in live if row["world_size"] is not None), None)
     number = f"{len(live)} of {world or '?'} ranks" if live else f"{len(rows)} ranks (ended)"
     text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in _news(live, frame.runs[run], frame))]
-    head = "".join(line + "\n" for part in text for line in _wrapped(escape(part), width))
+    head = "".join(line + "\n" for part in text for line in wrapped(escape(part), width))
     if not live:
         return head
     shown, note = rows, ""
@@ -109,10 +108,6 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
         if width is not None and Grid(fields, rows, None).width > width and all(row[key] == value for row in rows):
             fields = [field for field in fields if field.key != key]
     return render(fields, rows, width)
-
-
-def _wrapped(line: str, width: int | None) -> list[str]:
-    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _shown(row: Row, frame: Frame) -> Row:
