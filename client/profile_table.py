@@ -25,7 +25,7 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[dict[str, An
     rows = [
         {**_labels(by, values), **_place(frame), "self_ns": own, "total_ns": total,
          "self_share": own / wholes[values], "total_share": total / wholes[values]}
-        for (values, frame), (own, total) in _times(profile, by).items()
+        for (values, frame), (own, total) in sorted(_times(profile, by).items(), key=lambda time: str(time[0][0]))
     ]  # fmt: skip
     return sorted(rows, key=lambda row: (-row["self_ns"], -row["total_ns"], row["func"], row["file"]))
 
