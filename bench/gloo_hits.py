@@ -1,14 +1,17 @@
-"""What the probes on gloo cost a collective: ``python bench/gloo_hits.py [--blocks 30]``.
+"""What the probes on gloo cost a collective: ``python bench/gloo_hits.py [--blocks 30] [--against FOLDER]``.
 
 One process makes all_reduces in a group of itself, pinned to one CPU with its gloo threads, so that all that the probes
 cost shows in the time of a call. Blocks with the probes on, with them paused and without any are taken in turn. Before
-each call the process goes through more memory than the second-level cache holds, as a training step does ("cold"),
-or through none ("warm"). Beside it, the kernel's own account of the time in each program.
+each call the process goes through more memory than the caches hold ("cold"), or through none ("warm"); a training step
+lies between the two. Beside it, the kernel's own account of the time in each program. ``--against`` takes the objects
+of another build, made by ``python -m probing.daemon.bpf.build FOLDER``, into the same turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import random
 import statistics
@@ -30,7 +33,7 @@ from probing.daemon.source import Identity
 
 HERE = Path(__file__).resolve().parent
 # Bytes that a process goes through before each call, and calls of a block.
-LOADS = {"warm": (0, 2000), "cold": (8 << 20, 300)}
+LOADS = {"warm": (0, 2000), "cold": (64 << 20, 100)}
 
 
 class Nobody:
@@ -69,18 +72,11 @@ class GlooJob:
 
 
 class Probes:
-    """The probes on the job's library, which can be placed, paused and taken away."""
+    """The probes of one build on the job's library, which can be placed, paused and taken away."""
 
     def __init__(self, session: Session, library: Path) -> None:
         self.session, self._path = session, library
         self._library = os.open(library, os.O_RDONLY)
-        self._known: dict[tuple[str, ...], list[Symbol]] = {}
-
-    def _symbols(self, fd: int, patterns: Sequence[str]) -> list[Symbol]:
-        key = tuple(patterns)
-        if key not in self._known:
-            self._known[key] = find_symbols(fd, patterns)
-        return self._known[key]
 
     def be(self, how: str) -> None:
         """"on", "paused", or "none": not there."""
@@ -88,7 +84,7 @@ class Probes:
             self.session.detach(link)
         self.session.pause(how == "paused")
         if how != "none":
-            source = CollectivesSource(self.session, Nobody(), "bench", self._symbols)
+            source = CollectivesSource(self.session, Nobody(), "bench", _symbols)
             source.start()
             source.attach(self._library, os.fsencode(self._path))
 
@@ -100,72 +96,95 @@ class Probes:
         return len(found.records)
 
 
-def measure(job: GlooJob, probes: Probes, load: str, blocks: int) -> list[dict[str, object]]:
+@functools.cache
+def _found(fd: int, patterns: tuple[str, ...]) -> list[Symbol]:
+    return find_symbols(fd, patterns)
+
+
+def _symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
+    return _found(fd, tuple(patterns))
+
+
+# What is measured: a name -> the probes that are there, and how.
+Ways = dict[str, tuple[Probes, str]]
+
+
+def measure(job: GlooJob, ways: Ways, load: str, blocks: int) -> list[dict[str, object]]:
     size, count = LOADS[load]
     chooser = random.Random(11)
-    took: dict[str, list[float]] = {"none": [], "paused": [], "on": []}
-    seen = 0
+    took: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(blocks):
-        ways = list(took)
-        chooser.shuffle(ways)
-        for way in ways:
-            probes.be(way)
+        order = list(ways.items())
+        chooser.shuffle(order)
+        for name, (probes, how) in order:
+            probes.be(how)
             job.call_ns(20, size)
             probes.drain()
-            took[way].append(job.call_ns(count, size))
-            seen += probes.drain()
-    if seen != blocks * count:
-        raise SystemExit(f"{seen} operations were seen of {blocks * count}")
+            took[name].append(job.call_ns(count, size))
+            seen = probes.drain()
+            if seen != (count if how == "on" else 0):
+                raise SystemExit(f"{name}: {seen} operations were seen of {count}")
+            probes.be("none")
     rows: list[dict[str, object]] = []
-    for way in ("paused", "on"):
-        cost = np.asarray(took[way]) - np.asarray(took["none"])
+    for name in list(ways)[1:]:
+        cost = np.asarray(took[name]) - np.asarray(took["none"])
         chosen = np.random.default_rng(7).choice(cost, (10_000, blocks))
         low, high = np.percentile(np.median(chosen, axis=1), [2.5, 97.5])
         rows.append(
             {
                 "caches": load,
-                "probes": way,
+                "probes": name,
                 "an all_reduce without, us": f"{statistics.median(took['none']) / 1000:.1f}",
-                "with, us": f"{statistics.median(took[way]) / 1000:.1f}",
+                "with, us": f"{statistics.median(took[name]) / 1000:.1f}",
                 "cost, us": f"{np.median(cost) / 1000:.2f} [{low / 1000:.2f}, {high / 1000:.2f}]",
             }
         )
     return rows
 
 
-def in_programs(job: GlooJob, probes: Probes, load: str) -> list[dict[str, object]]:
+def in_programs(job: GlooJob, ways: Ways, load: str) -> list[dict[str, object]]:
     """By the kernel's account, which costs time itself."""
     size, count = LOADS[load]
-    probes.be("on")
+    rows: list[dict[str, object]] = []
     before_value = STATISTICS.read_text()
     STATISTICS.write_text("1")
     try:
-        job.call_ns(20, size)
-        before = programs(probes.session)
-        job.call_ns(count, size)
-        after = programs(probes.session)
+        for way, (probes, how) in ways.items():
+            if how != "on":
+                continue
+            probes.be(how)
+            job.call_ns(20, size)
+            before = programs(probes.session)
+            job.call_ns(4 * count, size)
+            after = programs(probes.session)
+            probes.be("none")
+            probes.drain()
+            row: dict[str, object] = {"caches": load, "probes": way}
+            for name, (runs, spent) in after.items():
+                if runs > before[name][0]:
+                    row[f"{name}, ns"] = f"{(spent - before[name][1]) / (runs - before[name][0]):.0f}"
+            rows.append(row)
     finally:
         STATISTICS.write_text(before_value)
-    rows: list[dict[str, object]] = []
-    for name, (runs, spent) in after.items():
-        if more := runs - before[name][0]:
-            mean = (spent - before[name][1]) / more
-            rows.append({"caches": load, "program": name, "hits a call": more / count, "ns a hit": f"{mean:.0f}"})
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--against", type=Path, help="folder of another build's objects")
     options = parser.parse_args()
     job = GlooJob()
-    try:
-        with session_of(OBJECTS) as session:
-            probes = Probes(session, job.library)
-            print(table([row for load in LOADS for row in measure(job, probes, load, options.blocks)]))
-            print(table([row for load in LOADS for row in in_programs(job, probes, load)]))
-    finally:
-        job.close()
+    with contextlib.ExitStack() as undo:
+        undo.callback(job.close)
+        own = Probes(undo.enter_context(session_of(OBJECTS)), job.library)
+        ways: Ways = {"none": (own, "none"), "paused": (own, "paused"), "on": (own, "on")}
+        if options.against:
+            objects = [options.against / f"{name}.bpf.o" for name in OBJECTS]
+            ways["on, the other build"] = (Probes(undo.enter_context(session_of(objects)), job.library), "on")
+        for load in LOADS:
+            print(table(measure(job, ways, load, options.blocks)))
+            print(table(in_programs(job, ways, load)))
 
 
 if __name__ == "__main__":

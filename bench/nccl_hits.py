@@ -9,6 +9,7 @@ and with its events and a watchdog: with and without probes in turn, and with th
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -63,9 +64,12 @@ class Draining:
         self._thread.join()
 
 
+_numbers = itertools.count()
+
+
 @contextmanager
-def session_of(objects: Sequence[str] = OBJECTS) -> Iterator[Session]:
-    root = Path(f"/sys/fs/bpf/probingd-bench-{os.getpid()}")
+def session_of(objects: Sequence[str | Path] = OBJECTS) -> Iterator[Session]:
+    root = Path(f"/sys/fs/bpf/probingd-bench-{os.getpid()}-{next(_numbers)}")
     session = Session.open("bench", list(objects), root)
     try:
         yield session

@@ -104,12 +104,23 @@ struct {
 	__type(value, struct collective_record);
 } operations SEC(".maps");
 
-/* What a thread is about to enqueue: filled when a public function is entered, taken when the operation is made. */
+/* What is read at once of a group, and of a tensor; WINDOW is a power of two (layouts.py checks that it is enough). */
+#define WINDOW 128
+#define GROUP_BYTES 96
+#define TENSOR_BYTES 112
+
+/*
+ * What a thread is about to enqueue: filled when a public function is entered, taken when the operation is made. The
+ * names in `record` stay from call to call, for as long as `group` is the group and its head is as it was.
+ */
 struct call {
 	__u64 stack_pointer;
 	__u64 attachment; /* what of the cookie is the attacher's */
 	__u64 outer;	  /* address of a public function that may be making this call for its caller */
 	__u64 returns_to;
+	__u64 group; /* 0: `record` has no names */
+	__u8 head[GROUP_BYTES];
+	__u8 window[WINDOW];
 	struct collective_record record;
 };
 
@@ -139,7 +150,8 @@ static __always_inline struct call *call_begin(void *ctx, struct probe *probe, _
 
 	if (call) {
 		/* In place: a new element of the map costs more than all that is written here. */
-		__builtin_memset(&call->record, 0, sizeof(call->record));
+		__builtin_memset(&call->record, 0, offsetof(struct collective_record, name));
+		__builtin_memset(call->record.error, 0, sizeof(call->record.error));
 	} else {
 		if (bpf_map_update_elem(&calls, &thread, (const void *)&no_call, BPF_ANY))
 			return 0;
@@ -184,8 +196,11 @@ static __always_inline struct operation_key operation_key(__u64 object)
 /* An object at the same address means that the older one is gone, and that its end was not seen. */
 static __always_inline void operation_open(struct operation_key *key, struct collective_record *record)
 {
-	struct collective_record *older = bpf_map_lookup_elem(&operations, key);
+	struct collective_record *older;
 
+	if (!bpf_map_update_elem(&operations, key, record, BPF_NOEXIST))
+		return;
+	older = bpf_map_lookup_elem(&operations, key);
 	if (older) {
 		older->state = STATE_ABANDONED;
 		RING_PUSH(collectives, older);

@@ -166,11 +166,6 @@ static __always_inline int stream_captures(void)
 	return process && cuda_captures(process);
 }
 
-static __always_inline __u64 thread_started(void)
-{
-	return BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), start_boottime);
-}
-
 /* -1 where it is not known. */
 static __always_inline __s32 current_device(void)
 {

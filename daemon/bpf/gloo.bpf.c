@@ -142,21 +142,35 @@ static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, 
 	return s.length;
 }
 
-/* Returns 0 when the offsets are not those of this build: then nothing that is read with them is to be believed. */
-static __always_inline int read_group(struct collective_record *r, struct gloo_layout *layout, __u64 group)
+/* `offset` of a field from the first that is read with it; what does not lie in the window reads as something else. */
+static __always_inline __u64 word_at(const __u8 *window, __u32 offset)
 {
-	__s32 rank = -1, size = -1;
+	return *(const __u64 *)(window + (offset & (WINDOW - 8)));
+}
+
+/* Whether the string at `offset` of the window, which is at `address`, lies there whole. */
+static __always_inline int in_place(const __u8 *window, __u32 offset, __u64 address)
+{
+	return word_at(window, offset) == address + SSO_BYTES && word_at(window, offset + 8) < SSO_BYTES;
+}
+
+static __always_inline int same_head(const __u8 *a, const __u8 *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+	__u64 differs = 0;
+	int i;
+
+	for (i = 0; i < GROUP_BYTES / 8; i++)
+		differs |= x[i] ^ y[i];
+	return !differs;
+}
+
+static __always_inline void read_names(struct collective_record *r, struct gloo_layout *layout, __u64 group)
+{
 	__u64 text = 0, length;
 
-	r->comm = group;
-	if (layout->backend_rank == ABSENT)
-		return 0;
-	bpf_probe_read_user(&rank, sizeof(rank), (const void *)(group + layout->backend_rank));
-	bpf_probe_read_user(&size, sizeof(size), (const void *)(group + layout->backend_size));
-	if (rank < 0 || rank >= size || size > MAX_RANKS)
-		return 0;
-	r->comm_rank = rank;
-	r->comm_size = size;
+	__builtin_memset(r->name, 0, NAME_BYTES);
+	__builtin_memset(r->desc, 0, DESC_BYTES);
 	if (layout->backend_uid != ABSENT) {
 		length = read_string(r->name, NAME_BYTES, group + layout->backend_uid, &text);
 		if (length > NAME_BYTES)
@@ -165,25 +179,62 @@ static __always_inline int read_group(struct collective_record *r, struct gloo_l
 	}
 	if (layout->backend_desc != ABSENT)
 		read_string(r->desc, DESC_BYTES, group + layout->backend_desc, &text);
+}
+
+/*
+ * Rank, size and names of the group, which lie in its first bytes from the rank on (layouts.py). Names that lie there
+ * whole are read again only when they have changed. Returns 0 when the offsets are not those of this build: then
+ * nothing that is read with them is to be believed.
+ */
+static __noinline int read_group(struct call *call, struct gloo_layout *layout, __u64 group)
+{
+	__u32 uid = layout->backend_uid - layout->backend_rank, desc = layout->backend_desc - layout->backend_rank;
+	struct collective_record *r = &call->record;
+	__s32 rank, size;
+	__u64 ranks;
+
+	r->comm = group;
+	if (layout->backend_rank == ABSENT ||
+	    bpf_probe_read_user(call->window, GROUP_BYTES, (const void *)(group + layout->backend_rank)))
+		goto unknown;
+	ranks = word_at(call->window, 0);
+	rank = (__u32)ranks;
+	size = ranks >> 32;
+	if (rank < 0 || rank >= size || size > MAX_RANKS)
+		goto unknown;
+	r->comm_rank = rank;
+	r->comm_size = size;
+	if (call->group == group && same_head(call->window, call->head)) {
+		r->name_form = word_at(call->head, uid + 8) ? NAME_TEXT : NAME_NONE;
+		return 1;
+	}
+	read_names(r, layout, group);
+	call->group = 0;
+	if (layout->backend_uid != ABSENT && layout->backend_desc != ABSENT &&
+	    in_place(call->window, uid, group + layout->backend_uid) &&
+	    in_place(call->window, desc, group + layout->backend_desc)) {
+		__builtin_memcpy(call->head, call->window, GROUP_BYTES);
+		call->group = group;
+	}
 	return 1;
+unknown:
+	__builtin_memset(r->name, 0, NAME_BYTES);
+	__builtin_memset(r->desc, 0, DESC_BYTES);
+	call->group = 0;
+	return 0;
 }
 
 /* The sizes have to give the number of elements: a check that the offsets are those of this build. */
-static __always_inline int is_tensor(struct gloo_layout *layout, __u64 impl, __u64 numel)
+static __always_inline int is_tensor(const __u8 *window, __u64 numel)
 {
-	__u64 product = 1;
-	struct {
-		__u64 dimensions;
-		__u64 sizes[INLINE_SIZES];
-	} shape;
+	const __u64 *shape = (const __u64 *)window;
+	__u64 dimensions = shape[0], product = 1;
 	int i;
 
-	if (bpf_probe_read_user(&shape, sizeof(shape), (const void *)(impl + layout->tensor_sizes)))
-		return 0;
-	if (shape.dimensions > INLINE_SIZES)
-		return shape.dimensions <= MAX_DIMENSIONS;
+	if (dimensions > INLINE_SIZES)
+		return dimensions <= MAX_DIMENSIONS;
 	for (i = 0; i < INLINE_SIZES; i++)
-		product *= i < shape.dimensions ? shape.sizes[i] : 1;
+		product *= i < dimensions ? shape[1 + i] : 1;
 	return product == numel;
 }
 
@@ -193,16 +244,18 @@ static __always_inline int is_tensor(struct gloo_layout *layout, __u64 impl, __u
  */
 __noinline int add_tensor(__u32 index, __u64 tensor)
 {
-	__u64 thread = bpf_get_current_pid_tgid(), impl = read_word(tensor), numel = 0;
+	__u64 thread = bpf_get_current_pid_tgid(), impl = read_word(tensor), numel;
 	struct gloo_layout *layout = bpf_map_lookup_elem(&gloo_layouts, &index);
 	struct call *call = bpf_map_lookup_elem(&calls, &thread);
 	struct collective_record *r;
-	__u16 dtype = UNKNOWN_BYTE;
+	__u16 dtype;
 
-	if (!layout || !call || !impl ||
-	    bpf_probe_read_user(&numel, sizeof(numel), (const void *)(impl + layout->tensor_numel)) ||
-	    bpf_probe_read_user(&dtype, sizeof(dtype), (const void *)(impl + layout->tensor_dtype)) ||
-	    !is_tensor(layout, impl, numel))
+	if (!layout || !call || !impl || layout->tensor_sizes == ABSENT ||
+	    bpf_probe_read_user(call->window, TENSOR_BYTES, (const void *)(impl + layout->tensor_sizes)))
+		return 0;
+	numel = word_at(call->window, layout->tensor_numel - layout->tensor_sizes);
+	dtype = word_at(call->window, layout->tensor_dtype - layout->tensor_sizes);
+	if (!is_tensor(call->window, numel))
 		return 0;
 	r = &call->record;
 	if (r->count == UNKNOWN_WORD) {
@@ -304,7 +357,7 @@ static __always_inline struct gloo_layout *layout_of(struct probe *probe)
                                                                                                                        \
 		if (!call)                                                                                             \
 			return;                                                                                        \
-		if (read_group(&call->record, layout, member_argument(ctx, 0)))                                        \
+		if (read_group(call, layout, member_argument(ctx, 0)))                                        \
 			name##_fill(ctx, probe, &call->record, layout);                                                \
 	}                                                                                                              \
 	static __always_inline void name##_fill(void *ctx, struct probe *probe, struct collective_record *r,           \

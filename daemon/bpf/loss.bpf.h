@@ -62,7 +62,8 @@ static __always_inline void loss_count(void *counters)
 		loss->lost++;
 }
 
-#define RING_PUSH(name, record) RING_PUSH_FLAGS(name, record, 0)
+/* Readers look by themselves: to wake one costs the calling thread an interrupt. */
+#define RING_PUSH(name, record) RING_PUSH_FLAGS(name, record, BPF_RB_NO_WAKEUP)
 /* `flags`: BPF_RB_NO_WAKEUP or BPF_RB_FORCE_WAKEUP, where the program knows who waits for what. */
 #define RING_PUSH_FLAGS(name, record, flags) ring_push(&name, &name##_loss, record, sizeof(*(record)), flags)
 #define RING_LOST(name) loss_count(&name##_loss)

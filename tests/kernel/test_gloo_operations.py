@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -228,6 +229,59 @@ def test_a_message_from_a_rank_that_dies_has_failed(watch: Callable[[], Watcher]
     (row,) = watcher.rows()
     assert (row["op"], row["peer"], row["state"], row["comm_name"]) == ("recv", 1, "failed", "patient")
     assert row["error"]
+
+
+GROUPS_IN_TURN = """
+import json, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(5)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(23):
+    # Some lie in the string itself, some do not.
+    description = f"{number}" if number % 3 else f"the group with the number {number}"
+    group = dist.new_group([0], group_desc=description)
+    for _ in range(1 + number % 2):
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor)
+    print(json.dumps([group.group_name, description, 1 + number % 2]), flush=True)
+    dist.destroy_process_group(group)
+    del group
+print("null", flush=True)
+"""
+
+
+class Alone:
+    """A job of one process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def rank_of(self, pid: int) -> int | None:
+        return 0 if pid == self._process.pid else None
+
+
+def test_a_group_made_where_another_was_has_its_own_name(open_session: Open) -> None:
+    command = [sys.executable, "-c", GROUPS_IN_TURN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            assert process.stdout.readline() == "ready\n"
+            watcher = Watcher(open_session(*OBJECTS), Known([Alone(process)]))  # type: ignore[list-item]
+            watcher.attach(torch_library())
+            process.stdin.write("\n")
+            process.stdin.flush()
+            groups = list(iter(lambda: json.loads(process.stdout.readline()), None))  # type: ignore[union-attr]
+        finally:
+            process.kill()
+    calls = Counter({(name, description): count for name, description, count in groups})
+    calls["0", "default_pg"] = sum(calls.values())
+    rows = [row for row in watcher.rows() if row["op"] == "all_reduce"]
+    assert Counter((row["comm"], row["comm_name"]) for row in rows) == calls
 
 
 LOADER = """

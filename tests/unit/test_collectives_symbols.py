@@ -160,3 +160,17 @@ def test_headers_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         offsets_of(tmp_path)
     assert "error" in caught.value.hint
+
+
+def test_the_programs_read_all_fields_of_a_group_and_of_a_tensor_at_once() -> None:
+    """GROUP_BYTES and TENSOR_BYTES of collectives.bpf.h."""
+    for layout in GLOO_LAYOUTS:
+        if layout == UNKNOWN_BUILD:
+            continue
+        group = [layout.backend_size, layout.backend_uid + 32, layout.backend_desc + 32]
+        assert layout.backend_size == layout.backend_rank + 4
+        assert max(group) - layout.backend_rank <= 96
+        tensor = [layout.tensor_numel + 8, layout.tensor_dtype + 8]
+        assert layout.tensor_sizes < min(tensor)
+        assert max(tensor) - layout.tensor_sizes <= 112
+        assert not {(offset - layout.tensor_sizes) % 8 for offset in (layout.tensor_numel, layout.tensor_dtype)} - {0}
