@@ -10,6 +10,9 @@
 #include "python_walk.bpf.h"
 
 #define TOLD_AFTER_NS SECOND_NS
+#define AWAY_ENTRIES 2048
+/* So many of them are for one process (sampled_away.py). */
+#define AWAY_SHARE (AWAY_ENTRIES / 4)
 
 /*
  * A thread that is off the CPU. `since` is 0 while nobody may tell of it; whoever changes it owns the time before.
@@ -34,7 +37,7 @@ struct python_switches {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2048);
+	__uint(max_entries, AWAY_ENTRIES);
 	__type(key, __u32);
 	__type(value, struct python_off);
 } python_off SEC(".maps");
@@ -45,6 +48,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct python_switches);
 } python_switches SEC(".maps");
+
+/* How many flushes there were: each counts the entries of all processes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} python_passes SEC(".maps");
 
 struct python_leaving {
 	struct python_scratch walk;
@@ -101,6 +112,38 @@ static __always_inline __u64 switches_of(struct task_struct *task)
 	return task->nvcsw + task->nivcsw;
 }
 
+static __always_inline __u64 passes(void)
+{
+	__u32 zero = 0;
+	__u64 *count = bpf_map_lookup_elem(&python_passes, &zero);
+
+	return count ? *count : 0;
+}
+
+/* The share of a process, with what it has in the map as far as that is known; 0 where it has all of it. */
+static __always_inline struct python_share *share_of_away(__u32 tgid)
+{
+	struct python_share *share = share_of(tgid);
+	__u64 pass = passes();
+
+	if (!share)
+		return 0;
+	/* The last flush found none of its threads. */
+	if (share->pass < pass) {
+		share->pass = pass;
+		share->away = 0;
+	}
+	return share->away < AWAY_SHARE ? share : 0;
+}
+
+static __always_inline void put_away(struct python_share *share, __u32 tid, struct python_off *entry)
+{
+	if (!bpf_map_update_elem(&python_off, &tid, entry, BPF_NOEXIST))
+		__sync_fetch_and_add(&share->away, 1);
+	else if (bpf_map_update_elem(&python_off, &tid, entry, BPF_EXIST))
+		RING_LOST(python_samples);
+}
+
 /* `prev` is the calling thread, and its memory is still there. */
 static __always_inline void leave(struct task_struct *prev)
 {
@@ -109,6 +152,7 @@ static __always_inline void leave(struct task_struct *prev)
 	struct python_leaving *leaving;
 	struct python_thread *thread;
 	struct python_scratch *walk;
+	struct python_share *share;
 	struct python_off *entry;
 	__u64 now;
 
@@ -128,6 +172,11 @@ static __always_inline void leave(struct task_struct *prev)
 		return;
 	if (process->start_ns != start_ns_of(prev))
 		return;
+	share = share_of_away(tgid);
+	if (!share) {
+		left_out(AWAY_SLOT, tgid, now);
+		return;
+	}
 	leaving = bpf_map_lookup_elem(&python_leaving, &zero);
 	if (!leaving)
 		return;
@@ -145,8 +194,7 @@ static __always_inline void leave(struct task_struct *prev)
 	entry->rate = smaller(process->off_rate, out_of);
 	entry->out_of = out_of;
 	entry->generation = generation();
-	if (bpf_map_update_elem(&python_off, &tid, entry, BPF_ANY))
-		RING_LOST(python_samples);
+	put_away(share, tid, entry);
 }
 
 static __always_inline void tell(struct python_off *entry, struct python_sample *sample, __u64 since, __u64 now)
@@ -162,7 +210,8 @@ static __always_inline void tell(struct python_off *entry, struct python_sample 
 
 static __always_inline void enter(struct task_struct *next)
 {
-	__u32 tid = next->pid;
+	__u32 tid = next->pid, tgid = next->tgid;
+	struct python_share *share;
 	struct python_off *entry;
 	__u64 now, since;
 
@@ -179,6 +228,9 @@ static __always_inline void enter(struct task_struct *next)
 	    entry->sample.start_ns == start_ns_of(next))
 		tell(entry, &entry->sample, since, now);
 	bpf_map_delete_elem(&python_off, &tid);
+	share = bpf_map_lookup_elem(&python_shares, &tgid);
+	if (share && share->away)
+		__sync_fetch_and_add(&share->away, -1);
 }
 
 SEC("tp_btf/sched_switch")
@@ -192,6 +244,7 @@ ON_DEMAND(python_switch);
 
 struct flush {
 	__u64 now;
+	__u64 pass;
 	__u32 told;
 };
 
@@ -205,6 +258,19 @@ static __always_inline int sampled(struct python_off *entry)
 	       entry->generation == generation();
 }
 
+static __always_inline void count_away(__u32 tgid, __u64 pass)
+{
+	struct python_share *share = share_of(tgid);
+
+	if (!share)
+		return;
+	if (share->pass != pass) {
+		share->pass = pass;
+		share->away = 0;
+	}
+	__sync_fetch_and_add(&share->away, 1);
+}
+
 /* The sample is copied before the entry is claimed: once the thread runs, another may have its place. */
 static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct flush *flush)
 {
@@ -212,6 +278,7 @@ static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct fl
 	struct python_sample *sample;
 	__u32 zero = 0;
 
+	count_away(entry->sample.tgid, flush->pass);
 	if (!since || since + TOLD_AFTER_NS > flush->now)
 		return 0;
 	sample = bpf_map_lookup_elem(&python_telling, &zero);
@@ -234,10 +301,13 @@ static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct fl
 SEC("raw_tp")
 int python_off_flush(void *ctx)
 {
-	struct flush flush = { .now = bpf_ktime_get_ns() };
+	struct flush flush = { .now = bpf_ktime_get_ns(), .pass = passes() + 1 };
+	__u32 zero = 0;
 
-	if (guard_open(flush.now))
+	if (guard_open(flush.now)) {
 		bpf_for_each_map_elem(&python_off, flush_one, &flush, 0);
+		bpf_map_update_elem(&python_passes, &zero, &flush.pass, BPF_ANY);
+	}
 	return flush.told;
 }
 

@@ -46,6 +46,27 @@ struct {
 
 RING(python_samples, struct python_sample, 8 << 20);
 
+/* Under these numbers left_out counts samples, and times off the CPU, of processes that had their share. */
+#define SAMPLES_SLOT 254
+#define AWAY_SLOT 255
+/* While the ring is half full or more, so much of it is for one process: one of so many parts. */
+#define RING_SHARES 8
+
+/* What a process has of the ring and of the map `python_off`, by tgid. */
+struct python_share {
+	__u64 since; /* position of the ring from which `used` counts; once that is read, it counts anew */
+	__u64 used;  /* bytes */
+	__u64 pass;  /* of the flush that counted `away` last */
+	__u64 away;  /* threads in python_off, or a few more or less */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct python_share);
+} python_shares SEC(".maps");
+
 /* The layout, what is read at once of frames and code objects, and the owner from which on frames do not count. */
 struct python_plan {
 	struct python_layout layout;
@@ -252,12 +273,67 @@ static __always_inline void sample_unresolved(struct python_sample *sample)
 	sample->hash = mixed(SAMPLE_UNRESOLVED, sample->tid);
 }
 
+/* Counts a record that was left out because its process had its share, as a refused hit of `slot` (refusals.py). */
+static __noinline int left_out(__u32 slot, __u32 tgid, __u64 now)
+{
+	struct process_budget first = {.refused = 1, .refused_ns = now}, *own;
+	struct process_budget_key key = {.tgid = tgid, .slot = slot};
+	struct hit *hit = bpf_map_lookup_elem(&hits, &slot);
+
+	if (hit) {
+		hit->hits++;
+		hit->refused++;
+	}
+	own = bpf_map_lookup_elem(&process_budgets, &key);
+	if (own) {
+		__sync_fetch_and_add(&own->refused, 1);
+		own->refused_ns = now;
+	} else {
+		bpf_map_update_elem(&process_budgets, &key, &first, BPF_NOEXIST);
+	}
+	return 0;
+}
+
+static __noinline struct python_share *share_of(__u32 tgid)
+{
+	struct python_share *share = bpf_map_lookup_elem(&python_shares, &tgid), first = {};
+
+	if (share)
+		return share;
+	bpf_map_update_elem(&python_shares, &tgid, &first, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&python_shares, &tgid);
+}
+
+/* Whether there is room for one more sample of a process: one that makes very many must leave others theirs. */
+static __always_inline int share_take(struct python_sample *sample)
+{
+	__u64 size = bpf_ringbuf_query(&python_samples, BPF_RB_RING_SIZE);
+	__u64 read = bpf_ringbuf_query(&python_samples, BPF_RB_CONS_POS);
+	__u64 written = bpf_ringbuf_query(&python_samples, BPF_RB_PROD_POS);
+	struct python_share *share = share_of(sample->tgid);
+
+	if (!share)
+		return 1;
+	if (read > share->since || share->since > written) {
+		share->since = written;
+		share->used = 0;
+	}
+	if (share->used >= size / RING_SHARES && written - read >= size / 2) {
+		left_out(SAMPLES_SLOT, sample->tgid, bpf_ktime_get_ns());
+		return 0;
+	}
+	share->used += sizeof(*sample);
+	return 1;
+}
+
 /* Wakes the reader for what it has not seen yet. */
 static __always_inline void sample_push(struct python_sample *sample)
 {
 	__u64 key = mixed(sample->hash, sample->start_ns);
 	__u8 one = 1;
 
+	if (!share_take(sample))
+		return;
 	if (bpf_map_lookup_elem(&python_seen, &key)) {
 		RING_PUSH_FLAGS(python_samples, sample, BPF_RB_NO_WAKEUP);
 	} else if (!RING_PUSH_FLAGS(python_samples, sample, BPF_RB_FORCE_WAKEUP)) {

@@ -158,7 +158,7 @@ class Collector:
             self._session,
             self._clock,
             self._outbox,
-            self._communication.slots | self._optional.slots,
+            self._communication.slots | self._optional.slots | self._python.slots,
             self._config.probes.hit_budget,
             self._loop.resume(),
             self._store.take_losses,

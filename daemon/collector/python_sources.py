@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector import sampling
+from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState
@@ -83,6 +84,11 @@ class PythonSources:
         if self._programs is not None:
             self._programs.flush()
             self._programs.refresh()
+
+    @property
+    def slots(self) -> dict[int, ProbeSlot]:
+        """What is counted under which number where a process has its share."""
+        return {slot: ProbeSlot("", PythonSampler.name, "python.samples", why) for slot, why in sampling.SLOTS.items()}
 
     @property
     def assemble(self) -> dict[str, _Assemble]:

@@ -21,11 +21,15 @@ ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 @dataclass(frozen=True, slots=True)
 class ProbeSlot:
-    """What is counted under the number of a probe, and which rows are missing when its hits are refused."""
+    """What is counted under the number of a probe, and which rows are missing when its hits are refused.
+
+    ``why``: for what is not refused by the budget of hits.
+    """
 
     name: str
     source: str
     table: str
+    why: str = ""
 
 
 class BudgetedSession(Protocol):
@@ -105,7 +109,7 @@ class Refusals:
             # A smaller count than before has begun anew. There may be more by now than when the total was read.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
-                self._lose(probe, f"this process hit {probe.name} {limit}", since, pair, more, pid)
+                self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
                 self._of_processes[number, pid] = (before if refused >= before else 0) + more
                 left -= more
         if left and counts["off_ns"]:

@@ -15,7 +15,7 @@ from probing.daemon.python_stack.sampled_away import AwayThreads
 from probing.daemon.python_stack.sampled_blocked import Away
 from probing.daemon.python_stack.sampled_processes import SampledProcesses
 
-__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SamplingPrograms", "refusal")
+__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SLOTS", "SamplingPrograms", "refusal")
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
@@ -23,6 +23,11 @@ RING = "python_samples"
 FULL_SHARE = 4
 # How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
 REST_S = 4.0
+# SAMPLES_SLOT and AWAY_SLOT of bpf/python_walk.bpf.h
+SLOTS = {
+    254: "this process had its share of the ring of samples",
+    255: "this process had its share of the threads off the CPU that are followed",
+}
 _ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
 
 

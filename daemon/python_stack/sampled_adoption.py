@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 class AwayKernel(Protocol):
     """What ``sampled_away.AwayThreads`` does, where the programs see switches."""
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """How many threads of a process can be known, and how many that are off the CPU."""
+
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
         """The count of pauses, and those of the threads of which no program knows where they are."""
 
@@ -73,13 +77,17 @@ class Adoption:
         with self._telling:
             generation, lacking = self._kernel.lacking(process.key[1], of_python)
         left: dict[int, tuple[int, int, int]] = {}
-        no_room = 0
+        no_room, room = 0, self._kernel.room[1] - (len(of_python) - len(lacking))
         try:
             for start in range(0, len(lacking), MAX_BLOCKED):
+                if room <= 0:
+                    no_room += len(lacking) - start
+                    break
                 some = [(tid, *threads[tid]) for tid in lacking[start : start + MAX_BLOCKED]]
                 found = [_since(a, generation, before) for a in self._ask(process, runtime, some, frames=True)]
-                adopted, more = self._adopt(process, runtime, generation, found, threads)
-                no_room += more
+                adopted, more = self._adopt(process, runtime, generation, found[:room], threads)
+                no_room += more + len(found[room:])
+                room -= len(adopted)
                 left |= {a.tid: (generation, a.switches, a.seen_ns) for a in found if a.tid not in adopted}
         except ProbingError as e:
             _log.debug("threads of process %d that are away are not known: %s", process.key[0], e.message)

@@ -21,6 +21,8 @@ __all__ = ("AwayThreads", "frames_hash")
 # enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
 _U64 = (1 << 64) - 1
+# AWAY_SHARE of bpf/python_off.bpf.c: one process must leave others room.
+_SHARES = 4
 
 
 class AwayThreads:
@@ -31,8 +33,8 @@ class AwayThreads:
 
     @property
     def room(self) -> int:
-        """How many threads can be off the CPU at a time."""
-        return self._entries.max_entries
+        """How many threads of one process can be off the CPU at a time."""
+        return self._entries.max_entries // _SHARES
 
     @property
     def generation(self) -> int | None:

@@ -28,6 +28,9 @@ _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
 _Key = tuple[int, int]
 
+# Parts of the room for threads: one process must leave others some.
+_SHARES = 4
+
 
 class SampledProcesses:
     """The processes that ``session`` (with object ``python``) samples. Not safe for two threads.
@@ -43,8 +46,8 @@ class SampledProcesses:
 
     @property
     def room(self) -> int:
-        """How many threads of all processes can be known."""
-        return self._threads.max_entries
+        """How many threads of one process can be known; all have room for four times as many."""
+        return max(self._threads.max_entries // _SHARES, 1)
 
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
         """Sample process ``pid``: ``rate`` times a second on each CPU, and ``off_rate`` times a thread that leaves one.
@@ -87,7 +90,7 @@ class SampledProcesses:
         for tid, thread in threads.items():
             if before.get(tid) != thread:
                 value["state"], value["thread_id"] = thread
-                if not _put(self._threads, tid, value):
+                if len(now) >= self.room or not _put(self._threads, tid, value):
                     continue
             now[tid] = thread
         self._tids[pid, start_ns] = now

@@ -49,10 +49,6 @@ class Kernel(AwayKernel, Protocol):
     @property
     def ring(self) -> SampleRing: ...
 
-    @property
-    def room(self) -> tuple[int, int]:
-        """For how many threads there is room, and for how many that are off the CPU."""
-
     def add(
         self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
     ) -> None: ...
@@ -317,7 +313,7 @@ class SampledWatch:
         now, until = time.monotonic(), time.time_ns()
         # It has been so since the last scan at most.
         since = until - int((now - watched.scanned) * 1e9) if watched.scanned else until
-        reason = f"{count} threads more than the {room} that the sampler has room for"
+        reason = f"{count} threads more than the {room} of one process that the sampler has room for"
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
 
     def _scan(self, key: Key, runtime: RuntimeInfo) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def test_clear_forgets_what_another_daemon_told(sampling: Sampling) -> None:
 
 
 def test_more_than_there_is_room_for_is_said(pin_root: Path) -> None:
-    sizes = {"python_processes": 1, "python_threads": 3}
+    sizes = {"python_processes": 1, "python_threads": 4 * 3}
     session = Session.open("test", ["python"], pin_root, sizes=sizes)
     sampling = Sampling(session, lambda *_: None)
     with started(INTERPRETERS[-1], MAIN) as target:

@@ -238,7 +238,7 @@ def test_a_full_map_is_told(sampling: Sampling) -> None:
         threads = AwayThreads(sampling.session)
         generation = threads.generation
         assert generation is not None
-        many = [away._replace(tid=1 << 23 | number, frames=[]) for number in range(threads.room + 5)]
+        many = [away._replace(tid=1 << 23 | number, frames=[]) for number in range(4 * threads.room + 5)]
         made, no_room = threads.put(target.pid, target.start_ns, generation, many, {})
         # A few elements are free on other CPUs.
         assert len(made) + no_room == len(many)
@@ -253,6 +253,7 @@ class Kernel:
     def __init__(self, sampling: Sampling) -> None:
         self.threads = AwayThreads(sampling.session)
         self.made = 0
+        self.room = (1000, self.threads.room)
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
         return self.threads.generation or 0, self.threads.lacking(start_ns, tids)

@@ -151,6 +151,6 @@ def test_full_maps_are_said(types: dict[str, np.dtype[Any]]) -> None:
     assert caught.value.hint
     assert processes.set_threads(7, 70, {7: (1, 1), 71: (2, 2)}) == 1
     # Told again as soon as there is room.
-    maps["python_threads"].max_entries = 2
+    maps["python_threads"].max_entries = 8
     assert processes.set_threads(7, 70, {7: (1, 1), 71: (2, 2)}) == 0
     assert sorted(maps["python_threads"].held) == [7, 71]

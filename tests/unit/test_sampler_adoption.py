@@ -31,7 +31,7 @@ class World:
         self.away = {2: 20, 3: 30}
         self.code = {100: 1, 101: 2}
         self.now = 1_000
-        self.room = 10
+        self.places, self.room = 10, (100, 10)
         self.generation = 7
         self.entries: dict[int, Away] = {}
         self.asked: list[tuple[bool, list[int]]] = []
@@ -46,7 +46,7 @@ class World:
         self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
     ) -> tuple[list[Away], int]:
         assert generation == self.generation
-        made = list(threads)[: self.room]
+        made = list(threads)[: self.places]
         self.entries |= {away.tid: away for away in made}
         self.away |= self.runs_then
         return made, len(threads) - len(made)
@@ -116,7 +116,7 @@ def test_time_before_a_pause_does_not_count() -> None:
 
 def test_those_without_room_are_counted_and_tried_again() -> None:
     world = World()
-    world.room = 1
+    world.places = 1
     found = world.visit()
     assert (found.no_room, found.left, list(world.entries)) == (1, {3: (7, 30, 2_000)}, [2])
 
@@ -161,3 +161,12 @@ def test_equal_frames_have_equal_hashes() -> None:
     assert one == frames_hash([(100, 1), (101, 2)], [4, -8])
     assert one != frames_hash([(100, 1), (101, 2)], [4, 8])
     assert 0 <= one < 1 << 64
+
+
+def test_a_process_adopts_no_more_than_its_share() -> None:
+    world = World()
+    world.room = (100, 1)
+    adopted = world.visit()
+    assert (list(world.entries), adopted.no_room) == ([2], 1)
+    adopted = world.visit(before=adopted)
+    assert (list(world.entries), adopted.no_room) == ([2], 1)
