@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench soak attacks install-host uninstall-host clean
+.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -78,6 +78,12 @@ screens: install ## what probingctl shows of jobs that run, hang, died or are pa
 
 bench: install ## the figures of docs/benchmarks.md
 	$(HOST) $(PYTHON) -m bench $(BENCH)
+
+# Its import name is that of our sdk: a virtual environment of its own, which sees our torch.
+probing-venv: install ## Probing 0.2.4, for `make bench BENCH=cost_to_job` to compare with
+	/usr/bin/python3 -m venv .build/probing-0.2.4
+	.build/probing-0.2.4/bin/python -m pip install -q --disable-pip-version-check probing==0.2.4
+	@echo "$(CURDIR)/$$(echo .venv/lib/python3*/site-packages)" > "$$(echo .build/probing-0.2.4/lib/python3*/site-packages)/torch.pth"
 
 soak: install ## an hour of kills, failing disks, attacks and load; each part alone: see CONTRIBUTING.md
 	$(PYTHON) tests/soak/kills.py store --rounds 500

@@ -1,7 +1,10 @@
-"""What the daemon costs a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--pairs 30]``.
+"""What the daemon costs a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--rounds 60]``.
 
-Blocks with and without the daemon (started and stopped for real) alternate within one run of one job; so do blocks
-beside ``py-spy record`` at 100 Hz on both ranks. Steps next to a switch are left out of the ratio and reported apart.
+The ranks are pinned to one CPU, and the daemon with all of its processes to another, as on a node with a core to spare:
+what the ranks lose is the probes, the samples and what both share. In each round a block of steps is timed without any
+daemon; the daemon is started, and blocks with it on and paused are timed in turn; it is stopped. Then the same job is
+timed beside ``py-spy record`` at 100 Hz on both ranks, and a second one that has Probing inside (left out where ``make
+probing-venv`` was not run), the other job stopped meanwhile. Steps next to a switch are left out and reported apart.
 """
 
 from __future__ import annotations
@@ -9,27 +12,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from running import BIN, BenchDaemon, cpu_ns, job, tree
+import rivals
+from running import BenchDaemon, cpu_ns, job, tree
 from statistics_of_blocks import ratio_of_blocks, table
 
 HERE = Path(__file__).resolve().parent
+STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 MARGIN_S = 0.3
 # A daemon that has just started looks at every process of the machine a few times: that is start-up, not its cost.
-SETTLE_S = 6.0
-# A uprobe on an instruction that the kernel emulates, without a program's own work (tests/kernel, ebpf: 0.7 us).
+SETTLE_S = 3.0
+# A uprobe on an instruction that the kernel emulates, without a program's own work (bench/gloo_hits.py, paused).
 TRAP_NS = 700
+JOB_CPU, OTHER_CPU = 0, 1
 Times = npt.NDArray[np.int64]
+Blocks = list["Block"]
 
 
 class Block(NamedTuple):
@@ -39,166 +50,237 @@ class Block(NamedTuple):
     median: float
 
 
-class Steps:
-    """The end of every step of rank 0, ns."""
+@contextlib.contextmanager
+def on_cpu(cpu: int) -> Iterator[None]:
+    """What is started meanwhile runs on this CPU alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+@dataclass
+class Job:
+    """Two ranks, and the file with the end of every step of rank 0, ns."""
+
+    ranks: list[subprocess.Popen[bytes]]
+    path: Path
+    seconds: float
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self.ranks]
 
     def between(self, begin: int, end: int) -> Times:
-        times = np.fromfile(self._path, dtype=np.int64)
+        times = np.fromfile(self.path, dtype=np.int64)
         return times[(times >= begin) & (times <= end)]
-
-    def of_block(self, begin: int, end: int) -> Block:
-        steps = np.diff(self.between(begin, end)) / 1e6
-        return Block(float(steps.mean()), float(np.median(steps)))
 
     def worst_ms(self, begin: int, end: int) -> float:
         return float(np.diff(self.between(begin, end)).max(initial=0)) / 1e6
 
+    def runs(self) -> None:
+        """Wait until it has made 200 steps."""
+        while not self.path.exists() or self.path.stat().st_size < 8 * 200:
+            time.sleep(0.1)
+
+    def signal(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            os.kill(pid, number)
+
+    def block(self) -> tuple[Block, int, int]:
+        """(step time, begin, end) of a block that begins now, behind a margin."""
+        time.sleep(MARGIN_S)
+        begin = time.monotonic_ns()
+        time.sleep(self.seconds)
+        end = time.monotonic_ns()
+        time.sleep(MARGIN_S)
+        steps = np.diff(self.between(begin, end)) / 1e6
+        return Block(float(steps.mean()), float(np.median(steps))), begin, end
+
+
+class Rounds:
+    """Blocks of one job without a daemon, with one, and with one that is paused."""
+
+    def __init__(self, job: Job, daemon: BenchDaemon, switches: int) -> None:
+        self._job, self._daemon, self._switches = job, daemon, switches
+        self._chooser = random.Random(11)
+        self.absent: Blocks = []
+        self.present: Blocks = []
+        self.on: Blocks = []
+        self.paused: Blocks = []
+        self.worst: dict[str, list[float]] = {"attach": [], "detach": [], "no switch": []}
+        self.cpu: list[float] = []
+
+    def round(self) -> None:
+        if self._chooser.random() < 0.5:
+            self._without()
+            self._with()
+        else:
+            self._with()
+            self._without()
+
+    def _without(self) -> None:
+        block, begin, end = self._job.block()
+        self.absent.append(block)
+        self.worst["no switch"].append(self._job.worst_ms(begin, end))
+
+    def _with(self) -> None:
+        self._at("attach", lambda: start(self._daemon))
+        time.sleep(SETTLE_S)
+        on: Blocks = []
+        for _ in range(self._switches):
+            for paused in sorted((True, False), key=lambda _: self._chooser.random()):
+                self._daemon.ctl("pause", *(() if paused else ("--resume",)))
+                before = self._cpu()
+                block, begin, end = self._job.block()
+                (self.paused if paused else on).append(block)
+                if not paused:
+                    self.cpu.append((self._cpu() - before) / (end - begin + int(2 * MARGIN_S * 1e9)))
+        self.on += on
+        self.present.append(Block(*(statistics.fmean(values) for values in zip(*on, strict=True))))
+        self._daemon.ctl("pause", "--resume")
+        self._at("detach", self._daemon.stop)
+
+    def _cpu(self) -> int:
+        assert self._daemon.process is not None
+        return cpu_ns(tree(self._daemon.process.pid))
+
+    def _at(self, name: str, switch: Callable[[], object]) -> None:
+        begin = time.monotonic_ns()
+        switch()
+        time.sleep(MARGIN_S)
+        self.worst[name].append(self._job.worst_ms(begin, time.monotonic_ns()))
+
+
+def start(daemon: BenchDaemon) -> None:
+    with on_cpu(OTHER_CPU):
+        daemon.start()
+
 
 @contextlib.contextmanager
-def py_spy(pids: list[int], folder: Path) -> Iterator[None]:
-    running = [
-        subprocess.Popen(
-            [
-                BIN / "py-spy",
-                "record",
-                "--rate",
-                "100",
-                "--nonblocking",
-                "-d",
-                "3600",
-                "-f",
-                "raw",
-                "-o",
-                folder / f"{pid}.txt",
-                "-p",
-                str(pid),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        for pid in pids
-    ]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.send_signal(2)
-            process.wait()
+def running(folder: Path, name: str, options: argparse.Namespace, python: Path | None = None) -> Iterator[Job]:
+    path = folder / name
+    env = {"PROBING": "1"} if python else {}
+    with contextlib.ExitStack() as undo:
+        with on_cpu(JOB_CPU):
+            ranks = undo.enter_context(job(HERE / "timed_job.py", path, str(options.width), env=env, python=python))
+        found = Job(ranks, path, options.seconds)
+        found.runs()
+        yield found
 
 
-def measure(steps: Steps, seconds: float) -> tuple[Block, int, int]:
-    """(step time, begin, end) of a block that begins now, behind a margin."""
-    time.sleep(MARGIN_S)
-    begin = time.monotonic_ns()
-    time.sleep(seconds)
-    end = time.monotonic_ns()
-    time.sleep(MARGIN_S)
-    return steps.of_block(begin, end), begin, end
+def beside_py_spy(plain: Job, folder: Path, rounds: int) -> tuple[Blocks, Blocks]:
+    """(without, with), in turn."""
+    without: Blocks = []
+    beside: Blocks = []
+    for _ in range(rounds):
+        without.append(plain.block()[0])
+        with on_cpu(OTHER_CPU), rivals.py_spy(plain.pids, folder):
+            time.sleep(1.0)
+            beside.append(plain.block()[0])
+    return without, beside
 
 
-def gloo_programs() -> tuple[int, int]:
-    """(hits, ns spent in them) of all programs on gloo so far, by the kernel's count."""
+def with_probing(plain: Job, probed: Job, rounds: int) -> tuple[Blocks, Blocks]:
+    """(without, with), in turn: of the two jobs one is stopped."""
+    found: dict[str, Blocks] = {"plain": [], "probed": []}
+    probed.signal(signal.SIGSTOP)
+    for number in range(2 * rounds):
+        one, other, name = (plain, probed, "plain") if number % 2 == 0 else (probed, plain, "probed")
+        other.signal(signal.SIGSTOP)
+        one.signal(signal.SIGCONT)
+        found[name].append(one.block()[0])
+    plain.signal(signal.SIGCONT)
+    return found["plain"], found["probed"]
+
+
+def ran() -> dict[str, tuple[int, int]]:
+    """Program -> (runs, ns spent in them) so far, by the kernel's account."""
     listed = json.loads(subprocess.check_output(["bpftool", "-j", "prog", "list"]))
-    gloo = [p for p in listed if p.get("name", "").startswith("gloo_")]
-    return sum(p.get("run_cnt", 0) for p in gloo), sum(p.get("run_time_ns", 0) for p in gloo)
+    return {p["name"]: (p.get("run_cnt", 0), p.get("run_time_ns", 0)) for p in listed if "name" in p}
 
 
-def calculated(daemon: BenchDaemon, steps: Steps, ranks: int) -> None:
-    """The cost by calculation: hits a step times what one costs, and the daemon's CPU."""
-    switch = Path("/proc/sys/kernel/bpf_stats_enabled")
-    daemon.start()
+def calculated(daemon: BenchDaemon, plain: Job) -> list[dict[str, object]]:
+    """The cost by calculation: hits a step times what one costs. The account costs time itself."""
+    start(daemon)
     time.sleep(SETTLE_S)
-    assert daemon.process is not None
-    pids = tree(daemon.process.pid)
-    switch.write_text("1")
-    begin, cpu, (hits, spent) = time.monotonic_ns(), cpu_ns(pids), gloo_programs()
+    STATISTICS.write_text("1")
+    begin, before = time.monotonic_ns(), ran()
     time.sleep(10)
-    end, cpu_after, (hits_after, spent_after) = time.monotonic_ns(), cpu_ns(pids), gloo_programs()
-    switch.write_text("0")
+    end, after = time.monotonic_ns(), ran()
+    STATISTICS.write_text("0")
     daemon.stop()
-    count = len(steps.between(begin, end))
-    each = (hits_after - hits) / count / ranks
-    program_ns = (spent_after - spent) / max(hits_after - hits, 1)
-    share = each * (program_ns + TRAP_NS) / ((end - begin) / count)
-    core = (cpu_after - cpu) / (end - begin)
-    print(f"hits a step and rank: {each:.1f}, {program_ns:.0f} ns in the program and {TRAP_NS} ns to get there")
-    print(f"by calculation: probes {share * 100:.3f} % of a step, daemon {core * 100:.2f} % of a core")
+    steps = len(plain.between(begin, end))
+    rows: list[dict[str, object]] = []
+    for name, (runs, spent) in sorted(after.items()):
+        more = runs - before.get(name, (0, 0))[0]
+        if more >= steps / 10:
+            in_program = (spent - before.get(name, (0, 0))[1]) / more
+            trap = 0 if name.startswith(("python_", "process_")) else TRAP_NS
+            share = more * (in_program + trap) / (end - begin)
+            rows.append(
+                {
+                    "program": name,
+                    "runs a step": f"{more / steps:.1f}",
+                    "ns in it": f"{in_program:.0f}",
+                    "ns to get there": trap,
+                    "of a step": f"{share * 100:.3f} %",
+                }
+            )
+    return rows
+
+
+def compared(pairs: Sequence[tuple[str, Blocks, Blocks]]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for name, with_it, without in pairs:
+        mean, median = (ratio_of_blocks([b[i] for b in with_it], [b[i] for b in without]) for i in (0, 1))
+        rows.append(
+            {"the job": name, "median step": median.percent(), "mean step": mean.percent(), "pairs": mean.blocks}
+        )
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of a block")
-    parser.add_argument("--py-spy-pairs", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=60, help="with the daemon and without")
+    parser.add_argument("--switches", type=int, default=2, help="pairs of blocks on and paused in a round")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block")
+    parser.add_argument("--rivals", type=int, default=20, help="pairs of blocks with each of the others")
     parser.add_argument("--width", type=int, default=512, help="of the model")
     options = parser.parse_args()
-    chooser = random.Random(11)
+    if not {JOB_CPU, OTHER_CPU} <= os.sched_getaffinity(0):
+        raise SystemExit("this needs two CPUs: one for the ranks, one for the daemon")
+    # So that jobs and daemon end with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     daemon = BenchDaemon()
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-steps-"))
-    on: list[Block] = []
-    off: list[Block] = []
-    spied: list[Block] = []
-    unspied: list[Block] = []
-    worst: dict[str, list[float]] = {"attach": [], "detach": [], "no switch": []}
-    cpu: list[float] = []
-    with job(HERE / "timed_job.py", folder / "steps", str(options.width)) as ranks:
-        steps = Steps(folder / "steps")
-        while not (folder / "steps").exists() or (folder / "steps").stat().st_size < 8 * 200:
-            time.sleep(0.1)
-
-        def block_off() -> Block:
-            block, begin, end = measure(steps, options.seconds)
-            worst["no switch"].append(steps.worst_ms(begin, end))
-            return block
-
-        def block_on() -> Block:
-            begin = time.monotonic_ns()
-            daemon.start()
-            time.sleep(MARGIN_S)
-            worst["attach"].append(steps.worst_ms(begin, time.monotonic_ns()))
-            time.sleep(SETTLE_S)
-            assert daemon.process is not None
-            pids = tree(daemon.process.pid)
-            before = cpu_ns(pids)
-            block, first, last = measure(steps, options.seconds)
-            cpu.append((cpu_ns(pids) - before) / (last - first))
-            begin = time.monotonic_ns()
-            daemon.stop()
-            time.sleep(MARGIN_S)
-            worst["detach"].append(steps.worst_ms(begin, time.monotonic_ns()))
-            return block
-
-        for number in range(options.pairs):
-            first_on = chooser.random() < 0.5
-            if first_on:
-                on.append(block_on())
-            off.append(block_off())
-            if not first_on:
-                on.append(block_on())
-            print(f"pair {number + 1}: on {on[-1].median:.3f} ms, off {off[-1].median:.3f} ms", flush=True)
-        for _ in range(options.py_spy_pairs):
-            unspied.append(block_off())
-            with py_spy([r.pid for r in ranks], folder):
-                time.sleep(1.0)
-                spied.append(measure(steps, options.seconds)[0])
-        calculated(daemon, steps, len(ranks))
-    daemon.close()
-    rows = []
-    for name, with_it, without in (
-        ("probingd, all default sources", on, off),
-        ("py-spy record 100 Hz, both ranks", spied, unspied),
-    ):
-        mean, median = (ratio_of_blocks([b[i] for b in with_it], [b[i] for b in without]) for i in (0, 1))
-        rows.append(
-            {"beside the job": name, "median step": median.percent(), "mean step": mean.percent(), "pairs": mean.blocks}
-        )
-    print(table(rows))
-    print(f"step without: median of blocks {statistics.median(b.median for b in off):.3f} ms")
-    print(f"daemon CPU, all processes, at this load: {statistics.mean(cpu) * 100:.2f} % of a core")
-    for name, values in worst.items():
+    with contextlib.closing(daemon), running(folder, "plain", options) as plain:
+        rounds = Rounds(plain, daemon, options.switches)
+        for number in range(options.rounds):
+            rounds.round()
+            present, absent = rounds.present[-1].median, rounds.absent[-1].median
+            print(f"round {number + 1}: {present:.3f} ms, {absent:.3f} without", flush=True)
+        pairs = [
+            ("probingd, on against paused", rounds.on, rounds.paused),
+            ("probingd, there against absent", rounds.present, rounds.absent),
+        ]
+        programs = calculated(daemon, plain)
+        if options.rivals:
+            without, beside = beside_py_spy(plain, folder, options.rivals)
+            pairs.append(("py-spy record 100 Hz, both ranks", beside, without))
+            if reason := rivals.probing_reason():
+                print(f"not beside Probing: {reason}")
+            else:
+                with running(folder, "probed", options, rivals.PROBING) as probed:
+                    without, beside = with_probing(plain, probed, options.rivals)
+                pairs.append(("Probing 0.2.4 in both ranks", beside, without))
+    print(table(compared(pairs)))
+    print(table(programs))
+    print(f"step without: median of blocks {statistics.median(b.median for b in rounds.absent):.3f} ms")
+    print(f"daemon CPU, all processes, at this load: {statistics.mean(rounds.cpu) * 100:.2f} % of a core")
+    for name, values in rounds.worst.items():
         print(f"worst step, {name}: median {statistics.median(values):.1f} ms, max {max(values):.1f} ms")
 
 

@@ -70,11 +70,13 @@ _numbers = itertools.count()
 @contextmanager
 def session_of(objects: Sequence[str | Path] = OBJECTS) -> Iterator[Session]:
     root = Path(f"/sys/fs/bpf/probingd-bench-{os.getpid()}-{next(_numbers)}")
-    session = Session.open("bench", list(objects), root)
     try:
-        yield session
+        session = Session.open("bench", list(objects), root)
+        try:
+            yield session
+        finally:
+            session.close(keep=False)
     finally:
-        session.close(keep=False)
         pins.cleanup(pin_root=root)
         root.rmdir()
 

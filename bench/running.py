@@ -91,7 +91,7 @@ def set_config(stub: node_pb2_grpc.NodeStub, **settings: str) -> None:
 
 @contextlib.contextmanager
 def job(
-    *argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None
+    *argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None, python: Path | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One process a rank, with the environment of a launcher; killed at the end."""
     port = str(free_port())
@@ -99,7 +99,8 @@ def job(
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **(env or {})}
-        started.append(subprocess.Popen([sys.executable, *argv], env={**os.environ, **own}, start_new_session=True))
+        command = [python or sys.executable, *argv]
+        started.append(subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True))
     try:
         yield started
     finally:
