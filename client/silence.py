@@ -46,6 +46,7 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     """A row for each of ``processes`` (node, job, run, rank, pid, start_ns), which live and show no operation.
 
     ``waits_in``: the native function that a stack shows it to wait in; ``python``: the main thread's innermost frame;
+    ``native_missing``: why its native frames are missing;
     ``unseen_until``, ``unseen_why``: what began before is not seen, and why; ``began_unseen``: so has this wait begun;
     ``reason``: why there is no stack. At most ``MOST_ASKED`` of a node are asked.
     """
@@ -61,12 +62,13 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     for row in chosen:
         process = row["node"], row["pid"]
         threads = stacks.get(process, [])
-        main = next((t["frames"] for t in threads if t["tid"] == t["pid"]), ())
+        main: Row = next((t for t in threads if t["tid"] == t["pid"]), {"frames": (), "native_missing": None})
         until, why, last = unseen.get(process, (None, None, None))
         native = waits_in(threads)
         found.append({
             **{name: row[name] for name in ("node", "job", "run", "rank", "pid")},
-            "waits_in": native, "python": innermost(main), "unseen_until": until, "unseen_why": why,
+            "waits_in": native, "python": innermost(main["frames"]), "native_missing": main["native_missing"],
+            "unseen_until": until, "unseen_why": why,
             "began_unseen": until is not None and native is not None and (last is None or last < until),
             "reason": None if threads else reasons.get(process, "no stack could be read"),
         })  # fmt: skip
@@ -122,7 +124,8 @@ def _text(row: Row) -> str:
         return f"no operation in flight; {row['reason']}"
     python = f", Python in {row['python']}" if row["python"] else ""
     if row["waits_in"] is None:
-        return f"no collective on its stacks{python}"
+        missing = f" (main thread: {row['native_missing']})" if row["native_missing"] else ""
+        return f"no collective on its stacks{missing}{python}"
     began = f"; began before {clock(row['unseen_until'])}" if row["began_unseen"] else ""
     return f"in {row['waits_in']} (native stack{began}){python}"
 

@@ -105,6 +105,13 @@ def test_a_hang_from_before_the_daemon_is_named(hung_before: FakeNode, ask: Ask)
         assert {tuple(asked.pids) for asked in node.stacks_asked if asked.native} == {(1000, 1001, 1002)}
 
 
+def test_a_thread_that_runs_may_be_in_a_collective_all_the_same(hung_before: FakeNode, ask: Ask) -> None:
+    with hung_before as node:
+        node.threads[2].native_missing = "it runs"
+        line = "  rank 1: no collective on its stacks (main thread: it runs), Python in read_batch (train.py:31)"
+        assert line in ask(node, "top", "--once").splitlines()
+
+
 def test_what_was_seen_after_the_gap_did_not_begin_before_it(hung_before: FakeNode, ask: Ask) -> None:
     with hung_before as node:
         node.insert("comm.ops", [operation("alpha", 0, 0, start_ns=1000 * SECOND)])
