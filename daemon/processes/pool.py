@@ -90,7 +90,8 @@ class _Pool:
         """An idle connection. Raises TargetTimeout when none becomes free, or why none can be made."""
         with self._changed:
             self._waiting += 1
-            self._changed.notify_all()
+            if self._idle_s is not None:
+                self._changed.notify_all()
             try:
                 while not self._idle:
                     if self._closed:

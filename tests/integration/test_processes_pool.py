@@ -290,7 +290,7 @@ def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
     pool = _Pool.__new__(_Pool)
     pool._changed = threading.Condition()
     pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
-    pool._waiting, pool._used = 0, 0.0
+    pool._waiting, pool._used, pool._idle_s = 0, 0.0, None
     keeper_waits = threading.Event()
 
     def keeper() -> None:
