@@ -166,7 +166,8 @@ class Collector:
         )
         cost = CostMeter(self._node, self._clock, self._outbox, lambda: self._losses.hits, lambda: self._losses.samples)
         self._tickers = (
-            Ticker("mappings", LOOK_S, lifecycle.read_mappings, self._optional.tick),
+            Ticker("mappings", LOOK_S, lifecycle.read_mappings, wakes=self._mappings.filenos()),
+            Ticker("users' rings", self._optional.tick_s, self._optional.tick),
             Ticker("ticks", TICK_S, self._python.tick, self._communication.tick, cost.tick),
             # Its listeners attach, and may wait for a parser.
             Ticker("changes", TICK_S, self._changes.tick),

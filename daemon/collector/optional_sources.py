@@ -22,6 +22,7 @@ from probing.daemon.user_probes.tables import UserTables
 
 __all__ = ("OBJECTS", "OptionalSources")
 
+USERS_S, IDLE_S = 0.1, 1.0
 _LOGS = "process.logs"
 _Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 
@@ -72,8 +73,11 @@ class OptionalSources:
         """Probes of users have no switch in the kernel: they are taken off."""
         self._probes.pause(paused)
 
+    def tick_s(self) -> float:
+        """When ``tick`` is due, s: often while there are probes of users, whose rings it reads."""
+        return USERS_S if self._probes.loaded else IDLE_S
+
     def tick(self) -> None:
-        """Often: the rings of users' probes are read by it."""
         self._probes.drain()
 
     def states(self, state: str, rows: Mapping[str, int], lost: Mapping[str, int]) -> list[SourceState]:

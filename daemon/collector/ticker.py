@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = ("Ticker",)
 
@@ -12,12 +14,26 @@ _log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """A thread that calls each of ``steps`` every ``interval_s`` seconds; one that fails is logged and called again."""
+    """A thread that calls each of ``steps`` every so many seconds; one that fails is logged and called again.
 
-    def __init__(self, name: str, interval_s: float, *steps: Callable[[], object]) -> None:
-        self._interval_s = interval_s
+    With ``wakes``, descriptors, it sleeps until one is readable: what comes in an interval is dealt with together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        interval_s: Callable[[], float] | float,
+        *steps: Callable[[], object],
+        wakes: Iterable[int] = (),
+    ) -> None:
+        self._interval_s = interval_s if callable(interval_s) else lambda: interval_s
         self._steps = steps
         self._stopped = threading.Event()
+        self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        self._wakes = tuple(wakes)
+        for fd in (self._end, *self._wakes):
+            self._poll.register(fd, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -26,10 +42,16 @@ class Ticker:
     def stop(self) -> None:
         """Returns when the step that runs has ended."""
         self._stopped.set()
-        self._thread.join()
+        os.eventfd_write(self._end, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._poll.close()
+        os.close(self._end)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        while not self._stopped.wait(self._interval_s()):
+            if self._wakes:
+                self._poll.poll()
             for step in self._steps:
                 try:
                     step()

@@ -146,6 +146,11 @@ class UserProbes:
     def process_exited(self, who: Identity) -> None:  # noqa: ARG002
         self._wake.set()
 
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a probe that may make rows."""
+        return bool(self._probes)
+
     def drain(self) -> None:
         """What the probes saw, as rows to the sink."""
         with self._lock:
