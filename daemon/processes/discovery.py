@@ -45,7 +45,9 @@ BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
 # When a Python that may still become a trainer is looked at again, s after the look before.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
-RARELY_S = 30.0
+RARELY_S, MAX_RARELY_S = 30.0, 120.0
+# The same for one that is watched or has a framework, while it is young and later.
+NEAR_S, NEAR_LATER_S = 5.0, 15.0
 # How often a process is looked at for its Python version alone.
 MAX_LOOKS = 10
 # When one that could not be read is tried again; a quarantined one is refused at once until its time is over.
@@ -438,10 +440,8 @@ class Discovery:
             assert self._versions is not None
             self._versions.submit(self._find_version, key)
         if not settled(facts, process):
-            delay = AGAIN_S[looks - 1] if looks <= len(AGAIN_S) else RARELY_S
-            near = process is not None or facts.framework
             self._wanted.add(facts.pid)
-            self._agenda.add(facts.pid, min(delay, 5.0) if near else delay)
+            self._agenda.add(facts.pid, _pause(looks, near=process is not None or facts.framework))
 
     def _find_version(self, key: Key) -> None:
         version: str | None = None
@@ -482,6 +482,15 @@ def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
     gone = np.flatnonzero((codes == number.get("exit", -1)) & np.isin(pids, pids[known]))
     ended = set(zip(pids[gone].tolist(), starts[gone].tolist(), strict=True))
     return rows.select(["pid", "start_ns", "detail"]).take(pa.array(known)), ended
+
+
+def _pause(looks: int, *, near: bool) -> float:
+    """When a process that was looked at so often is looked at again, s."""
+    if looks <= len(AGAIN_S):
+        delay = AGAIN_S[looks - 1]
+    else:
+        delay = min(RARELY_S * 2 ** min(looks - len(AGAIN_S) - 1, 8), MAX_RARELY_S)
+    return min(delay, NEAR_S if looks <= 2 * len(AGAIN_S) else NEAR_LATER_S) if near else delay
 
 
 def _may_train(program: str) -> bool:

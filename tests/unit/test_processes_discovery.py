@@ -14,7 +14,7 @@ import pytest
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.discovery import Discovery, _pause
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.source import Identity, Loss
 
@@ -534,3 +534,8 @@ def test_who_asks_does_not_wait_for_discovery(make: Make, readers: FakeReaders, 
         assert discovery.identity(77, 5) is None
         assert discovery.expected(77, 5)
     held.set()
+
+
+def test_a_process_is_looked_at_ever_more_rarely() -> None:
+    assert [_pause(looks, near=False) for looks in (1, 11, 12, 13, 14, 15, 10_000)] == [0.2, 15, 30, 60, 120, 120, 120]
+    assert [_pause(looks, near=True) for looks in (1, 11, 22, 23, 10_000)] == [0.2, 5, 5, 15, 15]
