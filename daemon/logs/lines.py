@@ -55,13 +55,6 @@ class Lines:
     def __init__(self) -> None:
         self._partial: dict[Writer, _Partial] = {}
 
-    def saved(self) -> dict[Writer, _Partial]:
-        """For ``restore``."""
-        return dict(self._partial)
-
-    def restore(self, saved: dict[Writer, _Partial]) -> None:
-        self._partial = dict(saved)
-
     def feed(self, piece: Piece) -> list[Line]:
         """The lines that ``piece`` ends, without their ends and without empty ones."""
         writer = piece.writer

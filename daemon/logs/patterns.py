@@ -37,13 +37,6 @@ class RateLimit:
         self.lines_per_s = lines_per_s
         self._known: dict[tuple[int, int], Allowance] = {}
 
-    def saved(self) -> dict[tuple[int, int], Allowance]:
-        """For ``restore``."""
-        return dict(self._known)
-
-    def restore(self, saved: dict[tuple[int, int], Allowance]) -> None:
-        self._known = dict(saved)
-
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
         """How many of this kind were left out before this line, which is to be stored; None: leave it out as well."""
         known = self._known.pop((pid, start_ns), None)

@@ -63,8 +63,6 @@ class LogSource:
         self._lock = threading.Lock()
         self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
         self._ended: dict[tuple[int, int], None] = {}
-        self._first = b""
-        self._before = self._saved()
 
     def start(self) -> None:
         self._attachments.start()
@@ -129,7 +127,6 @@ class LogSource:
         if not len(records):
             return {}
         with self._lock:
-            self._begin(records[:1].tobytes())
             lines = [line for record in records for line in self._lines.feed(_piece(record))]
             # What a process wrote last may come after the word that it has ended.
             for key in {(int(r["tgid"]), int(r["start_ns"])) for r in records} & set(self._ended):
@@ -140,16 +137,6 @@ class LogSource:
     def _follow(self, who: Identity) -> None:
         change = self._attachments.want if self._enabled(who) else self._attachments.drop
         change(who.pid, who.start_ns)
-
-    def _begin(self, first: bytes) -> None:
-        # The same records come again when the log could not take them.
-        if first == self._first:
-            self._lines.restore(self._before[0])
-            self._limit.restore(self._before[1])
-        self._first, self._before = first, self._saved()
-
-    def _saved(self) -> tuple[Any, Any]:
-        return self._lines.saved(), self._limit.saved()
 
     def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
         rows = []

@@ -92,21 +92,13 @@ class SampleRows:
         self._find = find
         self._sink = sink
         self._written: OrderedDict[int, int] = OrderedDict()
-        self._undo: list[tuple[int, int | None]] = []
-        self._last = b""
-        self._told = 0
         self.undecoded = 0
 
     def assemble(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """``records`` -> batches of ``python.samples`` and ``python.stacks``; what is missing goes to the sink.
-
-        The same records come again when the log could not take them: their stacks are written again then, and their
-        losses are not told twice.
-        """
+        """``records`` -> batches of ``python.samples`` and ``python.stacks``; what is missing goes to the sink."""
         if not len(records):
             return {}
-        fresh = self._begin(records)
-        self._tell_unresolved(records[fresh:], pair)
+        self._tell_unresolved(records, pair)
         groups = _Groups(records)
         if not len(groups.first):
             return {}
@@ -115,26 +107,11 @@ class SampleRows:
         keys = [*zip(first["tgid"].tolist(), first["start_ns"].tolist(), strict=True)]
         known = {key: self._find(key) for key in dict.fromkeys(keys)}
         stacks, rows, undecoded = self._stacks(records, groups, [known[key] for key in keys], pair)
-        self._tell_undecoded(records, groups, undecoded, fresh, pair)
+        self._tell_undecoded(records, groups, undecoded, pair)
         batches = {"python.samples": self._samples(first, groups, keys, known, stacks, pair)}
         if rows:
             batches["python.stacks"] = batch_of("python.stacks", rows)
         return batches
-
-    def _begin(self, records: Array) -> int:
-        """How many of the first records were here before."""
-        last, self._last = self._last, records[:1].tobytes()
-        told, self._told = self._told, len(records)
-        if last != self._last:
-            self._undo.clear()
-            return 0
-        for stack_id, before in reversed(self._undo):
-            if before is None:
-                self._written.pop(stack_id, None)
-            else:
-                self._written[stack_id] = before
-        self._undo.clear()
-        return told
 
     def _stacks(
         self, records: Array, groups: _Groups, processes: Sequence[Sampled], pair: ClockPair
@@ -166,7 +143,6 @@ class SampleRows:
         return before is None or now_ns - before >= _HOUR_NS
 
     def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> dict[str, Any]:
-        self._undo.append((stack_id, self._written.get(stack_id)))
         _keep(self._written, stack_id, pair.real_ns, _MAX_WRITTEN)
         told = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
         return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": told}
@@ -211,11 +187,10 @@ class SampleRows:
         self._tell(some, "resolve", "threads whose Python state was not known yet", pair)
 
     def _tell_undecoded(
-        self, records: Array, groups: _Groups, undecoded: list[bool], fresh: int, pair: ClockPair
+        self, records: Array, groups: _Groups, undecoded: list[bool], pair: ClockPair
     ) -> None:
         if any(undecoded):
-            lacking = groups.members(np.array(undecoded))
-            some = records[lacking[lacking >= fresh]]
+            some = records[groups.members(np.array(undecoded))]
             self.undecoded += len(some)
             self._tell(some, "decode", "code that was gone before it could be read", pair)
 

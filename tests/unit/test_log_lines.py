@@ -184,18 +184,6 @@ def stored(found: dict[str, pa.RecordBatch]) -> list[tuple[object, ...]]:
     return [(row["pid"], row["line"], row["suppressed"]) for row in rows]
 
 
-def test_records_that_come_again_give_the_same_rows() -> None:
-    reading = made(Nobody(), lines_per_s=1)
-    assert stored(reading.assemble(records((1, 1, b"NCCL ")), PAIR)) == []
-    again = records(
-        (2, 1, b"WARN\n"), (3, 1, b"NCCL WARN 2\n"), (4, 7, b"NCCL WARN of none\n"), (SECOND_NS, 1, b"NCCL WA")
-    )  # fmt: skip
-    for _ in range(3):
-        assert stored(reading.assemble(again, PAIR)) == [(1, "NCCL WARN", 0)]
-    later = records((2 * SECOND_NS, 1, b"RN 3\n"))
-    assert stored(reading.assemble(later, PAIR)) == [(1, "NCCL WARN 3", 1)]
-
-
 def test_what_a_process_leaves_is_told_when_it_ends() -> None:
     nobody = Nobody()
     reading = made(nobody, lines_per_s=2)
@@ -208,3 +196,14 @@ def test_what_a_process_leaves_is_told_when_it_ends() -> None:
     last = reading.assemble(records((2 * SECOND_NS, 1, b"NCCL WARN last")), PAIR)
     assert stored(last) == [(1, "NCCL WARN last", 0)]
     assert source.RING == "log_writes"
+
+
+def test_a_line_and_a_second_go_over_several_drains() -> None:
+    reading = made(Nobody(), lines_per_s=1)
+    assert stored(reading.assemble(records((1, 1, b"NCCL ")), PAIR)) == []
+    more = records(
+        (2, 1, b"WARN\n"), (3, 1, b"NCCL WARN 2\n"), (4, 7, b"NCCL WARN of none\n"), (SECOND_NS, 1, b"NCCL WA")
+    )  # fmt: skip
+    assert stored(reading.assemble(more, PAIR)) == [(1, "NCCL WARN", 0)]
+    later = records((2 * SECOND_NS, 1, b"RN 3\n"))
+    assert stored(reading.assemble(later, PAIR)) == [(1, "NCCL WARN 3", 1)]

@@ -194,16 +194,6 @@ def test_stacks_are_told_again_after_an_hour(world: World) -> None:
     assert told == [True, False, True, False]
 
 
-def test_records_that_come_again_are_told_again_but_their_losses_are_not(world: World) -> None:
-    frame = world.knows(4096, "f")
-    records = [record(frame), record((9_999, 0, 1)), record(kind=3)]
-    first, again = world.assemble(*records), world.assemble(*records, record(kind=3))
-    assert first == again
-    assert sorted((loss.stage, loss.count) for loss in world.losses) == [
-        ("decode", 1), ("resolve", 1), ("resolve", 1),
-    ]  # fmt: skip
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=SAMPLE.itemsize, max_size=SAMPLE.itemsize), st.integers(0, 3), st.booleans())
 def test_whatever_a_record_holds_becomes_rows_or_losses(data: bytes, kind: int, known: bool) -> None:
