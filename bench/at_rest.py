@@ -46,6 +46,8 @@ while True:
             open(sys.argv[1] + str(dist.get_rank()), "w").close()
         time.sleep(max(0.0, begin + step / 40 - time.monotonic()))
 """
+# New processes are looked at often for half a minute.
+SETTLE_S = 40
 SITUATIONS = {"rest": (WAITING, 8), "job": (STEPPING, 2)}
 
 
@@ -71,7 +73,7 @@ def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str,
             time.sleep(0.2)
         daemon.start()
         daemon.ctl("query", "SELECT count(*) FROM comm.ops")
-        time.sleep(10)
+        time.sleep(SETTLE_S)
         assert daemon.process is not None
         pids = tree(daemon.process.pid)
         names = {pid: module_of(pid) for pid in pids}
