@@ -27,6 +27,7 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.requests import Requests
+from probing.daemon.config import CONTROL
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
@@ -94,22 +95,23 @@ class Node:
 
     def __init__(self, root: Path, state: Path) -> None:
         runtime = root / "s.sock.d"
-        runtime.mkdir()
+        (runtime / CONTROL).mkdir(parents=True)
         # Nothing of it may go or be merged while it is measured.
         limits = StoreLimits(max_bytes=1 << 50, max_age_s=1e9, keep_free_bytes=0)
         self.store = Store.open(state, node="bench", limits=limits, background=False)
         unused: Any = SimpleNamespace()
         requests = Requests(self.store, unused, unused, {}, str, dict, bool)
         handlers = {name: requests.handlers()[name] for name in ("snapshot", "release")}
-        self.control = ControlServer(runtime / "collector.sock", handlers, frozenset())
+        self.control = ControlServer(runtime / CONTROL / "collector.sock", handlers, frozenset())
         self.control.start()
         self.listener = Listener(runtime / "sql.sock", state)
         argv = [sys.executable, "-m", "probing.daemon.service.main", f"--socket={root}/s.sock", "--node_name=bench"]
         self.service = subprocess.Popen(argv, cwd="/", stderr=subprocess.DEVNULL)
-        self.collector = CollectorClient(str(runtime / "collector.sock"))
+        self.collector = CollectorClient(str(runtime / CONTROL / "collector.sock"))
         self.pool = WorkerPool(str(runtime / "sql.sock"))
         self.pool.fill()
-        self.engine = Engine(self.collector, self.pool)
+        self.gate = WorkerPool(str(runtime / "sql.sock"), warm=1, role="gate")
+        self.engine = Engine(self.collector, self.pool, self.gate)
         options = [("grpc.max_receive_message_length", -1)]
         self.channel = grpc.insecure_channel(f"unix:{root}/s.sock", options=options)
         grpc.channel_ready_future(self.channel).result(30)
@@ -128,6 +130,7 @@ class Node:
         self.service.terminate()
         self.service.wait(30)
         self.pool.close()
+        self.gate.close()
         self.collector.close()
         self.listener.close()
         self.control.stop()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import probing.api
 import probing.daemon
+import probing.federation
 from probing.api.errors import PrivilegeError
 from probing.daemon.seccomp import refuse_calls
 
@@ -47,6 +48,7 @@ _LOWEST_BEST_EFFORT = 2 << 13 | 7
 # Between the job's 0 and the 1000 of what goes first.
 _OOM_SCORE = 500
 
+_PACKAGES = (probing.api, probing.daemon, probing.federation)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -171,7 +173,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 def _interpreter_paths() -> set[str]:
     """Where imports and shared libraries come from."""
-    ours = (str(Path(next(iter(package.__path__))).resolve()) for package in (probing.api, probing.daemon))
+    ours = (str(Path(next(iter(package.__path__))).resolve()) for package in _PACKAGES)
     site = (path for path in sys.path if path and Path(path).is_relative_to(sys.prefix))
     return {sys.prefix, sys.base_prefix, *ours, *site, *_SYSTEM_PATHS}
 

@@ -14,7 +14,8 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.daemon.query.caller import NOBODY, Caller
-from probing.daemon.query.gate import Checked, check
+from probing.daemon.query.gate import Checked
+from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.ranges import EVER, Range
 from probing.daemon.query.slots import Slots
@@ -131,15 +132,18 @@ class Engine:
         self,
         store: Store,
         pool: WorkerPool,
+        gate: WorkerPool,
         *,
         live: Mapping[str, Callable[[], bytes]] | None = None,
         concurrent: int = 4,
         now_ns: Callable[[], int] = time.time_ns,
         views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``live`` makes live tables that need no ``store``; ``views`` gives the views of the schema ``view``."""
+        """``gate``: workers that check. ``live`` makes live tables that need no ``store``; ``views`` gives the views
+        of the schema ``view``."""
         self._store = store
         self._pool = pool
+        self._gate = Gatekeeper(gate)
         self._live = dict(live or {})
         self._views = views
         self._slots = Slots(concurrent)
@@ -170,8 +174,14 @@ class Engine:
         """
         started = time.monotonic()
         deadline = started + timeout
-        checked = check(
-            sql, self._now_ns(), lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)), self._views
+        checked = self._gate.check(
+            sql,
+            self._now_ns(),
+            lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)),
+            self._views,
+            deadline=deadline,
+            cancelled=cancelled,
+            caller=caller,
         )
         asked = _Asked(checked, started, deadline, max_bytes, cancelled, progress)
         with self._slots.taken(deadline, cancelled, caller, resting) as slot:

@@ -1,4 +1,7 @@
-"""Warm SQL workers. A worker is a connection to ``sql.sock``: whoever listens there starts a fresh process for each."""
+"""Warm workers. A worker is a connection to ``sql.sock``: whoever listens there starts a fresh process for each.
+
+A worker either runs SQL or checks it, as the first message says: no process does both.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from probing.api.errors import QueryError, QueryTimeout
+from probing.api.errors import QueryError, QueryRejected, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.query.waiting import wait_readable
 
@@ -19,6 +22,15 @@ __all__ = ("WorkerPool",)
 
 # A worker whose answer nobody takes is ended so long after its query's deadline, s.
 GRACE_S = 1.0
+# What it means that a worker ended while it answered, by role.
+_ENDED: dict[str, tuple[type[QueryError], str, str]] = {
+    "query": (
+        QueryError,
+        "the worker that ran the query ended",
+        "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range",
+    ),
+    "gate": (QueryRejected, "the query takes too long to be checked", "split it: use WITH for its parts"),
+}
 
 
 @dataclass(eq=False)
@@ -35,8 +47,10 @@ class WorkerPool:
     ends it. The one that was used last goes first: it remembers most, and the others have the time to start.
     """
 
-    def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100) -> None:
+    def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100, role: str = "query") -> None:
+        """``role``: ``query`` or ``gate``, what the workers are for."""
         self._path = path
+        self._role = role
         self._warm = warm
         self._renew_after = renew_after
         self._idle: list[_Worker] = []
@@ -63,7 +77,7 @@ class WorkerPool:
             missing = 0 if self._closed else max(self._warm - idle - busy, 1 - idle)
         with contextlib.suppress(ChannelClosed):
             for _ in range(missing):
-                self._keep(_Worker(connect(self._path)))
+                self._keep(self._start())
 
     def run(
         self, header: dict[str, object], payload: bytes, *, deadline: float, cancelled: Callable[[], bool]
@@ -76,7 +90,7 @@ class WorkerPool:
         finished = False
         try:
             while not finished:
-                message = _receive(worker.channel, deadline, cancelled)
+                message = self._receive(worker.channel, deadline, cancelled)
                 finished = "end" in message.header or "error" in message.header
                 if finished:
                     self._give_back(worker, bool(message.header.get("last")))
@@ -121,9 +135,14 @@ class WorkerPool:
 
     def _connect(self) -> _Worker:
         try:
-            return _Worker(connect(self._path))
+            return self._start()
         except ChannelClosed as e:
             raise _no_worker() from e
+
+    def _start(self) -> _Worker:
+        channel = connect(self._path)
+        channel.send({"op": "warm", "role": self._role})
+        return _Worker(channel)
 
     def _give_back(self, worker: _Worker, last: bool) -> None:
         if last or worker.queries >= self._renew_after:
@@ -149,18 +168,17 @@ class WorkerPool:
             self._busy.discard(worker)
         worker.channel.close()
 
-
-def _receive(channel: Channel, deadline: float, cancelled: Callable[[], bool]) -> Message:
-    # Also when something is there to be read: the deadline covers the time in which nobody took what came before.
-    if time.monotonic() >= deadline or not wait_readable(channel.fileno(), deadline, cancelled):
-        raise QueryTimeout("the query did not end in time")
-    try:
-        return channel.receive(max(deadline - time.monotonic(), 0.001))
-    except ChannelTimeout:
-        raise QueryTimeout("the query did not end in time") from None
-    except ChannelClosed:
-        hint = "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range"
-        raise QueryError("the worker that ran the query ended", hint=hint) from None
+    def _receive(self, channel: Channel, deadline: float, cancelled: Callable[[], bool]) -> Message:
+        # Also when something is there to be read: the deadline covers the time in which nobody took what came before.
+        if time.monotonic() >= deadline or not wait_readable(channel.fileno(), deadline, cancelled):
+            raise QueryTimeout("the query did not end in time")
+        try:
+            return channel.receive(max(deadline - time.monotonic(), 0.001))
+        except ChannelTimeout:
+            raise QueryTimeout("the query did not end in time") from None
+        except ChannelClosed:
+            kind, message, hint = _ENDED[self._role]
+            raise kind(message, hint=hint) from None
 
 
 def _hung_up(channel: Channel) -> bool:

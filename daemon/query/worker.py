@@ -1,5 +1,6 @@
-"""A process that runs SQL: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
+"""A process that runs SQL, or checks it: ``python -m probing.daemon.query.worker`` with a connection as descriptor 0.
 
+A first message ``{"op": "warm", "role": ...}`` says which: ``gate`` checks (``gate_worker``), all others run.
 It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
 messages ``{"progress": fraction}`` where it was asked for that and takes long, ``{"part": "arrow"}`` with a piece of an
 Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``,
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from probing.api.errors import InternalError, ProbingError, QueryMemory
@@ -52,13 +54,19 @@ def main() -> None:
     memory = MemoryBound(config.query.memory_bytes)
     confine([config.state_dir])
     threading.Thread(target=_end_with, args=(sock.fileno(),), name="hang-up", daemon=True).start()
-    with Channel(sock) as channel:
-        serve(channel, int(config.query.memory_bytes * DUCKDB_SHARE), memory)
+    with Channel(sock) as channel, suppress(ChannelClosed):
+        first = channel.receive()
+        if first.header.get("role") == "gate":
+            from probing.daemon.query import gate_worker
+
+            gate_worker.serve(channel, memory)
+        else:
+            serve(channel, int(config.query.memory_bytes * DUCKDB_SHARE), memory, first)
 
 
-def serve(channel: Channel, memory_bytes: int, memory: MemoryBound) -> None:
-    """Answer queries until the connection ends, or one has left too little memory. A database is made ahead of each
-    query, for it alone."""
+def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
+    """Answer queries, of which ``first`` may be one, until the connection ends, or one has left too little memory.
+    A database is made ahead of each query, for it alone."""
     # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
     import pyarrow.dataset  # noqa: F401
 
@@ -71,9 +79,11 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound) -> None:
 
     memory.start()
     worn = False
+    request = first if first.header.get("op") != "warm" else None
     while not worn:
         try:
-            answer = _answer(channel, channel.receive(), connect)
+            answer = _answer(channel, request or channel.receive(), connect)
+            request = None
             worn = memory.used >= WORN
             channel.send({**answer, "last": worn})
         except ChannelClosed:

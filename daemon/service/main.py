@@ -53,18 +53,21 @@ async def _serve(config: Config, token: Token) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
+    gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
     server = Server(config.socket, config.users.group, config.listen, token)
-    service = _service(config, collector, pool, server.identify, server.sources)
+    service = _service(config, collector, (pool, gate), server.identify, server.sources)
     await server.start(service)
     watch = Watch(config.hang_s, partial(_answers, grpc.insecure_channel(f"unix:{config.socket}")))
     watch.start()
     while not stop.is_set():
         watch.step()
-        await asyncio.to_thread(pool.fill)
+        for workers in (gate, pool):
+            await asyncio.to_thread(workers.fill)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), REFILL_S)
     await server.stop()
     pool.close()
+    gate.close()
     collector.close()
     service.close()
 
@@ -76,7 +79,7 @@ def _answers(channel: grpc.Channel, timeout: float) -> bool:
 def _service(
     config: Config,
     collector: CollectorClient,
-    pool: WorkerPool,
+    pools: tuple[WorkerPool, WorkerPool],
     identify: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[Caller]],
     sources: Callable[[], list[pb.Source]],
 ) -> NodeService:
@@ -98,7 +101,7 @@ def _service(
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s),
     )
-    engine = Engine(collector, pool, live=live, views=views.views)
+    engine = Engine(collector, *pools, live=live, views=views.views)
     return NodeService(node, collector, engine, identify, limits, sources=sources)
 
 

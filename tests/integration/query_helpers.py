@@ -20,6 +20,7 @@ from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
 from probing.daemon.query.engine import End, Engine, Need, Segment, Snapshot
+from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.waiting import stop_if
 
 T0 = 1_795_000_000_000_000_000
@@ -28,8 +29,9 @@ T0 = 1_795_000_000_000_000_000
 class Inetd:
     """Listens on ``path`` and starts ``python -m probing.daemon.query.worker`` for each connection."""
 
-    def __init__(self, path: Path, args: Sequence[str]) -> None:
-        self._args = list(args)
+    def __init__(self, path: Path, args: Sequence[str], command: Sequence[str] = ()) -> None:
+        """``command``: what to run instead of the worker."""
+        self._argv = [sys.executable, *(command or ("-m", "probing.daemon.query.worker")), *args]
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
         self._server.listen(16)
@@ -44,8 +46,7 @@ class Inetd:
             except OSError:
                 return
             with client:
-                argv = [sys.executable, "-m", "probing.daemon.query.worker", *self._args]
-                self.children.append(subprocess.Popen(argv, stdin=client, cwd="/"))
+                self.children.append(subprocess.Popen(self._argv, stdin=client, cwd="/"))
 
     def alive(self) -> list[subprocess.Popen[bytes]]:
         return [child for child in self.children if child.poll() is None]
@@ -97,6 +98,20 @@ class Files:
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         self.told_damaged.extend(paths)
+
+
+@contextmanager
+def gates(root: Path, *command: str) -> Iterator[WorkerPool]:
+    """Workers that check; ``command``: what a process of them runs, if not the worker."""
+    inetd = Inetd(root / "gate.sock", [f"--state_dir={root}/state"], command)
+    pool = WorkerPool(str(root / "gate.sock"), warm=1, role="gate")
+    if not command:
+        # So that no deadline of a test is taken by its start.
+        check = b'{"sql": "SELECT 1", "now_ns": 0}'
+        list(pool.run({"op": "check"}, check, deadline=time.monotonic() + 60, cancelled=lambda: False))
+    yield pool
+    pool.close()
+    inetd.close()
 
 
 def operations(count: int, *, start: int = 0, rank: int = 0) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from query_helpers import Inetd, answer, operations
+from query_helpers import Inetd, answer, gates, operations
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.collector.control import ControlServer
@@ -109,7 +109,7 @@ def running(
         undo.callback(pool.close)
         client = CollectorClient(str(root / "collector.sock"))
         undo.callback(client.close)
-        engine = Engine(client, pool)
+        engine = Engine(client, pool, undo.enter_context(gates(root)))
         writer = undo.enter_context(Writer(store, per_second))
         yield Machine(store, engine, writer)
 

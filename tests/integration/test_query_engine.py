@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from query_helpers import T0, Files, Inetd, answer, ask_worker, logical, operations, until
+from query_helpers import T0, Files, Inetd, answer, ask_worker, gates, logical, operations, until
 
 from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES, table_named
@@ -42,6 +42,7 @@ class Machine:
     inetd: Inetd
     pool: WorkerPool
     engine: Engine
+    gate: WorkerPool
 
     def rows(self, sql: str, **options: float) -> list[tuple[object, ...]]:
         table, _ = answer(self.engine, sql, **options)
@@ -56,8 +57,9 @@ def machine(open_tmp_path: Path) -> Iterator[Machine]:
     inetd = Inetd(open_tmp_path / "sql.sock", [f"--state_dir={state}", f"--query.memory_bytes={256 << 20}"])
     pool = WorkerPool(str(open_tmp_path / "sql.sock"))
     pool.fill()
-    engine = Engine(files, pool, now_ns=lambda: NOW_NS)
-    yield Machine(open_tmp_path, files, inetd, pool, engine)
+    with gates(open_tmp_path) as gate:
+        engine = Engine(files, pool, gate, now_ns=lambda: NOW_NS)
+        yield Machine(open_tmp_path, files, inetd, pool, engine, gate)
     pool.close()
     inetd.close()
 
@@ -209,7 +211,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     files.segment("comm.ops", operations(100))
     inetd = Inetd(root / "sql.sock", [f"--state_dir={root}/state"])
     pool = WorkerPool(str(root / "sql.sock"))
-    yield Machine(root, files, inetd, pool, Engine(files, pool, now_ns=lambda: NOW_NS))
+    with gates(root) as gate:
+        yield Machine(root, files, inetd, pool, Engine(files, pool, gate, now_ns=lambda: NOW_NS), gate)
     pool.close()
     inetd.close()
 
@@ -318,7 +321,7 @@ def test_a_caller_that_goes_away_ends_its_worker(machine: Machine) -> None:
 def test_a_worker_is_renewed(machine: Machine) -> None:
     pool = WorkerPool(str(machine.root / "sql.sock"), warm=1, renew_after=2)
     before = len(machine.inetd.children)
-    engine = Engine(machine.files, pool)
+    engine = Engine(machine.files, pool, machine.gate)
     for _ in range(4):
         answer(engine, "SELECT 1")
     until(lambda: len(machine.inetd.children) >= before + 2)
@@ -326,7 +329,7 @@ def test_a_worker_is_renewed(machine: Machine) -> None:
 
 
 def test_no_worker_to_be_had_is_said(tmp_path: Path) -> None:
-    engine = Engine(Files(tmp_path), WorkerPool(str(tmp_path / "sql.sock")))
+    engine = Engine(Files(tmp_path), *(WorkerPool(str(tmp_path / "sql.sock"), role=role) for role in ("query", "gate")))
     with pytest.raises(QueryError, match="no SQL worker") as caught:
         answer(engine, "SELECT 1")
     assert caught.value.hint
@@ -470,7 +473,7 @@ def test_queries_run_side_by_side(machine: Machine) -> None:
 
 
 def test_waiting_for_other_queries_ends_with_the_deadline(machine: Machine) -> None:
-    engine = Engine(machine.files, machine.pool, concurrent=1)
+    engine = Engine(machine.files, machine.pool, machine.gate, concurrent=1)
     first = engine.run("SELECT a.range, b.range FROM range(10000) a, range(1000) b", timeout=60, max_bytes=1 << 30)
     assert next(first)
     started = time.monotonic()
@@ -572,7 +575,7 @@ def test_a_collector_that_does_not_answer_is_not_waited_for_by_nobody(tmp_path: 
 def test_a_small_query_does_not_wait_for_large_ones(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probing.daemon.query.engine.LARGE_ROWS", 500)
     machine.files.segment("comm.ops", operations(1000))
-    engine = Engine(machine.files, machine.pool, concurrent=2)
+    engine = Engine(machine.files, machine.pool, machine.gate, concurrent=2)
     large = "SELECT a.*, r.range FROM comm.ops a, range(10000) r"
     first = engine.run(large, timeout=60, max_bytes=0)
     assert isinstance(next(first), bytes)
@@ -582,3 +585,31 @@ def test_a_small_query_does_not_wait_for_large_ones(machine: Machine, monkeypatc
     assert engine.running == 1
     first.close()  # type: ignore[attr-defined]
     assert isinstance(next(engine.run(large, timeout=60, max_bytes=0)), bytes)
+
+
+HASTY = "import probing.daemon.query.gate_worker as g, probing.daemon.query.worker as w; g.CPU_S = 0.02; w.main()"
+MANY = f"SELECT {', '.join(f'{i} + {i} AS c{i}' for i in range(1000))} FROM comm.ops"
+
+
+def test_a_check_that_takes_too_long_is_given_up(machine: Machine, open_tmp_path: Path) -> None:
+    root = open_tmp_path / "hasty"
+    root.mkdir()
+    with gates(root, "-c", HASTY) as gate:
+        engine = Engine(machine.files, machine.pool, gate)
+        with pytest.raises(QueryRejected, match="too long to be checked") as caught:
+            answer(engine, MANY)
+        assert caught.value.hint
+        assert answer(engine, "SELECT 1")[1].rows == 1
+    assert len(answer(machine.engine, MANY)[0].column_names) == 1000
+
+
+def test_the_deadline_reaches_a_check(machine: Machine, open_tmp_path: Path) -> None:
+    root = open_tmp_path / "stopped"
+    root.mkdir()
+    hangs = "import time; time.sleep(3600)"
+    with gates(root, "-c", hangs) as gate:
+        engine = Engine(machine.files, machine.pool, gate)
+        with pytest.raises(QueryTimeout):
+            answer(engine, "SELECT 1", timeout=0.3)
+        with pytest.raises(QueryError, match="cancelled"):
+            next(engine.run("SELECT 1", timeout=60, max_bytes=0, cancelled=lambda: True))

@@ -61,7 +61,7 @@ def test_a_deadline_is_the_nodes_to_tell(service: Service) -> None:
 
 
 def test_a_client_that_cancels_ends_the_worker(service: Service) -> None:
-    until(lambda: len(service.inetd.alive()) == 2)
+    until(lambda: len(service.inetd.alive()) == 3)
     slow = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
     call = service.node.Query(pb.QueryRequest(sql=slow), timeout=60)
     until(lambda: any(_busy(child.pid) for child in service.inetd.alive()))
@@ -222,6 +222,8 @@ def _shut(fd: int, path: str) -> None:
 
 
 def test_a_collector_that_hangs_costs_no_more_than_the_deadline(service: Service) -> None:
+    # Its workers have started.
+    assert service.query("SELECT 1")[1].rows == 1
     service.collector.block = threading.Event()
     code, error = refused(lambda: service.query("SELECT * FROM comm.ops", timeout_ms=300))
     service.collector.block.set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from query_helpers import T0, Inetd, answer
+from query_helpers import T0, Inetd, answer, gates
 
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
@@ -86,8 +86,9 @@ def rows(collector: Collector, open_tmp_path: Path) -> Iterator[Callable[[str], 
     path = open_tmp_path / "sql.sock"
     inetd = Inetd(path, [f"--state_dir={open_tmp_path / 'state'}", f"--query.memory_bytes={256 << 20}"])
     pool = WorkerPool(str(path))
-    engine = Engine(collector, pool)
-    yield lambda sql: answer(engine, sql)[0].to_pylist()
+    with gates(open_tmp_path) as gate:
+        engine = Engine(collector, pool, gate)
+        yield lambda sql: answer(engine, sql)[0].to_pylist()
     pool.close()
     inetd.close()
 
