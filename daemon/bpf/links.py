@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -46,8 +47,11 @@ class Link:
             os.close(self.fds.pop())
 
     def detach(self) -> None:
-        """End it, pinned or not."""
+        """End it, pinned or not: what is called from now on is not seen."""
         for path in self.pins:
+            # The kernel ends a link at once with its last descriptor, but some time after its last pin.
+            with contextlib.suppress(OSError):
+                self.fds.append(syscalls.object_get(path))
             path.unlink(missing_ok=True)
         self.pins.clear()
         self.release()
