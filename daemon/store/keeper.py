@@ -159,7 +159,9 @@ class Keeper:
 
     def is_gone(self) -> bool:
         """Whether somebody deleted the state directory, or what is needed to go on in it."""
-        return not {MANIFEST, WAL_DIR}.issubset(self._files.listdir(self._root))
+        names = self._files.listdir(self._root)
+        # On a full disk there may be no manifest yet.
+        return WAL_DIR not in names or (MANIFEST not in names and "manifest" not in self._inventory.problems)
 
     def remake(self) -> None:
         """Write the manifest anew, without the files that are gone: their rows are losses. Raises OSError."""

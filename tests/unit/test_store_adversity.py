@@ -171,6 +171,22 @@ def test_a_store_that_is_full_from_its_start_says_so(caplog: pytest.LogCaptureFi
     assert store.status()["state"] == "running"
 
 
+def test_a_first_start_on_a_full_disk_is_no_deleted_directory(caplog: pytest.LogCaptureFixture) -> None:
+    files, clock = support.MemoryFiles(), support.clock()
+    files.free = 0
+    store = opened(files, clock)
+    assert "the manifest cannot be written" in store.status()["reason"]
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            store.maintain()
+    files.free = 1 << 30
+    store.maintain()
+    write(store, clock, 0)
+    assert store.status()["state"] == "running"
+    assert "deleted" not in caplog.text
+    assert store.take_losses() == []
+
+
 # Directories
 
 
