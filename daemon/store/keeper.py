@@ -20,7 +20,7 @@ from probing.daemon.source import Loss
 from probing.daemon.store.ageing import AgeClock
 from probing.daemon.store.files import Files
 from probing.daemon.store.inventory import Inventory
-from probing.daemon.store.maintaining import Worker
+from probing.daemon.store.maintaining import Worker, WorkerFailed
 from probing.daemon.store.manifest import MANIFEST, Edit, Manifest, Segment
 from probing.daemon.store.recovery import SetAside
 from probing.daemon.store.retention import DEFAULT_FREE_BYTES, StoreLimits, on_file_system, to_drop
@@ -257,7 +257,14 @@ class Keeper:
         if not problem or segment is None:
             return ""
         known = f"{problem} ({reason})" if reason else problem
-        salvaged = salvage(self._worker, self._files, self._root, segment, known)
+        try:
+            salvaged = salvage(self._worker, self._files, self._root, segment, known)
+        except (OSError, WorkerFailed) as e:
+            self._inventory.problems["salvage"] = f"the segment {path} is damaged, and set aside later: {e}"
+            with self._lock:
+                self._unverified.append(path)
+            return problem
+        self._inventory.problems.pop("salvage", None)
         with self._lock:
             self._leftovers |= salvaged.written
             # Meanwhile it may have been dropped, or merged with others.

@@ -13,10 +13,10 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
-from probing.daemon.store.maintaining import Worker, WorkerFailed
+from probing.daemon.store.maintaining import Worker
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.sealing import made_segment
-from probing.daemon.store.segments import SegmentFile, salvaged_path
+from probing.daemon.store.segments import PASSING, SegmentFile, salvaged_path
 
 __all__ = ("Salvaged", "salvage")
 
@@ -31,11 +31,14 @@ class Salvaged:
 
 
 def salvage(worker: Worker, files: Files, root: Path, damaged: Segment, problem: str) -> Salvaged:
-    """What can be read of ``damaged``, whose ``problem`` is known. All of it is lost where nothing can be done."""
+    """What can be read of ``damaged``, whose ``problem`` is known. All of it is lost where nothing can be read.
+
+    Raises OSError and WorkerFailed for what is not the segment's fault: it is to be tried again.
+    """
     salvaged = Salvaged()
     try:
         _salvage(worker, files, root, damaged, salvaged)
-    except (FormatError, WorkerFailed, pa.ArrowException, OSError) as e:
+    except (FormatError, pa.ArrowException) as e:
         problem = f"{problem}; none of its row groups could be read: {e}"
         salvaged.segment, salvaged.losses = None, []
     kept = salvaged.segment.rows if salvaged.segment else 0
@@ -47,10 +50,15 @@ def salvage(worker: Worker, files: Files, root: Path, damaged: Segment, problem:
 
 def _salvage(worker: Worker, files: Files, root: Path, damaged: Segment, salvaged: Salvaged) -> None:
     file: SegmentFile | None = None
-    job = worker.start(
-        "salvage", [(root / damaged.path, damaged.size)],
-        table=damaged.table, rows=damaged.rows, ts_min=damaged.ts_min, ts_max=damaged.ts_max,
-    )  # fmt: skip
+    try:
+        job = worker.start(
+            "salvage", [(root / damaged.path, damaged.size)],
+            table=damaged.table, rows=damaged.rows, ts_min=damaged.ts_min, ts_max=damaged.ts_max,
+        )  # fmt: skip
+    except OSError as e:
+        if e.errno in PASSING:
+            raise
+        raise FormatError(f"it cannot be opened: {e.strerror or e}") from e
     try:
         while not job.done:
             for header, payload in job.turn():

@@ -20,6 +20,7 @@ from probing.daemon.store.manifest import Segment
 from probing.daemon.store.parquet import open_parquet
 
 __all__ = (
+    "PASSING",
     "SegmentFile",
     "all_jobs",
     "check_segment",
@@ -45,6 +46,8 @@ _BATCH_ROWS = 1 << 13
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
 _MAX_SALVAGES = 99
+# Of these a process recovers, and they say nothing of a file.
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def segment_parts(name: str) -> tuple[int, int] | None:
@@ -152,8 +155,7 @@ def check_segment(files: Files, root: Path, segment: Segment) -> str:
     except FileNotFoundError:
         return "it is missing"
     except (OSError, FormatError) as e:
-        # Ours, and it passes: of the file it says nothing.
-        passing = isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        passing = isinstance(e, OSError) and e.errno in PASSING
         return "" if passing else f"it cannot be read: {e}"
     if size != segment.size:
         return f"it has {size} bytes instead of {segment.size}"

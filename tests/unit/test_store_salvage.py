@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import store_support as support
 from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
 from probing.daemon.store import Store, StoreLimits, encoding, jobs
+from probing.daemon.store.files import SystemFiles
 
 LIMITS = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
 GROUP, ROWS = 101, 5 * 101 + 47
@@ -163,6 +165,25 @@ def test_bytes_of_the_footer(root: Path) -> None:
             (root / "t.other" / "date=2026-09-21").mkdir(parents=True, exist_ok=True)
             (root / "t.other" / "date=2026-09-21" / name).write_bytes(whole)
         with_manifest_again(root, name, whole)
+
+
+def test_a_full_disk_puts_it_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of the segment's."""
+    flip(segment(root), span(segment(root), 2)[40])
+    with opened(root) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(SystemFiles, "create", lambda *_: full())
+            store.maintain()
+            assert "damaged, and set aside later" in store.status()["reason"]
+            assert store.take_losses() == []
+        store.maintain()
+        assert store.status()["state"] == "running"
+        ids = sorted(store.rows("t.other", ["id"]).column("id").to_pylist())
+        check_lost(2, ids, store.take_losses())
+
+
+def full() -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_merging_salvages_too(root: Path) -> None:
