@@ -35,8 +35,8 @@ SOON_S = 0.01
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
 # it waits for many; a power cut costs what waits. Whoever asks for rows has the rings drained first.
 REST_S = 1.0
-# A ring that is so full is drained at once; one that is a quarter as full is looked at soon. Of a ring of large records
-# a few fill that share: it is told what it can take until the next look.
+# A ring that is so full is drained at once; one that would be full in four looks, as it fills now, is looked at soon.
+# Of a ring of large records a few fill that share: it has one of its own.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # How long the log rests before what it refused is offered again, s: at first, and at most.
@@ -103,6 +103,9 @@ class DrainLoop:
         self._shares = {name: (shares or {}).get(name, FULL_SHARE) for name in self._rings}
         self._rests = {name: (rests or {}).get(name, REST_S) for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
+        # Where each ring ended at the last look, and when that was.
+        self._ends = {name: ring.end for name, ring in self._rings.items()}
+        self._looked = time.monotonic()
         self._positions: Positions = {}
         self._held: set[str] = set()
         self._refused: _Record | None = None
@@ -154,8 +157,8 @@ class DrainLoop:
         if self._held:
             # Who asks waits for what is held as well.
             time.sleep(SOON_S)
-        soon = self._held or (self.failure is None and self._filling(4))
-        asked = self._wake.wait(SOON_S if soon else LOOK_S)
+        soon = self._fills_soon()
+        asked = self._wake.wait(SOON_S if self._held or (soon and self.failure is None) else LOOK_S)
         self._wake.clear()
         return asked
 
@@ -260,14 +263,23 @@ class DrainLoop:
 
     def _due(self) -> set[str]:
         now = time.monotonic()
-        due = {name for name, rest in self._rests.items() if name in self._held or now - self._drained[name] >= rest}
-        return set(self._rings) if self._filling(1) else due
+        return {
+            name
+            for name, ring in self._rings.items()
+            if name in self._held
+            or now - self._drained[name] >= self._rests[name]
+            or ring.backlog * self._shares[name] >= ring.size
+        }
 
-    def _filling(self, times: int) -> bool:
-        """Whether a ring is so full that it is drained at once, or a part of it, one of ``times``."""
+    def _fills_soon(self) -> bool:
+        """Whether a ring, as it filled since the last call, has no room for what comes in four looks."""
+        now = time.monotonic()
+        looks = 4 * LOOK_S / max(now - self._looked, 0.001)
+        ends = {name: ring.end for name, ring in self._rings.items()}
+        before, self._ends, self._looked = self._ends, ends, now
         return any(
-            ring.backlog * share * times >= ring.size
-            for ring, share in zip(self._rings.values(), self._shares.values(), strict=True)
+            (ends[name] - before[name]) * looks > ring.size - (ends[name] - ring.position)
+            for name, ring in self._rings.items()
         )
 
     def _drain(self, due: set[str]) -> None:

@@ -310,3 +310,34 @@ def test_a_loss_that_goes_on_while_the_log_is_full_is_one_row(machine: Machine) 
     (losses,) = machine.log.batches[0]["probing.losses"]
     assert losses["count"].to_pylist() == [23 * 7, None]
     assert losses["ts_to"].cast(pa.int64()).to_pylist() == [23, 5]
+
+
+def test_a_ring_is_looked_at_soon_when_it_fills_quickly_only(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: now[0])
+    loop = machine.loop()
+
+    def look(records: int) -> bool:
+        """A tenth of a second later, with so many records more."""
+        machine.push(*range(records))
+        now[0] += 0.1
+        return loop._fills_soon()
+
+    # 256 records fit: 40 that wait are no hurry, and neither are 11 in each look.
+    assert not look(40)
+    assert not any(look(11) for _ in range(5))
+    assert look(53)
+
+
+def test_a_ring_that_is_full_has_no_other_drained(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: 0.5)
+    other = Ring("other", RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(8)), 4), RECORD)
+    loop = DrainLoop(
+        machine.log, {"collectives": machine.ring, "other": other}, {"collectives": machine.assemble}, machine.outbox,
+        machine.clock, shares={"other": 1 << 20},
+    )  # fmt: skip
+    assert loop._due() == set()
+    machine.push(*range(SIZE // SLOT // 16))
+    assert loop._due() == {"collectives"}
