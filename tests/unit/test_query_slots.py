@@ -10,7 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from probing.api.errors import QueryError, QueryTimeout
-from probing.daemon.query.slots import GRACE_S, Slots
+from probing.daemon.query.caller import Caller
+from probing.daemon.query.slots import GRACE_S, ROOTS, Slots
 
 
 def _never() -> bool:
@@ -93,3 +94,47 @@ def test_who_comes_first_goes_first_of_those_that_fit(stack: ExitStack) -> None:
     thread.join(30)
     assert order == ["small"] * 3 + ["large"]
     assert slots.held == 0
+
+
+def _user(uid: int) -> Caller:
+    return Caller("unix", str(uid), reserved=uid == 0)
+
+
+def test_a_stranger_does_not_wait_for_one_callers_queries(stack: ExitStack) -> None:
+    slots = Slots(4)
+    for _ in range(4):
+        stack.enter_context(slots.taken(_later(), _never, _user(1)))
+    with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(1)):
+        pass
+    stack.enter_context(slots.taken(_later(), _never, _user(2)))
+    assert slots.held == 5
+
+
+def test_slow_queries_leave_places_and_one_caller_has_three_quarters(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.daemon.query.slots.SLOW_S", 0.0)
+    slots = Slots(4)
+    for _ in range(6):
+        stack.enter_context(slots.taken(_later(), _never, _user(1)))
+    with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(1)):
+        pass
+    for uid in (2, 3):
+        stack.enter_context(slots.taken(_later(), _never, _user(uid)))
+    with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(4)):
+        pass
+    for _ in range(ROOTS):
+        stack.enter_context(slots.taken(_later(), _never, _user(0)))
+    with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(0)):
+        pass
+
+
+def test_a_query_that_rests_keeps_nobody_waiting(stack: ExitStack) -> None:
+    slots = Slots(1)
+    rests = threading.Event()
+    stack.enter_context(slots.taken(_later(), _never, resting=rests.is_set))
+    with pytest.raises(QueryTimeout), slots.taken(_soon(), _never):
+        pass
+    rests.set()
+    with slots.taken(_later(), _never):
+        assert slots.held == 2
