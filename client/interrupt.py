@@ -70,10 +70,13 @@ def _watch(handle: int) -> None:
 
 
 def _end() -> NoReturn:
-    with suppress(OSError):
-        if _Leaving.restore:
-            os.write(1, _Leaving.restore)
+    _put_back()
     os._exit(_Leaving.code)
+
+
+def _put_back() -> None:
+    with suppress(OSError):
+        os.write(1, _Leaving.restore)
 
 
 def unwatch() -> None:
@@ -88,11 +91,16 @@ def code_if_pressed() -> int | None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with ``code``: waits for no thread, and no destructor of a connection."""
+    """Ends the process with ``code``, or that of Ctrl-C if it was pressed.
+
+    Waits for no thread, and no destructor of a connection.
+    """
+    # The watcher still hears of it, should nobody take what is flushed.
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)
+    os._exit(_Leaving.code if _Leaving.pressed else code)
 
 
 @contextmanager
@@ -100,8 +108,10 @@ def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
     """Ctrl-C is the way to leave what is done here: no failure. ``restore`` puts the terminal in order."""
     _Leaving.code, _Leaving.restore = 0, restore
     try:
-        with suppress(KeyboardInterrupt):
-            yield
+        yield
+    except KeyboardInterrupt:
+        # It may have come before whoever changed the terminal was ready to do so.
+        _put_back()
     finally:
         _Leaving.restore = b""
 

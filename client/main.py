@@ -23,15 +23,22 @@ def main(arguments: list[str] | None = None) -> int:
     Without ``arguments`` it runs those of the process, which then ends here, within a second of Ctrl-C.
     """
     if arguments is None:
-        for stream in (sys.stdout, sys.stderr):
-            # What their encoding lacks is escaped.
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
-        interrupt.watch()
-        # pyarrow takes it where it is there, and needs it for nothing of ours: it costs more than pyarrow itself.
-        sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
-        interrupt.leave(_run(sys.argv[1:]))
+        code = interrupt.CODE
+        with suppress(KeyboardInterrupt):
+            _prepare()
+            code = _run(sys.argv[1:])
+        interrupt.leave(code)
     return _run(arguments)
+
+
+def _prepare() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # What their encoding lacks is escaped.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    interrupt.watch()
+    # pyarrow takes it where it is there, and needs it for nothing of ours: it costs more than pyarrow itself.
+    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 
 
 def _run(arguments: list[str]) -> int:
