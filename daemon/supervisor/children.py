@@ -32,6 +32,12 @@ PROGRAMS = {
 log = logging.getLogger("probingd.supervisor")
 # What writes its stacks needs no longer.
 ABORT_S = 3.0
+# What is freed goes back to the system: large blocks at once, instead of leaving holes in the heap.
+COLLECTOR_MEMORY = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "4194304",
+}
 # A run this long was no failed start, so the next start need not wait.
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
@@ -68,6 +74,8 @@ class Spawner:
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         # An arena of malloc for each of its threads would cost the collector megabytes.
         environment["MALLOC_ARENA_MAX"] = "2"
+        if kind == "collector":
+            environment |= COLLECTOR_MEMORY
         if errors is not None:
             environment[ERROR_FD] = str(errors)
         if restarted:

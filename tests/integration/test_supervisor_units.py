@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from probing.daemon.config import Config
-from probing.daemon.supervisor.children import PROGRAMS
+from probing.daemon.supervisor.children import COLLECTOR_MEMORY, PROGRAMS
 from probing.daemon.supervisor.rights import COLLECTOR, READER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +77,11 @@ def test_rights_and_commands_are_those_of_the_supervisor(
     Config.from_args([word for word in words[3:] if not word.startswith("--config=")])
     if "SYS_PTRACE" in capabilities:
         assert not set(BLINDING) & set(unit)
+
+
+def test_the_collector_has_the_memory_settings_of_the_supervisor() -> None:
+    given = dict(pair.split("=", 1) for pair in settings("probingd-collector.service")["Environment"].split())
+    assert given == {"MALLOC_ARENA_MAX": "2", **COLLECTOR_MEMORY}
 
 
 def test_the_sockets_belong_to_those_who_connect() -> None:
