@@ -35,11 +35,9 @@ MAX_STRANGE_SCANS = 6
 # How often processes that map a probed file are looked at again: one can unmap it, and live.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# A user rests for so many times as long as was spent on processes of his that had nothing new, or on files that were
-# refused and took longer than CHEAP_S; and for so long, s, for each file that did not answer lately, which may be our
-# own slowness.
-REST_FACTOR = 20
-CHEAP_S = 0.1
+# What a file that is refused costs a user, in looks that found nothing; and how long he rests, s, for each file that
+# did not answer lately.
+REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
 _STATUS_BYTES = 64 << 10
@@ -194,9 +192,9 @@ class LibraryWatch:
         finally:
             if self._scanning is not None and found.done:
                 self._scanning.discard(turn.pid)
-        took = time.monotonic() - began
-        if not found.useful and (turn.fresh or (took > CHEAP_S and not found.done)):
-            self._turns.rest(turn.uid, REST_FACTOR * took)
+        if not found.useful and (turn.fresh or not found.done):
+            looks = 1 if found.done else REFUSED_LOOKS
+            self._turns.waste(turn.uid, looks, time.monotonic() - began)
 
     def _look(self, turn: Turn) -> _Look:
         """Attach one file at most: for the next, the process comes up again."""

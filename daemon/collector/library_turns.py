@@ -15,6 +15,11 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
+# What a user may waste before he rests, in looks that found nothing, and how much of it comes back in a second. He then
+# rests for REST_FACTOR times as long as what he wasted took.
+CREDIT, CREDIT_A_SECOND = 100.0, 10.0
+REST_FACTOR = 20
+MAX_DEBTORS = 4_096
 # How exactly the times of retries are kept.
 TICK_S = 0.1
 
@@ -64,6 +69,8 @@ class Turns:
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
         self._ticked = 0.0
+        # By user: what is left of the credit, and when.
+        self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
         """Processes for which there was no room: a scan finds them."""
 
@@ -101,6 +108,17 @@ class Turns:
         """Nothing new of this user is looked at for a while; scans go on, and attach nothing."""
         user = self._users.setdefault(uid, _User())
         user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
+
+    def waste(self, uid: int, looks: int, seconds: float) -> None:
+        """A user had us look in vain, which took so long: now and then is free."""
+        now = time.monotonic()
+        credit, since = self._credits.pop(uid, (CREDIT, now))
+        credit = min(CREDIT, credit + (now - since) * CREDIT_A_SECOND) - looks
+        self._credits[uid] = max(credit, 0.0), now
+        if len(self._credits) > MAX_DEBTORS:
+            self._credits.popitem(last=False)
+        if credit < 0:
+            self.rest(uid, REST_FACTOR * seconds)
 
     def hold(self, turn: Turn) -> None:
         """Look at a process again when its user has rested."""

@@ -131,6 +131,9 @@ def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tm
         assert source.attach(file.fileno(), bytes(path)) == len(programs)
         assert source.attach(file.fileno(), bytes(path)) == 0
         assert source.attach(file.fileno(), b"/other.so") == 0
+        # Its probes have ended: it is attached anew.
+        source.forget(session.identity(file.fileno()))
+        assert source.attach(file.fileno(), bytes(path)) == len(programs)
 
 
 def test_operations_end_with_their_communicator(session: Session, source: CollectivesSource) -> None:

@@ -58,6 +58,22 @@ def test_a_user_who_rests_is_scanned_and_nothing_more() -> None:
     assert taken(turns) == [701, 702]
 
 
+def test_a_user_who_wastes_much_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_turns, "CREDIT_A_SECOND", 0.0)
+    turns = Turns(uid_of)
+    for _ in range(10):
+        turns.waste(7, 10, 1.0)
+    turns.add([701, 801], fresh=True)
+    assert taken(turns) == [701, 801]
+    turns.waste(7, 1, 1.0)
+    turns.add([701, 801], fresh=True)
+    assert taken(turns) == [801]
+    monkeypatch.setattr(library_turns, "CREDIT_A_SECOND", 1e9)
+    turns._users[7].rests_until = 0.0
+    turns.waste(7, 1, 1.0)
+    assert taken(turns) == [701]
+
+
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "MAX_WAITING", 5)
     turns = Turns(uid_of)
