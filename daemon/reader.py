@@ -47,6 +47,8 @@ from probing.daemon.python_stack.sampled_blocked import answer_blocked
 from probing.daemon.python_stack.sampled_codes import answer_codes
 from probing.daemon.python_stack.sampled_threads import answer_threads
 from probing.daemon.python_stack.values.read import handlers as value_handlers
+from probing.daemon.sandbox import restrict
+from probing.daemon.seccomp import READER
 
 __all__ = ("end_on_hangup", "main", "serve")
 
@@ -60,6 +62,7 @@ def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)
+    restrict(READER)
     end_on_hangup(connection.fileno())
     serve(Channel(connection))
     return 0

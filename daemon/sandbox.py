@@ -14,7 +14,7 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import probing.api
@@ -23,7 +23,7 @@ import probing.federation
 from probing.api.errors import PrivilegeError
 from probing.daemon.seccomp import refuse_calls
 
-__all__ = ("MemoryBound", "confine", "landlock_abi", "limit", "stand_back")
+__all__ = ("MemoryBound", "confine", "landlock_abi", "limit", "restrict", "stand_back")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
@@ -106,11 +106,21 @@ def confine(readable: Iterable[str]) -> bool:
 
     To be called before threads start: a thread keeps what it had. False: the kernel cannot hide files.
     """
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise PrivilegeError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+    _no_new_privs()
     hidden = _hide_files(readable)
     refuse_calls()
     return hidden
+
+
+def restrict(kept: Collection[str]) -> None:
+    """Leave this process, of the calls of ``seccomp``, only those ``kept``. To be called before threads start."""
+    _no_new_privs()
+    refuse_calls(kept)
+
+
+def _no_new_privs() -> None:
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise PrivilegeError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
 def _hide_files(readable: Iterable[str]) -> bool:

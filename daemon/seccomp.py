@@ -1,9 +1,10 @@
-"""System calls that a process gives up for good, when it is to read what others made: a filter of seccomp (Linux 3.17).
+"""System calls that a process gives up for good: a filter of seccomp (Linux 3.17).
 
 It stands behind Landlock, and says more: no socket, no other process, no file opened to be written, no change of a
-mode or an owner, no memory that limits do not count. What a kernel or an architecture lacks is left out. Numbers are
-those of arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; the layout
-of the program and of its input is that of include/uapi/linux/{filter,seccomp,audit}.h.
+mode or an owner, no memory that limits do not count. READER, SERVICE and COLLECTOR are what those keep for their work.
+What a kernel or an architecture lacks is left out. Numbers are those of arch/x86/entry/syscalls/syscall_64.tbl and
+include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; the layout of the program and of its input is that of
+include/uapi/linux/{filter,seccomp,audit}.h.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from probing.api.errors import PrivilegeError
 
-__all__ = ("SYSTEM_CALLS", "calls_can_be_refused", "program", "refuse_calls")
+__all__ = (
+    "COLLECTOR",
+    "READER",
+    "SERVICE",
+    "SYSTEM_CALLS",
+    "calls_can_be_refused",
+    "program",
+    "refuse_calls",
+)
 
 # Name, number on x86-64, number on arm64; a dash where there is none.
 _TABLE = """
@@ -57,6 +67,19 @@ io_uring_register 427 427
 _LOOKED_AT_TABLE = """
 clone 56 220         open 2 -                 openat 257 56             tgkill 234 131          prlimit64 302 261
 """
+_SOCKETS = "socket socketpair connect bind listen accept accept4"
+_FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat"
+# Another process's memory is read, and its files are opened beneath its root; nothing of it is written or stopped.
+READER = frozenset(("process_vm_readv", "openat2"))
+# Its socket is made, given to a group and removed.
+SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
+# The store's files, programs of BPF, a namespace's RAS, and the compiler of users' probes, which inherits the filter.
+COLLECTOR = frozenset(
+    f"{_SOCKETS} {_FILES} bpf perf_event_open syslog setns process_vm_readv openat2 execve fork vfork clone clone3"
+    " open openat creat truncate ftruncate fallocate mkdir mkdirat rmdir rename renameat renameat2 link linkat symlink"
+    " symlinkat utime utimes utimensat futimesat kill tgkill pidfd_open pidfd_send_signal prlimit64 memfd_create"
+    " capset setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr".split()
+)
 # The last call that was thought about: mseal. Later ones, and those of x32, are absent.
 _NEWEST = 462
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -110,22 +133,22 @@ def calls_can_be_refused() -> bool:
     return _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
 
 
-def refuse_calls() -> bool:
-    """Refuse SYSTEM_CALLS to this thread and those that it starts, for good. False: the kernel cannot.
+def refuse_calls(kept: Collection[str] = ()) -> bool:
+    """Refuse SYSTEM_CALLS but ``kept`` to this thread and all that it starts, for good. False: the kernel cannot.
 
     Needs no_new_privs. Raises PrivilegeError when the kernel has filters and takes none.
     """
     if not calls_can_be_refused():
         return False
-    data = program(platform.machine(), os.getpid())
+    data = program(platform.machine(), os.getpid(), kept)
     if _seccomp(_SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(_Program(len(data) // 8, data))):
         raise PrivilegeError(f"seccomp: {os.strerror(ctypes.get_errno())}")
     return True
 
 
-def program(machine: str, pid: int) -> bytes:
-    """The filter for ``machine`` (as in ``platform.machine()``) in process ``pid``: struct sock_filter, one after
-    another. Raises KeyError for a machine whose numbers are not known."""
+def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
+    """The filter for ``machine`` (as in ``platform.machine()``) in process ``pid``, which leaves it the calls ``kept``:
+    struct sock_filter, one after another. Raises KeyError for a machine whose numbers are not known."""
     arch, column = _ARCHES[machine]
     steps = [
         _Instruction(_LOAD, _ARCH_AT),
@@ -136,11 +159,11 @@ def program(machine: str, pid: int) -> bytes:
         _refusal(errno.ENOSYS),
     ]
     for calls, code in ((_REFUSED, errno.EPERM), (_ABSENT, errno.ENOSYS)):
-        for number in (numbers[column] for numbers in calls.values()):
+        for number in (numbers[column] for name, numbers in calls.items() if name not in kept):
             if number is not None:
                 steps += (_Instruction(_EQUAL, number, no=1), _refusal(code))
     for name, numbers in _LOOKED_AT.items():
-        if (number := numbers[column]) is not None:
+        if (number := numbers[column]) is not None and name not in kept:
             look = _look(name, pid)
             steps += (_Instruction(_EQUAL, number, no=len(look)), *look)
     steps.append(_Instruction(_RETURN, _ALLOW))

@@ -10,6 +10,8 @@ import threading
 
 from probing.daemon.collector.collector import Collector
 from probing.daemon.config import Config
+from probing.daemon.sandbox import restrict
+from probing.daemon.seccomp import COLLECTOR
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.fatal import guard
@@ -26,6 +28,7 @@ def main() -> int:
     # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
     gc.disable()
     collector = Collector(config)
+    restrict(COLLECTOR)
     watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
     watch.start()
     try:

@@ -22,6 +22,8 @@ from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
+from probing.daemon.sandbox import restrict
+from probing.daemon.seccomp import SERVICE
 from probing.daemon.service.auth import Token, check_listen
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.limits import Limits
@@ -41,6 +43,7 @@ def main() -> int:
     """Serve until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s service: %(message)s", stream=sys.stderr)
+    restrict(SERVICE)
     if config.listen:
         check_listen(config.listen, token_file=config.token_file, insecure=config.insecure)
     asyncio.run(_serve(config, Token(config.token_file if config.listen else "")))

@@ -137,3 +137,12 @@ def program_runs(daemon: Daemon) -> int:
     return int(
         json.loads(subprocess.check_output(["bpftool", "-j", "prog", "show", "pinned", str(program)])).get("run_cnt", 0)
     )
+
+
+def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
+    """Readers and the service have one whatever starts them; their own answers are those of the unit test."""
+    daemon.query("SELECT 1 AS one FROM comm.ops")
+    wait_for("readers", lambda: daemon.children().get("probing.daemon.reader"))
+    found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
+    for module in ("collector", "reader", "parser", "service.main", "query.worker"):
+        assert found[f"probing.daemon.{module}"] == {"2"}, module

@@ -13,20 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.seccomp import SYSTEM_CALLS, calls_can_be_refused, program
+from probing.daemon.seccomp import COLLECTOR, READER, SERVICE, SYSTEM_CALLS, calls_can_be_refused, program
 
 PID = 4242
 ALLOWED = 0x7FFF0000
 ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
-def answer(machine: str, call: str | int, *args: int, arch: int | None = None) -> int:
+def answer(
+    machine: str, call: str | int, *args: int, arch: int | None = None, kept: frozenset[str] = frozenset()
+) -> int:
     """0 when the filter allows the call, else the errno."""
     own, column = ARCHES[machine]
     number = call if isinstance(call, int) else SYSTEM_CALLS[call][column]
     assert number is not None
     data = struct.pack("<IIQ6Q", number, own if arch is None else arch, 0, *(*args, *[0] * (6 - len(args))))
-    steps = list(struct.iter_unpack("=HBBI", program(machine, PID)))
+    steps = list(struct.iter_unpack("=HBBI", program(machine, PID, kept)))
     at = accumulator = 0
     while True:
         code, yes, no, value = steps[at]
@@ -64,6 +66,26 @@ def test_all_calls_are_refused_on_both_machines_where_they_exist() -> None:
         for machine, (_, column) in ARCHES.items():
             if numbers[column] is not None and name not in looked_at:
                 assert answer(machine, name) in (errno.EPERM, errno.ENOSYS), name
+
+
+@pytest.mark.parametrize("machine", ARCHES)
+def test_what_readers_the_service_and_the_collector_keep(machine: str) -> None:
+    numbers = ARCHES[machine][1]
+    there = {name for name, found in SYSTEM_CALLS.items() if found[numbers] is not None}
+    for kept in (READER, SERVICE, COLLECTOR):
+        assert kept <= SYSTEM_CALLS.keys()
+        for call in there & kept:
+            assert answer(machine, call, kept=kept) == 0, call
+        for call in there - kept - {"clone", "open", "openat", "tgkill", "prlimit64"}:
+            assert answer(machine, call, kept=kept) in (errno.EPERM, errno.ENOSYS), call
+        for call in ("ptrace", "process_vm_writev", "mount", "init_module", "open_by_handle_at", "setuid", "unshare"):
+            assert answer(machine, call, kept=kept) == errno.EPERM
+    for kept in (READER, SERVICE):
+        assert answer(machine, "openat", 0, 0, 1, kept=kept) == errno.EACCES
+        assert answer(machine, "execve", kept=kept) == answer(machine, "kill", kept=kept) == errno.EPERM
+        assert answer(machine, "clone", 0x100, kept=kept) == errno.EPERM
+    assert answer(machine, "socket", kept=READER) == errno.EPERM
+    assert answer(machine, "bpf", kept=SERVICE) == answer(machine, "process_vm_readv", kept=SERVICE) == errno.EPERM
 
 
 @pytest.mark.parametrize(
