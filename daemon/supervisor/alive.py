@@ -1,6 +1,6 @@
 """How a process of the daemon shows that it is well, and says where it stands when it is not.
 
-A thread asks the process what a client would ask it. Each answer is reported: to the supervisor by an empty line on the
+A thread asks the process what a client would ask it. Each answer is reported: to the supervisor by a line on the
 inherited pipe (``fatal``), to systemd as ``WATCHDOG=1``. When reports stay away, either of them sends SIGABRT, at which
 the stack of every thread goes to stderr and the process ends (faulthandler needs neither the GIL nor any lock of ours).
 """
@@ -23,6 +23,10 @@ __all__ = ("START_S", "Watch")
 START_S = 120.0
 # Of what the watcher allows, one of so many parts between two questions.
 PARTS = 5
+# Between two questions until the first one is answered, s: somebody waits for it.
+SOON_S = 0.05
+# Where nobody watches.
+ALONE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -40,31 +44,41 @@ class Watch:
         self._well = well
         self._begun = time.monotonic()
         self._stepped: float | None = None
+        self._started = threading.Event()
 
     def start(self) -> None:
         faulthandler.enable()
-        if self._hang_s:
-            threading.Thread(target=self._run, name="watch", daemon=True).start()
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def step(self) -> None:
         self._stepped = time.monotonic()
+        self._started.set()
 
     def _run(self) -> None:
-        interval = min(self._hang_s / PARTS, self._interval or self._hang_s)
-        while True:
-            if self._is_well():
-                alive()
-                notify("WATCHDOG=1")
+        interval = min(self._hang_s / PARTS, self._interval or self._hang_s) or ALONE_S
+        while not self._started.wait(interval):
+            # A start that takes too long is no sign of life.
+            if time.monotonic() < self._begun + START_S:
+                _report(answers=False)
+        while not self._is_well():
+            time.sleep(SOON_S)
+        _report(answers=True)
+        while self._hang_s:
             time.sleep(interval)
+            if self._is_well():
+                _report(answers=True)
 
     def _is_well(self) -> bool:
-        now = time.monotonic()
-        if self._stepped is None:
-            return now < self._begun + START_S
-        if now > self._stepped + self._hang_s:
+        seconds = self._hang_s / 2 or ALONE_S
+        if self._hang_s and time.monotonic() > (self._stepped or 0.0) + self._hang_s:
             return False
         try:
-            return self._well(self._hang_s / 2)
+            return self._well(seconds)
         except (ProbingError, OSError) as e:
             _log.warning("no sign of life: %s", e)
             return False
+
+
+def _report(*, answers: bool) -> None:
+    alive(answers=answers)
+    notify("WATCHDOG=1")

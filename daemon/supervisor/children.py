@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from probing.daemon.config import Config
-from probing.daemon.supervisor.fatal import ERROR_FD, MAX_LINE, RESTARTED
+from probing.daemon.supervisor.fatal import ANSWERS, ERROR_FD, MAX_LINE, RESTARTED
 from probing.daemon.supervisor.rights import Rights, RightsTable
 from probing.daemon.supervisor.runtime import service_config
 
@@ -25,7 +25,6 @@ PROGRAMS = {
     "maintenance": ("-I", "-m", "probing.daemon.store.maintenance"),
     "parser": ("-I", "-m", "probing.daemon.parser"),
     "reader": ("-I", "-m", "probing.daemon.reader"),
-    "ready": ("-I", "-m", "probing.daemon.supervisor.ready"),
     "service": ("-I", "-m", "probing.daemon.service.main"),
     "sql": ("-I", "-m", "probing.daemon.query.worker"),
 }
@@ -59,7 +58,6 @@ class Spawner:
             "maintenance": rights.parser,
             "parser": rights.parser,
             "reader": rights.reader,
-            "ready": rights.service,
             "service": rights.service,
             "sql": rights.worker,
         }
@@ -92,7 +90,7 @@ class Spawner:
         )
 
     def command(self, kind: str, rights: Rights) -> list[str]:
-        args = self._service_args if kind in ("ready", "service") else self._args
+        args = self._service_args if kind == "service" else self._args
         return [*self._rights.command(rights), sys.executable, *self._programs[kind], *args]
 
 
@@ -100,7 +98,8 @@ class Spawner:
 class Service:
     """A process that is started again whenever it ends, later each time it fails at once.
 
-    ``seen`` is its last sign of life, ``aborted`` when it was made to end for want of one.
+    ``seen`` is its last sign of life, ``answers`` whether it answered since its start, ``aborted`` when it was made to
+    end for want of a sign.
     """
 
     kind: str
@@ -108,6 +107,7 @@ class Service:
     errors: int = -1
     started: float = 0.0
     seen: float = 0.0
+    answers: bool = False
     aborted: float | None = None
     ends: int = 0
     failures: int = 0
@@ -123,6 +123,7 @@ class Service:
             os.close(inherited)
         self.started = self.seen = time.monotonic()
         self.due = self.aborted = None
+        self.answers = False
         self.said = b""
 
     def listen(self) -> bool:
@@ -132,7 +133,11 @@ class Service:
         except BlockingIOError:
             return True
         if data:
-            self.said = (self.said + data.lstrip(b"\n"))[-MAX_LINE * 4 :]
+            lines = (self.said + data).split(b"\n")
+            self.answers |= ANSWERS in lines
+            # The error that it ends with, and what is no whole line yet.
+            self.said = b"\n".join((*(line for line in lines[:-1] if line not in (b"", ANSWERS)), lines[-1]))
+            self.said = self.said[-MAX_LINE * 4 :]
             self.seen = time.monotonic()
         return bool(data)
 

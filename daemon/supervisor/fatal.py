@@ -1,7 +1,8 @@
 """How a process of the daemon says that it is alive, and why it cannot go on.
 
-Under the supervisor it writes to an inherited pipe (``PROBINGD_ERROR_FD``): an empty line now and then, and the error
-that ends it as one line of JSON, which the supervisor prints; alone it prints ``error:`` and ``hint:`` itself.
+Under the supervisor it writes to an inherited pipe (``PROBINGD_ERROR_FD``): now and then an empty line while it starts
+and ANSWERS once it answers; and the error that ends it as one line of JSON, which the supervisor prints. Alone it
+prints ``error:`` and ``hint:`` itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from contextlib import suppress
 
 from probing.api.errors import PrivilegeError, ProbingError, error_from
 
-__all__ = ("ERROR_FD", "RESTARTED", "alive", "guard", "parse", "print_error", "report")
+__all__ = ("ANSWERS", "ERROR_FD", "RESTARTED", "alive", "guard", "parse", "print_error", "report")
 
 ERROR_FD = "PROBINGD_ERROR_FD"
+ANSWERS = b"answers"
 # Why the process before this one ended.
 RESTARTED = "PROBINGD_RESTARTED"
 # A write of at most PIPE_BUF bytes to a pipe is whole or not there.
@@ -37,13 +39,13 @@ def report(error: ProbingError) -> None:
         print_error(error)
 
 
-def alive() -> None:
+def alive(*, answers: bool) -> None:
     """A sign of life for the supervisor, if there is one."""
     fd = os.environ.get(ERROR_FD, "")
     if fd.isdigit():
         # One that reads no more has ended, and this process with it.
         with suppress(OSError):
-            os.write(int(fd), b"\n")
+            os.write(int(fd), ANSWERS + b"\n" if answers else b"\n")
 
 
 def parse(line: bytes) -> ProbingError | None:

@@ -59,7 +59,6 @@ class Supervisor:
         self._collector = Service("collector")
         self._service = Service("service")
         self._helpers: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
-        self._probe: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._started = self._looked = 0.0
         self._ending: signal.Signals | None = None
@@ -98,7 +97,6 @@ class Supervisor:
 
     def _loop(self, wake: socket.socket) -> None:
         self._started = self._looked = alive = time.monotonic()
-        self._probe = self._spawner.start("ready")
         while self._ending is None:
             now = time.monotonic()
             for child in (self._collector, self._service):
@@ -120,6 +118,8 @@ class Supervisor:
                     self._accept(key.data)
                 elif not key.data.listen():
                     self._selector.unregister(key.fd)
+            if not self._ready and self._collector.answers and self._service.answers:
+                self._answered()
 
     def _press(self, now: float) -> None:
         """Restart what stands still. Nobody is blamed for a time in which this process stood still itself."""
@@ -180,16 +180,11 @@ class Supervisor:
                     log.warning("%s %d ended: %s", kind, pid, describe(code))
                 elif code == -signal.SIGKILL and (limit := self._limits.reached()):
                     log.warning("%s %d ended: %s: %s", kind, pid, describe(code), limit)
-        if self._probe and (code := self._probe.poll()) is not None:
-            self._probe = None
-            self._probed(code)
         for child in (self._collector, self._service):
             if child.process and (code := child.process.poll()) is not None:
                 self._ended(child, code)
 
-    def _probed(self, code: int) -> None:
-        if code != 0:
-            raise InternalError(f"the readiness probe ended: {describe(code)}")
+    def _answered(self) -> None:
         self._ready = True
         also = f" and {self._config.listen}" if self._config.listen else ""
         where = f"unix:{self._config.socket}"
@@ -225,8 +220,6 @@ class Supervisor:
     def _stop(self, keep: bool) -> None:
         services = [child.process for child in (self._service, self._collector) if child.process]
         helpers = [process for _, process in self._helpers.values()]
-        if self._probe:
-            helpers.append(self._probe)
         _end(services, STOP_S)
         _end(helpers, 1.0)
         if not keep and pins_of(self._config).exists():

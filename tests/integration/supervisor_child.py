@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 from probing.api.errors import FormatError, StateLocked
@@ -22,10 +21,6 @@ from probing.daemon.supervisor.runtime import INETD_SOCKETS
 
 def main() -> int:
     kind, config = sys.argv[1], Config.from_args(sys.argv[2:])
-    if kind == "ready":
-        while not Path(config.control_socket).exists() or not Path(config.socket).exists():
-            time.sleep(0.01)
-        return 0
     if kind in INETD_SOCKETS:
         return _helper()
     order = Path(config.state_dir, f"{kind}.order")
@@ -37,8 +32,11 @@ def main() -> int:
     server.bind(path)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    Watch(config.hang_s, lambda _: True).start()
-    ended.wait()
+    watch = Watch(config.hang_s, lambda _: True)
+    watch.start()
+    watch.step()
+    while not ended.wait(0.1):
+        watch.step()
     return 0
 
 

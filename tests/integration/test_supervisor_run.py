@@ -129,9 +129,12 @@ def status(text: str) -> dict[str, str]:
 def daemon(open_tmp_path: Path) -> Iterator[Daemon]:
     made = Daemon(open_tmp_path)
     yield made
-    if made.process and made.process.poll() is None:
+    if made.process:
         made.process.kill()
-        made.process.communicate()
+        made.process.wait()
+        for stream in (made.process.stdout, made.process.stderr):
+            assert stream is not None
+            stream.close()
     for path in (made.bpffs / made.instance, made.bpffs):
         if path.exists():
             path.rmdir()

@@ -181,12 +181,16 @@ def test_signs_of_life_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     child.errors, write = os.pipe2(os.O_NONBLOCK)
     monkeypatch.setenv(fatal.ERROR_FD, str(write))
     child.started = child.seen = time.monotonic()
-    fatal.alive()
-    fatal.alive()
+    fatal.alive(answers=False)
+    fatal.alive(answers=False)
     assert child.listen()
     assert child.seen > child.started
+    assert not child.answers
+    fatal.alive(answers=True)
+    assert child.listen()
+    assert child.answers
     fatal.report(FormatError("newer", hint="upgrade"))
-    fatal.alive()
+    fatal.alive(answers=True)
     assert child.listen()
     assert child.listen(), "nothing more has come, and the pipe is open"
     os.close(write)
