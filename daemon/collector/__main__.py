@@ -39,6 +39,7 @@ def main() -> int:
             collector.check()
             watch.step()
     finally:
+        watch.stop()
         collector.stop()
     return 0
 

@@ -60,7 +60,8 @@ async def _serve(config: Config, token: Token) -> None:
     server = Server(config.socket, config.users.group, config.listen, token)
     service = _service(config, collector, (pool, gate), server.identify, server.sources)
     await server.start(service)
-    watch = Watch(config.hang_s, partial(_answers, grpc.insecure_channel(f"unix:{config.socket}")))
+    channel = grpc.insecure_channel(f"unix:{config.socket}")
+    watch = Watch(config.hang_s, partial(_answers, channel))
     watch.start()
     while not stop.is_set():
         watch.step()
@@ -68,6 +69,9 @@ async def _serve(config: Config, token: Token) -> None:
             await asyncio.to_thread(workers.fill)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), REFILL_S)
+    # What runs in gRPC while the interpreter ends would crash it.
+    channel.close()
+    await asyncio.to_thread(watch.stop)
     await server.stop()
     pool.close()
     gate.close()

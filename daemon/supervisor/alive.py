@@ -25,6 +25,7 @@ START_S = 120.0
 PARTS = 5
 # Between two questions until the first one is answered, s: somebody waits for it.
 SOON_S = 0.05
+STOP_S = 5.0
 # Where nobody watches.
 ALONE_S = 5.0
 _log = logging.getLogger(__name__)
@@ -45,10 +46,18 @@ class Watch:
         self._begun = time.monotonic()
         self._stepped: float | None = None
         self._started = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         faulthandler.enable()
-        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; whoever is asked must have answered or hung up."""
+        self._ended.set()
+        self._started.set()
+        self._thread.join(STOP_S)
 
     def step(self) -> None:
         self._stepped = time.monotonic()
@@ -60,13 +69,12 @@ class Watch:
             # A start that takes too long is no sign of life.
             if time.monotonic() < self._begun + START_S:
                 _report(answers=False)
-        while not self._is_well():
-            time.sleep(SOON_S)
-        _report(answers=True)
-        while self._hang_s:
-            time.sleep(interval)
+        answered = False
+        while not self._ended.is_set() and (self._hang_s or not answered):
             if self._is_well():
+                answered = True
                 _report(answers=True)
+            self._ended.wait(interval if answered else SOON_S)
 
     def _is_well(self) -> bool:
         seconds = self._hang_s / 2 or ALONE_S

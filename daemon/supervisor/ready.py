@@ -56,7 +56,8 @@ def service_state(channel: grpc.Channel, timeout: float) -> str | None:
 
     try:
         return str(NodeStub(channel).Status(StatusRequest(), timeout=timeout).state)
-    except grpc.RpcError:
+    except (grpc.RpcError, ValueError):
+        # The latter of a channel that was closed.
         return None
 
 
