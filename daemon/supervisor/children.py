@@ -29,6 +29,8 @@ PROGRAMS = {
     "sql": ("-I", "-m", "probing.daemon.query.worker"),
 }
 log = logging.getLogger("probingd.supervisor")
+# So many times longer may the first sign of life take.
+FIRST_SIGN = 4
 # What writes its stacks needs no longer.
 ABORT_S = 3.0
 # What is freed goes back to the system: large blocks at once, instead of leaving holes in the heap.
@@ -145,7 +147,9 @@ class Service:
         """Make it end, with its stacks in the log, when it gave no sign of life for ``hang_s``."""
         if self.process is None:
             return
-        if self.aborted is None and now > self.seen + hang_s:
+        # Its first sign comes when all that it imports is read, from a slow disk perhaps.
+        patience = hang_s if self.seen > self.started else FIRST_SIGN * hang_s
+        if self.aborted is None and now > self.seen + patience:
             self.aborted = now
             log.error("%s, pid %d, gave no sign of life for %.0f s", self.kind, self.process.pid, now - self.seen)
             self.process.send_signal(signal.SIGABRT)

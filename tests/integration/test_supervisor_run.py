@@ -468,7 +468,7 @@ def test_a_silent_child_keeps_the_watchdog_of_the_whole_silent(daemon: Daemon, u
         assert waiting(manager) == []
         code, errors = daemon.end()
     assert code == 0
-    assert f"service, pid {second}, gave no sign of life for 1 s" in errors
+    assert f"service, pid {second}, gave no sign of life for 4 s" in errors
 
 
 def waiting(manager: socket.socket) -> list[bytes]:
