@@ -232,5 +232,8 @@ def test_a_python_that_does_not_train(make: Callable[[], Watch]) -> None:
         [sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(600)"], until="ready"
     ) as p:
         watch.discovery.on_exec(p.pid, start_ns_of(p.pid), time.monotonic_ns())
-        assert watch.discovery.identity(p.pid, start_ns_of(p.pid), timeout=0.5) is None
+        # It is looked at before what starts after it.
+        with started([sys.executable, str(PROGRAMS / "spawn.py"), str(free_port())], until="ready") as job:
+            assert watch.trainers(job.pid)
+        assert watch.discovery.identity(p.pid, start_ns_of(p.pid)) is None
         assert watch.below(p.pid) == []
