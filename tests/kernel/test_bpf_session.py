@@ -298,6 +298,27 @@ def test_detached_link_sees_nothing(open_session: Open, probe_object: Path, targ
     assert not list(session.path.glob("link_*"))
 
 
+def test_probes_of_a_file_end_and_hold_no_descriptor(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    attach(session, target_fd, target)
+    of_one_process = session.attach_uprobe("on_call", target_fd, [target.offsets[1]], COOKIE, pid=target.pid)
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files + of_one_process.count
+    identity = session.identity(target_fd)
+    assert session.probed_files() == {identity}
+    target.call(5)
+    session.end_file((identity[0], identity[1] + 1))
+    target.call(7)
+    session.end_file(identity)
+    assert session.probed_files() == set()
+    assert not list(session.path.glob("link_*"))
+    target.call(11)
+    target.call(3, 1)
+    assert len(take(session)) == 5 + 7 + 3
+
+
 @pytest.mark.parametrize("how", ["close", "cleanup"])
 def test_nothing_is_left(
     how: str,
