@@ -188,6 +188,9 @@ class LibraryWatch:
             self._turns.again(turn.pid)
         except ProbingError as e:
             _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
+            if isinstance(e, ProcessGone):
+                # One that only waits for its parent maps nothing.
+                self._files.gone(turn.pid)
             self._turns.settled(turn.pid)
         finally:
             if self._scanning is not None and found.done:
