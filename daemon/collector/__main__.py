@@ -35,6 +35,7 @@ def main() -> int:
         collector.start()
         gc.collect()
         gc.freeze()
+        watch.step()
         while not ended.wait(0.5):
             collector.check()
             watch.step()
