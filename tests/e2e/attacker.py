@@ -144,9 +144,11 @@ def forks(count: str) -> None:
 def stopped(job: str, folder: str, count: str) -> None:
     """Trainers that stand still in the middle of their work."""
     own = {"NCCL_DOUBLE_DIR": folder, "NCCL_DOUBLE_TRUTH": "/dev/null"}
+    # The attack ends by a kill: nobody would be left to end them.
+    command = ["setpriv", "--pdeathsig", "KILL", job]
     group = []
     for _ in range(int(count)):
-        process = subprocess.Popen([job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own})
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own})
         assert process.stdin
         assert process.stdout
         process.stdin.write(b"init first plain\nloop all_reduce 1000000000\n")
