@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,8 @@ import pytest
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
+# Whoever runs the tests in the background of a script has Ctrl-C ignored, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _until(condition: Callable[[], T], seconds: float = DEADLINE_S) -> T:
