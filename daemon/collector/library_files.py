@@ -45,11 +45,11 @@ class ProbedFile:
 
 @dataclass(slots=True)
 class Holder:
-    """A process that maps files of interest. ``told``: losses that it has rows of."""
+    """A process that maps files of interest. ``reported``: losses that it has rows of."""
 
     start_ns: int
     keys: set[Key] = field(default_factory=set)
-    told: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(slots=True)

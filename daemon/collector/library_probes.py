@@ -16,7 +16,7 @@ from probing.daemon.source import Loss, Sink
 
 __all__ = ("LibraryProbes", "Mapped", "ProbedLibrary", "Session")
 
-MAX_TOLD = 64
+MAX_REPORTED = 64
 MAX_SHOWN = 80
 # More refused files of a user are not each worth a line of the log.
 MAX_LOGGED = 8
@@ -143,9 +143,9 @@ class LibraryProbes:
     def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
         """A row of what is missing, once for each process and reason."""
         holder = self.files.holders[process.pid]
-        if (source.name, reason) in holder.told or len(holder.told) >= MAX_TOLD:
+        if (source.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
-        holder.told.add((source.name, reason))
+        holder.reported.add((source.name, reason))
         pair = self._clock.pair()
         began = process.start_ns + pair.boot_to_utc_ns
         table = self._tables[source.name]

@@ -1,7 +1,7 @@
 """Threads for calls: bounded by what is asked, by the share of the caller, and by the caller.
 
-Who is refused is told at once. Nobody's calls take the threads of another share (root, other users, TCP), nor those of
-another kind: what asks of the daemon itself never waits for queries.
+A refused caller is answered at once. Nobody's calls take the threads of another share (root, other users, TCP), nor
+those of another kind: a call about the daemon itself never waits for queries.
 """
 
 from __future__ import annotations
