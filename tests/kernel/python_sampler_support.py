@@ -22,7 +22,7 @@ from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.memory import ProcessMemory
 from probing.daemon.python_stack.sampled_processes import SampledProcesses
 from probing.daemon.python_stack.threads import match_threads, read_start_ns, read_threads
-from probing.daemon.python_stack.walker import RawFrame, RawThread
+from probing.daemon.python_stack.walker import Limits, RawFrame, RawThread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
@@ -89,7 +89,7 @@ def started(python: str, text: str, *args: str | Path) -> Iterator[Target]:
         assert head is not None
         layout = layout_of(runtime.version, head)
         deadline = time.monotonic() + 30
-        found = capture(memory, runtime.runtime, layout, deadline, Known())
+        found = capture(memory, runtime.runtime, layout, deadline, Known(), Limits(threads=4096, stacks=4096))
         tids = match_threads([thread for thread, _ in found.threads], read_threads(process.pid))
         threads = {tid: entry for tid, entry in zip(tids, found.threads, strict=True) if tid is not None}
         yield Target(process, read_start_ns(process.pid), runtime, layout, memory, threads)
