@@ -101,6 +101,7 @@ class Collector:
 
     def __init__(self, daemon: BenchDaemon) -> None:
         self._daemon = daemon
+        self._last = "nothing"
 
     @property
     def pids(self) -> list[int]:
@@ -119,15 +120,18 @@ class Collector:
         with node_channel(self._daemon) as stub:
             while self.pids in ([before], []) or not self._runs(stub):
                 if time.monotonic() - begin > PATIENCE_S:
-                    raise TimeoutError("the collector did not come back")
+                    raise TimeoutError(f"the collector did not come back in {PATIENCE_S:.0f} s; Status: {self._last}")
                 time.sleep(0.01)
         return time.monotonic() - begin
 
     def _runs(self, stub: Any) -> bool:
         try:
-            return bool(stub.Status(node_pb2.StatusRequest(), timeout=5).state == "running")
-        except grpc.RpcError:
+            status = stub.Status(node_pb2.StatusRequest(), timeout=5)
+        except grpc.RpcError as e:
+            self._last = f"{e.code().name}: {e.details()}"
             return False
+        self._last = f"{status.state}: {status.reason}"
+        return bool(status.state == "running")
 
 
 def doubled(daemon: BenchDaemon, pids: Sequence[int]) -> int:
