@@ -101,7 +101,7 @@ class SilenceWatch:
 
 
 def silence_lines(rows: Sequence[Row]) -> list[str]:
-    """What ``silent`` found, a line for the ranks of which the same is known."""
+    """Returns the lines for what ``silent`` found; ranks in the same state share a line."""
     same: dict[str, list[Row]] = {}
     for row in rows:
         same.setdefault(_text(row), []).append(row)

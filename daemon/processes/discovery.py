@@ -470,7 +470,7 @@ class Discovery:
 
 
 def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
-    """Of process.events the last rows that identify a process, by time, and which of these processes ended.
+    """Returns the newest identifying rows of process.events, by time, and the processes that have ended.
 
     There can be very many rows: no Python object is made for most of them.
     """

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
-    """Answer queries, of which ``first`` may be one, until the connection ends, or one has left too little memory.
+    """Answer queries, ``first`` among them, until the connection ends or too little memory is left.
     A database is made ahead of each query, for it alone."""
     # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
     import pyarrow.dataset  # noqa: F401

@@ -1,4 +1,4 @@
-"""Where the service answers: gRPC on a socket of its own, and before it the public sockets, of which TCP may fail."""
+"""Starts gRPC on an inner socket and the public sockets before it; TCP may fail, and is tried again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_METADATA = 16 << 10
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
-    # Of one connection, of which the relay bounds the number.
+    # For each connection; the relay bounds how many there are.
     ("grpc.max_concurrent_streams", MAX_CALLS),
     ("grpc.so_reuseport", 0),
 )

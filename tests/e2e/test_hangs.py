@@ -51,7 +51,7 @@ def test_a_stopped_process_is_replaced(
 
 
 class Planted(Daemon):
-    """A daemon of which one process can be made to wait for itself."""
+    """A daemon with a process that can be made to wait for itself."""
 
     @property
     def argv(self) -> list[str]:

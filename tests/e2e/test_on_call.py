@@ -15,7 +15,7 @@ STEPS = 13
 
 @pytest.fixture
 def ranks(torchrun_job: Callable[..., Any]) -> Callable[..., Any]:
-    """Two ranks, of which the second stops: ``ranks("kill")`` as tests/jobs/stops.py says."""
+    """Two ranks; the second stops: ``ranks("kill")`` as tests/jobs/stops.py says."""
     return lambda how: torchrun_job(JOBS / "stops.py", STEPS, how)
 
 

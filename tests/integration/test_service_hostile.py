@@ -61,7 +61,7 @@ def answered(service: Service) -> None:
 
 
 def unread(service: Service) -> grpc.Call:
-    """A stream of which the first rows were taken, and no more."""
+    """A stream whose first rows were read, and no more."""
     stream = service.node.Query(pb.QueryRequest(sql=ENDLESS, max_bytes=STREAMED, timeout_ms=600_000), timeout=600)
     assert next(stream).arrow
     return stream
