@@ -111,13 +111,17 @@ class Supervisor:
             if not self._ready and now > self._started + READY_S:
                 hint = "its log on stderr says what it waits for; `probingd check` lists what is missing"
                 raise InternalError(f"not ready after {READY_S:.0f} s", hint=hint)
+            signalled = False
             for key, _ in self._selector.select(self._pause(now)):
                 if key.data == "signal":
-                    self._signals(wake)
+                    signalled = True
                 elif not isinstance(key.data, Service):
                     self._accept(key.data)
                 elif not key.data.listen():
                     self._selector.unregister(key.fd)
+            if signalled:
+                # Last: it closes the pipes of children that ended, which are ready in the same round.
+                self._signals(wake)
             if not self._ready and self._collector.answers and self._service.answers:
                 self._answered()
 

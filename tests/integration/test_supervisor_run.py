@@ -38,6 +38,17 @@ RUN = textwrap.dedent(
     sys.exit(guard(main))
     """
 )
+# Gives signals before all else that is ready.
+SIGNALS_FIRST = textwrap.dedent(
+    """
+    import selectors
+    class SignalsFirst(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            return sorted(super().select(timeout), key=lambda ready: ready[0].data != "signal")
+    from probing.daemon.supervisor import loop
+    loop.selectors.DefaultSelector = SignalsFirst
+    """
+)
 BITS = {"BPF": 39, "PERFMON": 38, "SYS_PTRACE": 19, "DAC_READ_SEARCH": 2, "SYSLOG": 34}
 COLLECTOR = {"BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"}
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give rights away")
@@ -56,6 +67,7 @@ class Daemon:
         self.bpffs = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}")
         self.process: subprocess.Popen[str] | None = None
         self.prefix: list[str] = []
+        self.script = RUN
         self.hang_s = 30.0
 
     def options(self) -> list[str]:
@@ -73,7 +85,7 @@ class Daemon:
 
     def start(self) -> Daemon:
         self.process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-c", RUN, str(CHILD), *self.options()],
+            [*self.prefix, sys.executable, "-c", self.script, str(CHILD), *self.options()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -201,6 +213,25 @@ def test_a_killed_child_comes_back(daemon: Daemon, until: Callable[..., object])
         os.kill(before, signal.SIGKILL)
         until(lambda kind=kind, before=before: daemon.child(kind) not in (None, before))
     assert daemon.end()[0] == 0
+
+
+def test_a_signal_that_comes_before_the_pipe_of_the_child(daemon: Daemon, until: Callable[..., object]) -> None:
+    """The end of a child is a signal and the end of its pipe; the kernel promises no order of the two."""
+    daemon.script = SIGNALS_FIRST + RUN
+    daemon.start().ready()
+    assert daemon.process is not None
+    for _ in range(3):
+        first = until(lambda: daemon.child("collector"))
+        assert isinstance(first, int)
+        # Stopped, it finds both at once.
+        daemon.process.send_signal(signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        until(lambda pid=first: "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+        daemon.process.send_signal(signal.SIGCONT)
+        until(lambda pid=first: daemon.child("collector") not in (None, pid))
+    code, errors = daemon.end()
+    assert code == 0
+    assert "Traceback" not in errors
 
 
 def test_it_says_where_it_answers(daemon: Daemon) -> None:

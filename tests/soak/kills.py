@@ -101,7 +101,7 @@ class Collector:
 
     def __init__(self, daemon: BenchDaemon) -> None:
         self._daemon = daemon
-        self._last = "nothing"
+        self._last = "not asked"
 
     @property
     def pids(self) -> list[int]:
@@ -116,11 +116,13 @@ class Collector:
         """Seconds from the kill until the daemon says again that it runs, with another collector."""
         (before,) = self.pids
         begin = time.monotonic()
+        self._last = "not asked"
         os.kill(before, signal.SIGKILL)
         with node_channel(self._daemon) as stub:
             while self.pids in ([before], []) or not self._runs(stub):
                 if time.monotonic() - begin > PATIENCE_S:
-                    raise TimeoutError(f"the collector did not come back in {PATIENCE_S:.0f} s; Status: {self._last}")
+                    log = self._daemon.log.read_text()[-4000:]
+                    raise TimeoutError(f"not back in {PATIENCE_S:.0f} s; Status: {self._last}; the log:\n{log}")
                 time.sleep(0.01)
         return time.monotonic() - begin
 
