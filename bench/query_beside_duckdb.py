@@ -69,7 +69,7 @@ class Listener:
     """Starts a worker for each connection to ``path``, as the supervisor does."""
 
     def __init__(self, path: Path, state: Path) -> None:
-        self._argv = [sys.executable, "-m", "probing.daemon.query.worker", f"--state_dir={state}"]
+        self._argv = [sys.executable, "-m", "probing.daemon.confined.sql_worker", f"--state_dir={state}"]
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
         self._server.listen(16)

@@ -24,10 +24,10 @@ from probing.daemon.bpf.loader import read_object
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import SystemClock
 from probing.daemon.collector.drain import DrainLoop
-from probing.daemon.collector.outbox import Outbox
 from probing.daemon.collector.replay import Unknown
-from probing.daemon.nccl_uprobes.rows import Rows
-from probing.daemon.nccl_uprobes.source import RING
+from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.operations.source import RING
 from probing.daemon.store.retention import StoreLimits
 from probing.daemon.store.store import Store
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
-from probing.client import examples, later, main_python, main_query
+from probing.client import examples, main_python, main_query
+from probing.client.commands import unsupported as later
 from probing.client.settings import (
     DEFAULT_TARGET,
     FORMATS,
@@ -105,7 +106,7 @@ def ps(
     wide: _Wide = False,
 ) -> None:
     """Training processes: job, rank, pid, state, backends."""
-    from probing.client import ps as command
+    from probing.client.commands import ps as command
 
     command.run(context.obj, job, since=seconds(since) if ended else None, wide=wide)
 
@@ -117,7 +118,7 @@ def events(
     since: Annotated[str, typer.Option(metavar="TIME", help="How far back.")] = "1d",
 ) -> None:
     """Starts, exits and kills, and who of a job failed first."""
-    from probing.client import events as command
+    from probing.client.commands import events as command
 
     command.run(context.obj, job, seconds(since))
 
@@ -134,7 +135,7 @@ def top(
     window: Annotated[str, typer.Option(metavar="TIME", help="Rates and lags are of this last time.")] = "10s",
 ) -> None:
     """Live, all ranks: rates, what is in flight, lag, Python."""
-    from probing.client import top as command
+    from probing.client.commands import top as command
 
     command.run(context.obj, job, once=once, interval=seconds(interval), window=seconds(window))
 
@@ -147,7 +148,7 @@ def nccl(
     since: Annotated[str, typer.Option(metavar="TIME", help="How far back.")] = "5m",
 ) -> None:
     """Collectives: times, bandwidth, lag by rank, in flight."""
-    from probing.client import nccl as command
+    from probing.client.commands import nccl as command
 
     command.run(context.obj, job, comm, seconds(since))
 
@@ -164,7 +165,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
 ) -> None:
     """Lines that trainers wrote and that match an allow-list."""
-    from probing.client import logs as command
+    from probing.client.commands import logs as command
 
     command.run(context.obj, command.Filter(job, rank, kind), seconds(since), follow=follow)
 
@@ -174,7 +175,7 @@ def tables(
     context: typer.Context, name: Annotated[str | None, typer.Argument(help="Show this table's columns.")] = None
 ) -> None:
     """The tables, or the columns of one."""
-    from probing.client import tables as command
+    from probing.client.commands import tables as command
 
     command.run(context.obj, name)
 
@@ -182,7 +183,7 @@ def tables(
 @app.command()
 def status(context: typer.Context) -> None:
     """How the daemon and each of its sources are."""
-    from probing.client import status as command
+    from probing.client.commands import status as command
 
     command.run(context.obj)
 
@@ -190,7 +191,7 @@ def status(context: typer.Context) -> None:
 @app.command()
 def nodes(context: typer.Context) -> None:
     """The nodes that the target knows."""
-    from probing.client import nodes as command
+    from probing.client.commands import nodes as command
 
     command.run(context.obj)
 
@@ -204,7 +205,7 @@ def rdma(
     ] = None,
 ) -> None:
     """Ports of RDMA devices: state, traffic, errors."""
-    from probing.client import rdma as command
+    from probing.client.commands import rdma as command
 
     command.run(context.obj, hca, 0.0 if length is None else seconds(length))
 
@@ -215,7 +216,7 @@ def pause(
     resume: Annotated[bool, typer.Option("--resume", help="Let the probes run again.")] = False,
 ) -> None:
     """Stop all probes at once."""
-    from probing.client import pause as command
+    from probing.client.commands import pause as command
 
     command.run(context.obj, resume=resume)
 
@@ -223,7 +224,7 @@ def pause(
 @app.command()
 def version() -> None:
     """The version of probingctl."""
-    from probing.client import version as command
+    from probing.client.commands import version as command
 
     command.run()
 

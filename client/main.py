@@ -109,7 +109,7 @@ def _nearest(option: str, context: Any) -> str:
 
 
 def _fail(error: ProbingError) -> int:
-    from probing.client.text import escape
+    from probing.client.render.text import escape
 
     if (code := interrupt.code_if_pressed()) is not None:
         return code

@@ -62,7 +62,7 @@ def stacks(
     ] = None,
 ) -> None:
     """Python stacks of all threads, innermost frame first."""
-    from probing.client import stacks as command
+    from probing.client.commands import stacks as command
 
     if threads not in (None, "main", "all"):
         raise UsageError(f"--threads {threads} is neither main nor all")
@@ -88,7 +88,7 @@ def variables(
     for_: _For = None,
 ) -> None:
     """Values of variables, read from outside."""
-    from probing.client import variables as command
+    from probing.client.commands import variables as command
 
     if watch and unwatch:
         raise UsageError("--watch and --unwatch contradict each other")
@@ -123,8 +123,8 @@ def profile(
     gil: _Gil = False,
 ) -> None:
     """Where Python spends its time: functions, flame graph, pprof."""
-    from probing.client import profile as command
-    from probing.client.profile_options import options
+    from probing.client.commands import profile as command
+    from probing.client.profile.options import options
     from probing.client.settings import profile_format_of
 
     chosen = options(
@@ -168,7 +168,7 @@ def config(
     reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False,
 ) -> None:
     """What is collected: show settings, or change one."""
-    from probing.client import config as command
+    from probing.client.commands import config as command
 
     process = 0 if pid is None else process_id(pid)
     length = 0.0 if for_ is None else seconds(for_)

@@ -33,7 +33,7 @@ def register(app: typer.Typer, cluster_app: typer.Typer) -> None:
 
 def query(context: typer.Context, sql: _Sql = None, param: _Param = None, explain: _Explain = False) -> None:
     """Rows of one SELECT, of one node or all; without SQL a shell."""
-    from probing.client import query as command
+    from probing.client.commands import query as command
 
     command.run(context.obj, sql, param or (), explain=explain)
 
@@ -48,6 +48,6 @@ def export(
     context: typer.Context, since: _Since = None, until: _Until = None, tables: _Tables = None, job: _Job = None
 ) -> None:
     """Stored rows as files for other engines, in the place of -o."""
-    from probing.client import export as command
+    from probing.client.commands import export as command
 
     command.run(context.obj, since=since, until=until, tables=tables, job=job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.text import utc
+from probing.client.render.text import utc
 
 __all__ = ("failure", "setting", "thread", "value")
 

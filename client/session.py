@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from probing.api.errors import NotFound, UsageError
 from probing.client.cluster import Cluster
+from probing.client.render.text import escape
 from probing.client.settings import Settings
-from probing.client.text import escape
 from probing.federation.fanout import Gathered
 
 __all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
@@ -38,7 +38,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         finally:
             report = _report(cluster.outcomes)
             if settings.report is not None:
-                from probing.client.output import write_report
+                from probing.client.render.output import write_report
 
                 write_report(settings.report, report)
         for failed in report["failed"]:

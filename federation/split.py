@@ -22,8 +22,8 @@ from probing.federation.aggregate import aggregate_plan
 from probing.federation.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
 from probing.federation.dialect import parse, table_name, tables_in, to_sql
 from probing.federation.functions import require_row_functions
+from probing.federation.gather_rows import ship_parts
 from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
-from probing.federation.ship import ship_parts
 from probing.federation.times import fix_times
 from probing.federation.views import expand, known_columns, set_apart
 

@@ -101,7 +101,7 @@ class Victim:
         self.last = False
         ours, theirs = socket.socketpair()
         options = [f"--state_dir={place.state}", f"--query.memory_bytes={memory_bytes}"]
-        argv = [sys.executable, "-m", "probing.daemon.query.worker", *options]
+        argv = [sys.executable, "-m", "probing.daemon.confined.sql_worker", *options]
         self.process = subprocess.Popen(argv, stdin=theirs, cwd="/")
         theirs.close()
         self._channel = Channel(ours)

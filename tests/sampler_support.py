@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from probing.daemon.bpf.elf import Elf
+from probing.daemon.confined.reader import serve
+from probing.daemon.elf.file import Elf
 from probing.daemon.ipc import Channel, Message
-from probing.daemon.python_stack.layouts import Layout
-from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.memory import ProcessMemory
-from probing.daemon.python_stack.snapshot import Snapshot
-from probing.daemon.python_stack.walker import Limits, RawThread, Walker
-from probing.daemon.reader import serve
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.snapshot import Snapshot
+from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker
 
 __all__ = ("Parsers", "ServedReaders", "offset_of", "readers", "walked")
 

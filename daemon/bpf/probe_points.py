@@ -13,7 +13,7 @@ import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from probing.daemon.bpf.elf import AARCH64, X86_64, Symbol
+from probing.daemon.elf.file import AARCH64, X86_64, Symbol
 
 __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 

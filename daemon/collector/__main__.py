@@ -10,8 +10,8 @@ import threading
 
 from probing.daemon.collector.collector import Collector
 from probing.daemon.config import Config
-from probing.daemon.sandbox import restrict
-from probing.daemon.seccomp import COLLECTOR
+from probing.daemon.confined.sandbox import restrict
+from probing.daemon.confined.seccomp import COLLECTOR
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.fatal import guard

@@ -18,33 +18,34 @@ from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.recording import Recorder
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
-from probing.daemon.collector import optional_sources, sampling
-from probing.daemon.collector.changes import Changes
+from probing.daemon.collector import optional_sources
 from probing.daemon.collector.communication import OBJECTS, OPTIONAL, RING, CommunicationSources
+from probing.daemon.collector.context import Parsers, Shared
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
-from probing.daemon.collector.libraries import LibraryWatch
-from probing.daemon.collector.library_probes import LibraryProbes
+from probing.daemon.collector.libraries.probes import LibraryProbes
+from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.lifecycle import Lifecycle
+from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.optional_sources import OptionalSources
-from probing.daemon.collector.outbox import Outbox
 from probing.daemon.collector.pausing import Pausing
 from probing.daemon.collector.python_sources import PythonSources
 from probing.daemon.collector.requests import Requests
+from probing.daemon.collector.row_buffer import Outbox
 from probing.daemon.collector.settings import limits_of, ring_size, user_number
-from probing.daemon.collector.shared import Parsers, Shared
 from probing.daemon.collector.status import SourceState, Status, some
-from probing.daemon.collector.strangers import Strangers
 from probing.daemon.collector.ticker import Ticker
+from probing.daemon.collector.unidentified import Strangers
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
-from probing.daemon.nccl_uprobes import communicators
+from probing.daemon.nccl_uprobes.communicators import rows as communicators
 from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.python_stack.sampling import programs as sampling
 from probing.daemon.source import Loss
-from probing.daemon.store.maintaining import RemoteWorker
+from probing.daemon.store.job_runner import RemoteWorker
 from probing.daemon.store.store import Store
 from probing.daemon.user_probes.tables import UserTables
 

@@ -13,23 +13,25 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.alive import is_alive
-from probing.daemon.collector.library_probes import ProbedLibrary
+from probing.daemon.collector.context import Shared
+from probing.daemon.collector.libraries.probes import ProbedLibrary
 from probing.daemon.collector.refusals import ProbeSlot
-from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState, some
 from probing.daemon.collector.symbols import symbols_by
-from probing.daemon.gpu import source as cuda
-from probing.daemon.gpu.source import CudaSource
-from probing.daemon.nccl_uprobes import communicators, optimizer, source
-from probing.daemon.nccl_uprobes.flight_recorder import FlightRecorderWatch
-from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
-from probing.daemon.nccl_uprobes.optimizer import OptimizerSource
-from probing.daemon.nccl_uprobes.ras import RasWitness
-from probing.daemon.nccl_uprobes.source import CollectivesSource
-from probing.daemon.nccl_uprobes.steps import Steps
-from probing.daemon.nccl_uprobes.symbols import NCCL, library_of
+from probing.daemon.gpu.cuda import source as cuda
+from probing.daemon.gpu.cuda.source import CudaSource
+from probing.daemon.nccl_uprobes.communicators import rows as communicators
+from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
+from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
+from probing.daemon.nccl_uprobes.operations import source
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
+from probing.daemon.nccl_uprobes.operations.symbols import NCCL, library_of
+from probing.daemon.nccl_uprobes.ras.witness import RasWitness
+from probing.daemon.nccl_uprobes.steps import optimizer_probes as optimizer
+from probing.daemon.nccl_uprobes.steps.optimizer_probes import OptimizerSource
+from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.liveness import is_alive
 from probing.daemon.source import Identity
 
 __all__ = ("OBJECTS", "OPTIONAL", "RING", "CommunicationSources")

@@ -23,10 +23,10 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NAMES = {
     "probing.daemon.collector": "collector",
-    "probing.daemon.reader": "reader",
-    "probing.daemon.parser": "parser",
+    "probing.daemon.confined.reader": "reader",
+    "probing.daemon.confined.parser": "parser",
     "probing.daemon.service.main": "service",
-    "probing.daemon.query.worker": "worker",
+    "probing.daemon.confined.sql_worker": "worker",
 }
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from probing.api.errors import StoreError
 from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.row_buffer import Outbox
 from probing.daemon.source import Loss
 
 __all__ = ("Assemble", "DrainLoop", "Log", "Positions")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.libraries import LibraryWatch
+from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.pace import Pace
 
 __all__ = ("Events", "Lifecycle")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.clock import ClockPair
+from probing.daemon.collector.context import Shared
 from probing.daemon.collector.refusals import ProbeSlot
-from probing.daemon.collector.shared import Shared
 from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.logs.source import OBJECTS, RING, LogSource

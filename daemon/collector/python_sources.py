@@ -9,17 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector import sampling
+from probing.daemon.collector.context import Shared
 from probing.daemon.collector.refusals import ProbeSlot
-from probing.daemon.collector.shared import Shared
-from probing.daemon.collector.stacks import StackAnswers
 from probing.daemon.collector.status import SourceState
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.python_stack.native.source import NativeStacks
-from probing.daemon.python_stack.sampler import PythonSampler
+from probing.daemon.python_stack.sampling import programs as sampling
+from probing.daemon.python_stack.sampling.source import PythonSampler
 from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.values.source import Values
-from probing.daemon.python_stack.watch import VariableWatch
+from probing.daemon.python_stack.values.watch import VariableWatch
 from probing.daemon.source import Identity
 
 __all__ = ("PythonSources",)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from probing.daemon.bpf import recording
-from probing.daemon.nccl_uprobes.rows import Rows
-from probing.daemon.nccl_uprobes.source import RING
+from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.operations.source import RING
 from probing.daemon.source import Identity
 from probing.daemon.supervisor.fatal import guard
 

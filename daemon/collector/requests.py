@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound
 from probing.daemon.arrow import ipc_bytes
-from probing.daemon.collector.changes import Changes
 from probing.daemon.collector.control import Handler
-from probing.daemon.collector.stacks import StackAnswers
+from probing.daemon.collector.live_settings import Changes
+from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from probing.daemon.bpf.session import Foreign
 from probing.daemon.clock import Clock
 from probing.daemon.collector.drain import Assemble, Log
-from probing.daemon.nccl_uprobes.source import replaced
+from probing.daemon.nccl_uprobes.operations.source import replaced
 from probing.daemon.source import Loss, Sink
 
 __all__ = ("take_over",)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps
 

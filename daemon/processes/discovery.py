@@ -23,7 +23,6 @@ import pyarrow as pa
 from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.arrow import batch_of, integers, texts_and_indices
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.processes.agenda import Agenda
 from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.facts import Facts, Key
 from probing.daemon.processes.lineage import Lineage
@@ -31,6 +30,7 @@ from probing.daemon.processes.live import Readers, backends_of, read_states
 from probing.daemon.processes.registry import MAX_DEAD, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.rows import env_rows, process_from_detail, process_row
+from probing.daemon.processes.schedule import Agenda
 from probing.daemon.source import Identity, Loss, Sink
 
 __all__ = ("RESTORED", "Discovery")

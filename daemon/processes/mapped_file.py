@@ -13,11 +13,11 @@ import stat
 from typing import Any
 
 from probing.api.errors import ProcessGone, UnsupportedTarget, UsageError
+from probing.daemon.processes.fuse_files import refuse_served
+from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.processes.served import refuse_served
 from probing.daemon.processes.target import Target
-from probing.daemon.python_stack.memory import ProcessMemory
 
 __all__ = ("open_mapped",)
 

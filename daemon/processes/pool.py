@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.processes.ask_many import Ask, Blocked, ask_round
 from probing.daemon.processes.progress import Progress
-from probing.daemon.processes.rounds import Ask, Blocked, ask_round
 
 __all__ = ("ParserPool", "Quarantine", "ReaderPool")
 
@@ -198,7 +198,7 @@ class ReaderPool:
         patience: float | None = None,
         **args: Any,
     ) -> Message:
-        """Ask a reader (``daemon/reader.py`` lists the ops). The caller owns the descriptors of the answer.
+        """Ask a reader (``daemon/confined/reader.py`` lists the ops). The caller owns the descriptors of the answer.
 
         ``timeout`` in seconds covers waiting for a reader too. A reader that is blocked, not only slow, is given up
         after ``patience`` seconds already. ``pid`` 0 is for requests about many processes. Raises ProcessGone,
@@ -337,7 +337,7 @@ class ParserPool:
         self._pool.close()
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
-        """The symbols of the ELF file ``fd`` whose names match ``patterns``; see ``daemon/parser.py`` for the keys.
+        """The symbols of the ELF file ``fd`` whose names match ``patterns``; ``confined/parser.py`` has the keys.
 
         ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
         UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
@@ -381,7 +381,7 @@ class ParserPool:
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
     ) -> dict[str, Any]:
-        """Ask a parser (``daemon/parser.py`` lists the ops) whose answer is a JSON object.
+        """Ask a parser (``daemon/confined/parser.py`` lists the ops) whose answer is a JSON object.
 
         ``timeout`` in seconds covers waiting for a parser too; ``fds`` stay the caller's. Raises TargetTimeout when the
         parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for what makes no sense.

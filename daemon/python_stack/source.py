@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import Range
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
-from probing.daemon.python_stack.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
-from probing.daemon.python_stack.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
-from probing.daemon.python_stack.memory import Range
-from probing.daemon.python_stack.release import release_of, sys_hexversion
-from probing.daemon.python_stack.search import find_runtime
-from probing.daemon.python_stack.wire import threads_of
+from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
+from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
+from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
+from probing.daemon.python_stack.walk.search import find_runtime
+from probing.daemon.python_stack.walk.wire import threads_of
 
 __all__ = ("Parsers", "PythonStacks", "Readers")
 

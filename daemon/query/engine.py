@@ -14,12 +14,12 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.daemon.query.caller import NOBODY, Caller
+from probing.daemon.query.cancellation import stop_if
+from probing.daemon.query.concurrency import Slots
 from probing.daemon.query.gate import Checked
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.ranges import EVER, Range
-from probing.daemon.query.slots import Slots
-from probing.daemon.query.waiting import stop_if
+from probing.daemon.query.pruning import EVER, Range
 
 __all__ = ("End", "Engine", "Need", "Progress", "Segment", "Snapshot", "Store")
 

@@ -23,7 +23,7 @@ from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
-from probing.daemon.query.ranges import Range, job_names, time_ranges
+from probing.daemon.query.pruning import Range, job_names, time_ranges
 from probing.federation.dialect import evaluates_code, needs_helper
 from probing.federation.names import GLOBAL, USER_VIEWS
 from probing.federation.reading import statements

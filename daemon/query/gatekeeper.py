@@ -11,10 +11,10 @@ from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.daemon.query.caller import Caller
+from probing.daemon.query.concurrency import Slots
 from probing.daemon.query.gate import Checked
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.ranges import Range
-from probing.daemon.query.slots import Slots
+from probing.daemon.query.pruning import Range
 
 __all__ = ("Gatekeeper",)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from probing.api.errors import QueryError, QueryRejected, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
-from probing.daemon.query.waiting import wait_readable
+from probing.daemon.query.cancellation import wait_readable
 
 __all__ = ("WorkerPool",)
 

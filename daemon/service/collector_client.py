@@ -13,8 +13,8 @@ from probing.api.errors import FormatError, InternalError, PeerError, ProbingErr
 from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.query.cancellation import wait_readable
 from probing.daemon.query.engine import Need, Segment, Snapshot
-from probing.daemon.query.waiting import wait_readable
 
 __all__ = ("CollectorClient",)
 

@@ -10,7 +10,7 @@ from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import TEXT, View
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
-from probing.daemon.service.rdma import read_ports
+from probing.daemon.host.rdma import read_ports
 from probing.federation.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)

@@ -18,12 +18,12 @@ import grpc.aio
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import Config
+from probing.daemon.confined.sandbox import restrict
+from probing.daemon.confined.seccomp import SERVICE
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
-from probing.daemon.sandbox import restrict
-from probing.daemon.seccomp import SERVICE
 from probing.daemon.service.auth import Token, check_listen
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.limits import Limits

@@ -10,7 +10,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.python_stack.wire import threads_of
+from probing.daemon.python_stack.walk.wire import threads_of
 from probing.daemon.service.errors import to_proto
 
 __all__ = ("config_reply", "stacks_reply", "status_fields", "vars_reply")

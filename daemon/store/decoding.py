@@ -113,7 +113,7 @@ class Decoder:
         uid, gid = self._account or (None, None)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "probing.daemon.store.decoder"],
+                [sys.executable, "-I", "-m", "probing.daemon.confined.store_decoder"],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
                 env=_ENVIRONMENT, user=uid, group=gid, extra_groups=None if uid is None else (),
             )  # fmt: skip

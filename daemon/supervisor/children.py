@@ -22,11 +22,11 @@ __all__ = ("Service", "Spawner", "describe")
 # -I: neither the directory nor a variable nor a user's own packages may change what is imported.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
-    "maintenance": ("-I", "-m", "probing.daemon.store.maintenance"),
-    "parser": ("-I", "-m", "probing.daemon.parser"),
-    "reader": ("-I", "-m", "probing.daemon.reader"),
+    "maintenance": ("-I", "-m", "probing.daemon.confined.store_maintenance"),
+    "parser": ("-I", "-m", "probing.daemon.confined.parser"),
+    "reader": ("-I", "-m", "probing.daemon.confined.reader"),
     "service": ("-I", "-m", "probing.daemon.service.main"),
-    "sql": ("-I", "-m", "probing.daemon.query.worker"),
+    "sql": ("-I", "-m", "probing.daemon.confined.sql_worker"),
 }
 log = logging.getLogger("probingd.supervisor")
 # So many times longer may the first sign of life take.

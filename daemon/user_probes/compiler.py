@@ -13,7 +13,7 @@ from pathlib import Path
 from probing.api.errors import AttachError, ConfigError, InternalError, PrivilegeError, ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
 from probing.daemon.user_probes import kernel
-from probing.daemon.user_probes.source import MAPS, entries, render
+from probing.daemon.user_probes.c_text import MAPS, entries, render
 from probing.daemon.user_probes.spec import Spec
 
 __all__ = ("PYTHON", "Loaded", "complaint_of", "load")

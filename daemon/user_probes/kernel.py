@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import AttachError, PrivilegeError
-from probing.daemon.user_probes.source import TaskOffsets
+from probing.daemon.user_probes.c_text import TaskOffsets
 
 __all__ = ("header_trees", "task_offsets")
 

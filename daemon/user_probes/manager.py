@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from probing.api.errors import ConfigError, ProbingError
-from probing.daemon.bpf.elf import SymbolFinder
 from probing.daemon.clock import Clock
+from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.source import Identity, Loss, Processes, Sink
 from probing.daemon.user_probes.compiler import load

@@ -18,8 +18,8 @@ from probing.daemon.bpf.ring import Ring
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.attach import ALL, attach_function, attach_tracepoint
+from probing.daemon.user_probes.c_text import COUNTS, record_dtype
 from probing.daemon.user_probes.compiler import Loaded
-from probing.daemon.user_probes.source import COUNTS, record_dtype
 from probing.daemon.user_probes.spec import Spec
 from probing.daemon.user_probes.targets import Targets
 

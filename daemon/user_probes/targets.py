@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from probing.api.errors import ConfigError, UnsupportedTarget
-from probing.daemon.bpf.elf import SymbolFinder
+from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.source import Identity

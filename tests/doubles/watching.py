@@ -13,12 +13,12 @@ import pyarrow as pa
 from doubles.doubles import Call, DoubleJob
 
 from probing.api.errors import NotFound
-from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.config import CudaConfig
-from probing.daemon.gpu.source import CudaSource
-from probing.daemon.nccl_uprobes.source import CollectivesSource
+from probing.daemon.elf.file import find_symbols
+from probing.daemon.gpu.cuda.source import CudaSource
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Loss
 
 __all__ = ("OBJECTS", "Watching", "expected", "plain", "until")

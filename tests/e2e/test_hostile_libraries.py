@@ -74,7 +74,7 @@ def test_a_start_beside_hostile_files(
     assert "cannot be probed" in status
     assert len(status) < 20_000
     # Parsers that were given up would have been replaced.
-    assert len(daemon.children()["probing.daemon.parser"]) <= 3
+    assert len(daemon.children()["probing.daemon.confined.parser"]) <= 3
 
 
 def test_a_library_on_a_file_system_that_does_not_answer(

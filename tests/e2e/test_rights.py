@@ -45,16 +45,16 @@ def pins(daemon: Daemon) -> list[Path]:
 @pytest.mark.usefixtures("daemon")
 def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
     daemon.query("SELECT 1 AS one FROM comm.ops")  # so that an SQL worker runs
-    wait_for("readers", lambda: daemon.children().get("probing.daemon.reader"))
+    wait_for("readers", lambda: daemon.children().get("probing.daemon.confined.reader"))
     children = daemon.children()
     uid, caps = rights(children["probing.daemon.collector"][0])
     assert uid != 0
     assert caps & ~OPTIONAL == sum(NEEDED.values())
-    for pid in children["probing.daemon.reader"]:
+    for pid in children["probing.daemon.confined.reader"]:
         uid, caps = rights(pid)
         assert uid != 0
         assert caps == NEEDED["sys_ptrace"] | NEEDED["dac_read_search"]
-    for module in ("probing.daemon.service.main", "probing.daemon.query.worker"):
+    for module in ("probing.daemon.service.main", "probing.daemon.confined.sql_worker"):
         for pid in children[module]:
             uid, caps = rights(pid)
             assert uid != 0
@@ -62,7 +62,7 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
             assert status_of(pid)["NoNewPrivs"] == "1"
             assert status_of(pid)["CapBnd"] == "0000000000000000"
     service, worker = (
-        rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.query.worker")
+        rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.confined.sql_worker")
     )
     assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
 
@@ -142,7 +142,7 @@ def program_runs(daemon: Daemon) -> int:
 def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
     """Readers and the service have one whatever starts them; their own answers are those of the unit test."""
     daemon.query("SELECT 1 AS one FROM comm.ops")
-    wait_for("readers", lambda: daemon.children().get("probing.daemon.reader"))
+    wait_for("readers", lambda: daemon.children().get("probing.daemon.confined.reader"))
     found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
     for module in ("collector", "reader", "parser", "service.main", "query.worker"):
         assert found[f"probing.daemon.{module}"] == {"2"}, module

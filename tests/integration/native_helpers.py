@@ -18,7 +18,7 @@ from probing.daemon.python_stack.native.registers import handlers as reader_hand
 from probing.daemon.python_stack.native.source import NativeStacks
 from probing.daemon.python_stack.native.unwind import handlers as parser_handlers
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.python_stack.threads import read_start_ns, read_threads
+from probing.daemon.python_stack.walk.threads import read_start_ns, read_threads
 
 __all__ = (
     "PROGRAMS",

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ProbingError
-from probing.daemon.bpf.elf import Elf
+from probing.daemon.elf.file import Elf
 from probing.daemon.ipc import Message
 from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
-from probing.daemon.python_stack.dump import dump_stacks, forget, handlers
-from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.memory import ProcessMemory
-from probing.daemon.python_stack.search import find_runtime
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.python_stack.threads import read_start_ns
+from probing.daemon.python_stack.walk.dump import dump_stacks, forget, handlers
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.search import find_runtime
+from probing.daemon.python_stack.walk.threads import read_start_ns
 
 __all__ = (
     "INTERPRETERS",

@@ -19,19 +19,19 @@ import pyarrow.parquet as pq
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
+from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.engine import End, Engine, Need, Segment, Snapshot
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.waiting import stop_if
 
 T0 = 1_795_000_000_000_000_000
 
 
 class Inetd:
-    """Listens on ``path`` and starts ``python -m probing.daemon.query.worker`` for each connection."""
+    """Listens on ``path`` and starts ``python -m probing.daemon.confined.sql_worker`` for each connection."""
 
     def __init__(self, path: Path, args: Sequence[str], command: Sequence[str] = ()) -> None:
         """``command``: what to run instead of the worker."""
-        self._argv = [sys.executable, *(command or ("-m", "probing.daemon.query.worker")), *args]
+        self._argv = [sys.executable, *(command or ("-m", "probing.daemon.confined.sql_worker")), *args]
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
         self._server.listen(16)

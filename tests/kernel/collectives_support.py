@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.source import CollectivesSource
+from probing.daemon.elf.file import find_symbols
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Processes
 
 JOBS = Path(__file__).parents[1] / "jobs"

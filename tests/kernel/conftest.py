@@ -15,8 +15,8 @@ import pytest
 
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
-from probing.daemon.bpf.elf import Elf
 from probing.daemon.bpf.session import Session
+from probing.daemon.elf.file import Elf
 
 PROBE = r"""
 #include "guard.bpf.h"

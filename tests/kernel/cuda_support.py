@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from probing.api.errors import ProcessGone
 from probing.daemon.bpf.build import compile_object
-from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
 from probing.daemon.config import CudaConfig
-from probing.daemon.gpu.source import OBJECTS, OPTIONAL, RING, CudaSource
+from probing.daemon.elf.file import find_symbols
+from probing.daemon.gpu.cuda.source import OBJECTS, OPTIONAL, RING, CudaSource
 from probing.daemon.source import Identity, Loss
 
 DOUBLES = Path(__file__).parents[1] / "doubles"

@@ -15,14 +15,14 @@ import numpy as np
 
 from probing.daemon.bpf.cpu_clock import CpuClock
 from probing.daemon.bpf.session import Session
-from probing.daemon.python_stack.capture import Known, capture
-from probing.daemon.python_stack.codes import Code
-from probing.daemon.python_stack.layouts import Layout, layout_of
-from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.memory import ProcessMemory
-from probing.daemon.python_stack.sampled_processes import SampledProcesses
-from probing.daemon.python_stack.threads import match_threads, read_start_ns, read_threads
-from probing.daemon.python_stack.walker import Limits, RawFrame, RawThread
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
+from probing.daemon.python_stack.walk.capture import Known, capture
+from probing.daemon.python_stack.walk.codes import Code
+from probing.daemon.python_stack.walk.layouts import Layout, layout_of
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.threads import match_threads, read_start_ns, read_threads
+from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 

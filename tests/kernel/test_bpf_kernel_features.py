@@ -17,10 +17,10 @@ import pytest
 from probing.api.errors import StateLocked, UsageError
 from probing.daemon.bpf import pins, syscalls
 from probing.daemon.bpf.capabilities import Features, capabilities, detect
-from probing.daemon.bpf.elf import Elf
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
 from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.elf.file import Elf
 
 UNPRIVILEGED = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 NO_RIGHTS = [*UNPRIVILEGED, "--bounding-set=-all"]

@@ -13,7 +13,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.session import Foreign, Session
 from probing.daemon.clock import FakeClock
-from probing.daemon.collector.outbox import Outbox
+from probing.daemon.collector.row_buffer import Outbox
 from probing.daemon.collector.upgrade import take_over
 from probing.daemon.store import Store, StoreLimits
 

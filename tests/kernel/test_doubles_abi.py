@@ -19,10 +19,10 @@ from doubles.doubles import (
     write_headers,
 )
 
-from probing.daemon.bpf.elf import X86_64, find_symbols
 from probing.daemon.bpf.probe_points import probe_point
-from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout
-from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, NcclLayout
+from probing.daemon.elf.file import X86_64, find_symbols
+from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
+from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, NcclLayout
 
 ROOT = Path(__file__).resolve().parents[2]
 # Only a comment apart from the excerpt; what the real header includes of CUDA is in cudart.h.

@@ -18,7 +18,7 @@ from collectives_support import Job, Known, Watcher, torch_library, wait_for
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.source import OBJECTS
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS
 
 ROUND = {"all_reduce": 23, "broadcast": 7, "barrier": 5}
 Open = Callable[..., Session]
@@ -287,9 +287,9 @@ def test_a_group_made_where_another_was_has_its_own_name(open_session: Open) -> 
 LOADER = """
 import os, sys, time
 from pathlib import Path
-from probing.daemon.bpf.elf import find_symbols
+from probing.daemon.elf.file import find_symbols
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSource
 
 class Nobody:
     def identity(self, pid, start_ns):

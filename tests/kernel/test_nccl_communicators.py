@@ -14,7 +14,7 @@ from doubles.doubles import Doubles, build, compile_program, version_code
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.source import OBJECTS
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS
 from probing.daemon.source import Identity
 
 PROGRAM = r"""

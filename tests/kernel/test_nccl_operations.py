@@ -14,8 +14,8 @@ import pytest
 from collectives_support import Watcher
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, NcclLayout
-from probing.daemon.nccl_uprobes.source import OBJECTS
+from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, NcclLayout
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS
 from probing.daemon.source import Identity
 
 # Signatures: nccl.h of NCCL 2.28, struct ncclInfo: src/include/info.h. The call out gives each function a prologue as

@@ -13,8 +13,8 @@ from doubles.doubles import Call, DoubleJob, Doubles, build, version_code
 from doubles.watching import OBJECTS, Watching, expected, until
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout
-from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
+from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
+from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
 
 # Version, variant: struct ncclComm without magic words; the public calls and the table; ncclEnqueueCheck and the table;
 # the same with DWARF; a library of which only the dynamic symbols are left.

@@ -12,9 +12,9 @@ import pytest
 from collectives_support import Watcher, wait_for
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout
-from probing.daemon.nccl_uprobes.layout_finder import LayoutFinder
-from probing.daemon.nccl_uprobes.source import OBJECTS
+from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
+from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS
 from probing.daemon.source import Identity
 
 # enum communicator_event and communicator_identity

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from collectives_support import JOBS, plain, torch_library, wait_for
 
-from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.optimizer import OBJECTS, RING, OptimizerSource
-from probing.daemon.nccl_uprobes.step_bursts import FOREACH, FUSED, LIST_ADD
-from probing.daemon.nccl_uprobes.steps import Steps
+from probing.daemon.elf.file import find_symbols
+from probing.daemon.nccl_uprobes.steps.optimizer_probes import OBJECTS, RING, OptimizerSource
+from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD
+from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity, Loss
 
 # How the probes are attached makes no difference here.

@@ -14,7 +14,7 @@ from probing.api.errors import AttachError, UsageError
 from probing.daemon.bpf.cpu_clock import CpuClock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
-from probing.daemon.python_stack.layouts import TABLE
+from probing.daemon.python_stack.walk.layouts import TABLE
 
 BURN = """
 def burns(ready):

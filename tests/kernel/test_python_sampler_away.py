@@ -20,14 +20,14 @@ from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, chec
 from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
-from probing.daemon.collector.sampling import OBJECTS, SamplingPrograms
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.codes import read_codes
-from probing.daemon.python_stack.sampled_adoption import Adopted, Adoption
-from probing.daemon.python_stack.sampled_away import AwayThreads
-from probing.daemon.python_stack.sampled_blocked import MAX_FRAMES, Away, answer_blocked, unpack_blocked
-from probing.daemon.python_stack.sampled_stacks import Sampled
-from probing.daemon.python_stack.snapshot import Snapshot
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption
+from probing.daemon.python_stack.sampling.away import AwayThreads
+from probing.daemon.python_stack.sampling.blocked import MAX_FRAMES, Away, answer_blocked, unpack_blocked
+from probing.daemon.python_stack.sampling.programs import OBJECTS, SamplingPrograms
+from probing.daemon.python_stack.sampling.rows import Sampled
+from probing.daemon.python_stack.walk.codes import read_codes
+from probing.daemon.python_stack.walk.snapshot import Snapshot
 
 # Reads a line, then sleeps until it gets another one.
 LONG = """

@@ -18,10 +18,10 @@ from sampler_support import Parsers, ServedReaders, readers
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.collector.sampling import OBJECTS, RING, SamplingPrograms
-from probing.daemon.python_stack.sampler import PythonSampler
+from probing.daemon.python_stack.sampling.programs import OBJECTS, RING, SamplingPrograms
+from probing.daemon.python_stack.sampling.source import PythonSampler
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.python_stack.threads import read_start_ns
+from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.source import Identity, Loss
 
 Until = Callable[..., Any]

@@ -18,9 +18,9 @@ from collectives_support import JOBS, Job, Watcher, plain, torch_library, wait_f
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.communicators import Communicators
-from probing.daemon.nccl_uprobes.source import OBJECTS
-from probing.daemon.nccl_uprobes.steps import Steps
+from probing.daemon.nccl_uprobes.communicators.rows import Communicators
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS
+from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity, Loss
 
 # A pair of clocks is asked one after the other, at each look: it is right to about a microsecond.

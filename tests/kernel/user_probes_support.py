@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from probing.daemon.bpf.elf import find_symbols
 from probing.daemon.clock import SystemClock
+from probing.daemon.elf.file import find_symbols
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps, parse_stat
 from probing.daemon.source import Identity, Loss

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from probing.daemon.python_stack.layouts import Layout
-from probing.daemon.python_stack.memory import FakeMemory
+from probing.daemon.processes.memory import FakeMemory
+from probing.daemon.python_stack.walk.layouts import Layout
 
 __all__ = ("Image", "debug_offsets", "offset_words")
 

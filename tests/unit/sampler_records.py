@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probing.daemon.bpf.build import FOLDER
-from probing.daemon.python_stack.sampled_codes import SampledCode, code_check
+from probing.daemon.python_stack.sampling.codes import SampledCode, code_check
 
 __all__ = ("FRAMES", "SAMPLE", "SLOT", "START", "FakeRing", "code", "record")
 

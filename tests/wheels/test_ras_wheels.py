@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.nccl_uprobes.ras_client import RasAnswer, ask_ras
-from probing.daemon.nccl_uprobes.ras_place import NobodyListens, connect_ras, ras_address
-from probing.daemon.nccl_uprobes.ras_report import json_report
-from probing.daemon.nccl_uprobes.ras_text import text_report
+from probing.daemon.nccl_uprobes.ras.client import RasAnswer, ask_ras
+from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, connect_ras, ras_address
+from probing.daemon.nccl_uprobes.ras.json_report import json_report
+from probing.daemon.nccl_uprobes.ras.text_report import text_report
 
 WHEELS = Path(__file__).parents[2] / ".build" / "wheels"
 RUNTIME = next(iter(sorted(WHEELS.glob("nvidia-cuda-runtime-cu12-*/lib/libcudart.so.12"))), None)

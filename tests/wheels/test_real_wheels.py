@@ -21,15 +21,15 @@ from elftools.elf.elffile import ELFFile
 
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build
-from probing.daemon.bpf.elf import Elf, Symbol, find_symbols
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.bpf.session import Session
-from probing.daemon.gpu.symbols import COMPLETION, LAUNCHES, MEMORY
-from probing.daemon.nccl_uprobes.dwarf_layout import nccl_layout, nccl_version
-from probing.daemon.nccl_uprobes.names import DTYPE_BYTES, DTYPES, NCCL, NCCL_RESULTS, OPS, REDOPS, codes
-from probing.daemon.nccl_uprobes.nccl_layouts import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
-from probing.daemon.nccl_uprobes.source import OBJECTS, CollectivesSource
-from probing.daemon.nccl_uprobes.symbols import NCCL as LIBRARY
+from probing.daemon.elf.file import Elf, Symbol, find_symbols
+from probing.daemon.gpu.cuda.symbols import COMPLETION, LAUNCHES, MEMORY
+from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout, nccl_version
+from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
+from probing.daemon.nccl_uprobes.operations.names import DTYPE_BYTES, DTYPES, NCCL, NCCL_RESULTS, OPS, REDOPS, codes
+from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSource
+from probing.daemon.nccl_uprobes.operations.symbols import NCCL as LIBRARY
 from probing.daemon.source import Identity
 
 WHEELS = Path(__file__).parents[2] / ".build" / "wheels"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.bpf.elf import Symbol, find_symbols
-from probing.daemon.nccl_uprobes import names
-from probing.daemon.nccl_uprobes.layouts import GLOO_LAYOUTS, UNKNOWN_BUILD, gloo_layout_index
-from probing.daemon.nccl_uprobes.make_layouts import offsets_of
-from probing.daemon.nccl_uprobes.symbols import GLOO
+from probing.daemon.elf.file import Symbol, find_symbols
+from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, UNKNOWN_BUILD, gloo_layout_index
+from probing.daemon.nccl_uprobes.layouts.make_gloo import offsets_of
+from probing.daemon.nccl_uprobes.operations import names
+from probing.daemon.nccl_uprobes.operations.symbols import GLOO
 
 WHEELS = Path(__file__).parents[2] / ".build" / "wheels"
 FOUND = sorted(WHEELS.glob("torch-*"))

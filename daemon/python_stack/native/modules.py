@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from probing.api.errors import TargetError
+from probing.daemon.elf.cfi import FrameTable, Row
+from probing.daemon.elf.image import ElfImage
+from probing.daemon.elf.symbols import Functions
 from probing.daemon.python_stack.native.demangle import readable
-from probing.daemon.python_stack.native.elf_cfi import FrameTable, Row
-from probing.daemon.python_stack.native.elf_image import ElfImage
-from probing.daemon.python_stack.native.elf_symbols import Functions
 from probing.daemon.python_stack.native.payload import CodeMapping
 
 __all__ = ("CodeSpace", "FileNeeded", "Module", "Modules", "Place")

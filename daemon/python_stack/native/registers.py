@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.python_stack.dump import dump_stacks
-from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.native.payload import (
     MAX_MAPPINGS,
     MAX_PATH,
@@ -29,7 +27,9 @@ from probing.daemon.python_stack.native.payload import (
     CodeMapping,
     StackCopy,
 )
-from probing.daemon.python_stack.wire import pack
+from probing.daemon.python_stack.walk.dump import dump_stacks
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.wire import pack
 
 __all__ = ("copy_stacks", "handlers")
 

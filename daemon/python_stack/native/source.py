@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.fanout import GRACE_S, left
-from probing.daemon.python_stack.locate import RuntimeInfo
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
-from probing.daemon.python_stack.wire import unpack
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.wire import unpack
 
 __all__ = ("NativeStacks", "Parsers", "Readers", "explained")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
-from probing.daemon.python_stack.native.elf_cfi import Row, Rule
-from probing.daemon.python_stack.native.expressions import evaluate
+from probing.daemon.elf.cfi import Row, Rule
+from probing.daemon.elf.cfi_expressions import evaluate
 from probing.daemon.python_stack.native.modules import CodeSpace, Place
 from probing.daemon.python_stack.native.payload import StackCopy
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.python_stack.snapshot import word
 from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import Objects
-from probing.daemon.python_stack.walker import RawFrame
+from probing.daemon.python_stack.walk.snapshot import word
+from probing.daemon.python_stack.walk.walker import RawFrame
 
 __all__ = ("Frames",)
 

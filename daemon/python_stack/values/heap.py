@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from probing.api.errors import CorruptTarget, TargetTimeout
-from probing.daemon.python_stack.memory import PAGE, Memory, Range
-from probing.daemon.python_stack.snapshot import Snapshot, word
+from probing.daemon.processes.memory import PAGE, Memory, Range
+from probing.daemon.python_stack.walk.snapshot import Snapshot, word
 
 __all__ = ("CHANGED", "Heap", "Torn")
 

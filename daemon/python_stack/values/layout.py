@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
-from probing.daemon.python_stack.layouts import Layout
+from probing.daemon.python_stack.walk.layouts import Layout
 
 __all__ = ("ObjectLayout", "object_layout")
 

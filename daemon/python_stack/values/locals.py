@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from probing.api.errors import CorruptTarget, TargetTimeout
-from probing.daemon.python_stack.memory import Memory
+from probing.daemon.processes.memory import Memory
 from probing.daemon.python_stack.values.frames import Frames
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
-from probing.daemon.python_stack.walker import RawFrame
-from probing.daemon.python_stack.wire import CUT
+from probing.daemon.python_stack.walk.walker import RawFrame
+from probing.daemon.python_stack.walk.wire import CUT
 
 __all__ = ("MAX_LOCALS", "NAME_IS_SECRET", "LocalsReader", "variable")
 

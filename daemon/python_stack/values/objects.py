@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from probing.api.errors import CorruptTarget
+from probing.daemon.processes.memory import PAGE
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.python_stack.memory import PAGE
-from probing.daemon.python_stack.snapshot import word
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout
+from probing.daemon.python_stack.walk.snapshot import word
 
 __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 

@@ -9,11 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
-from probing.daemon.python_stack.capture import capture
-from probing.daemon.python_stack.dump import prepared
-from probing.daemon.python_stack.locate import RuntimeInfo
-from probing.daemon.python_stack.memory import Memory, ProcessMemory
-from probing.daemon.python_stack.threads import check_process, match_threads, read_threads
+from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.values.attributes import walk
 from probing.daemon.python_stack.values.frames import Frames
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
@@ -23,8 +19,12 @@ from probing.daemon.python_stack.values.names import Name, parse_names
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
-from probing.daemon.python_stack.walker import RawFrame
-from probing.daemon.python_stack.wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
+from probing.daemon.python_stack.walk.capture import capture
+from probing.daemon.python_stack.walk.dump import prepared
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.threads import check_process, match_threads, read_threads
+from probing.daemon.python_stack.walk.walker import RawFrame
+from probing.daemon.python_stack.walk.wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
 
 __all__ = ("MAX_ROWS", "handlers", "read_values")
 

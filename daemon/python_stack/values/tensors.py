@@ -13,8 +13,8 @@ import struct
 from dataclasses import dataclass
 
 from probing.api.errors import CorruptTarget
-from probing.daemon.python_stack.snapshot import word
 from probing.daemon.python_stack.values.objects import Objects
+from probing.daemon.python_stack.walk.snapshot import word
 
 __all__ = ("Tensor", "read_tensor", "torch_text")
 

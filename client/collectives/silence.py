@@ -1,0 +1,185 @@
+"""Ranks that live and show no operation: what their stacks say, and since when their operations are seen at all."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client import messages
+from probing.client.cluster import Cluster
+from probing.client.collectives.endings import clock
+from probing.client.collectives.native_waits import innermost, waits_in
+from probing.client.connection import Connection
+from probing.client.render.rows import rows_of
+from probing.client.render.text import ranks_text
+
+__all__ = ("MOST_ASKED", "Process", "SilenceWatch", "silence_lines", "silent")
+
+Row = dict[str, Any]
+Process = tuple[str, int]
+# Of one node so many processes are asked for native stacks, for so long: they cost milliseconds each, and the first
+# look at a library some seconds.
+MOST_ASKED = 8
+NATIVE_S = 6.0
+_EVERY_S = 10.0
+# How far back operations are looked for that prove that a wait began while it could be seen.
+_LOOK_BACK = "1 HOUR"
+_STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
+# What lies in a gap: of a process whose library was mapped before the probes, or of all while nothing was probed.
+_GAPS = """
+SELECT node, pid, reason, max(ts_to) AS until FROM probing.losses
+WHERE table_name = 'comm.ops' AND count IS NULL AND (pid IN ({pids}) OR pid IS NULL) GROUP BY node, pid, reason
+"""
+_LAST = f"""
+SELECT node, pid, start_ns, max(ts) AS last FROM comm.ops
+WHERE ts > now() - INTERVAL {_LOOK_BACK} AND pid IN ({{pids}}) GROUP BY node, pid, start_ns
+"""
+
+
+def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
+    """A row for each of ``processes`` (node, job, run, rank, pid, start_ns), which live and show no operation.
+
+    ``waits_in``: the native function that a stack shows it to wait in; ``python``: the main thread's innermost frame;
+    ``native_missing``: why its native frames are missing;
+    ``unseen_until``, ``unseen_why``: what began before is not seen, and why; ``began_unseen``: so has this wait begun;
+    ``reason``: why there is no stack. At most ``MOST_ASKED`` of a node are asked.
+    """
+    asked: dict[str, list[Row]] = {}
+    for row in processes:
+        asked.setdefault(row["node"], []).append(row)
+    chosen = [row for own in asked.values() for row in own[:MOST_ASKED]]
+    if not chosen:
+        return []
+    stacks, reasons = _stacks(cluster, {node: [r["pid"] for r in own[:MOST_ASKED]] for node, own in asked.items()})
+    unseen = _unseen(cluster, chosen)
+    found = []
+    for row in chosen:
+        process = row["node"], row["pid"]
+        threads = stacks.get(process, [])
+        main: Row = next((t for t in threads if t["tid"] == t["pid"]), {"frames": (), "native_missing": None})
+        until, why, last = unseen.get(process, (None, None, None))
+        native = waits_in(threads)
+        found.append({
+            **{name: row[name] for name in ("node", "job", "run", "rank", "pid")},
+            "waits_in": native, "python": innermost(main["frames"]), "native_missing": main["native_missing"],
+            "unseen_until": until, "unseen_why": why,
+            "began_unseen": until is not None and native is not None and (last is None or last < until),
+            "reason": None if threads else reasons.get(process, "no stack could be read"),
+        })  # fmt: skip
+    return found
+
+
+class SilenceWatch:
+    """``silent`` for a screen that is drawn again and again: it asks in a thread of its own, at most every 10 s."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._found: list[Row] = []
+        self._thread: threading.Thread | None = None
+        self._asked = -math.inf
+
+    def __call__(self, processes: Sequence[Row]) -> list[Row]:
+        """What is known by now of those ``processes`` that were silent before."""
+        now = time.monotonic()
+        if processes and now - self._asked > _EVERY_S and (self._thread is None or not self._thread.is_alive()):
+            self._asked = now
+            self._thread = threading.Thread(target=self._ask, args=(list(processes),), name="silent", daemon=True)
+            self._thread.start()
+        wanted = {(row["node"], row["pid"]) for row in processes}
+        return [row for row in self._found if (row["node"], row["pid"]) in wanted]
+
+    def _ask(self, processes: list[Row]) -> None:
+        # The next frame says itself that a node does not answer.
+        with suppress(ProbingError):
+            self._found = silent(self._cluster, processes)
+
+
+def silence_lines(rows: Sequence[Row]) -> list[str]:
+    """Returns the lines for what ``silent`` found; ranks in the same state share a line."""
+    same: dict[str, list[Row]] = {}
+    for row in rows:
+        same.setdefault(_text(row), []).append(row)
+    lines = [f"{_ranks(own)}: {text}" for text, own in same.items()]
+    gaps: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["unseen_until"] is not None:
+            gaps.setdefault((clock(row["unseen_until"]), row["unseen_why"]), []).append(row)
+    lines += [f"{_ranks(own)}: what began before {until} is not seen ({why})" for (until, why), own in gaps.items()]
+    return lines
+
+
+def _ranks(rows: Sequence[Row]) -> str:
+    ranks = [row["rank"] for row in rows]
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
+
+
+def _text(row: Row) -> str:
+    if row["reason"] is not None:
+        return f"no operation in flight; {row['reason']}"
+    python = f", Python in {row['python']}" if row["python"] else ""
+    if row["waits_in"] is None:
+        missing = f" (main thread: {row['native_missing']})" if row["native_missing"] else ""
+        return f"no collective on its stacks{missing}{python}"
+    began = f"; began before {clock(row['unseen_until'])}" if row["began_unseen"] else ""
+    return f"in {row['waits_in']} (native stack{began}){python}"
+
+
+def _stacks(
+    cluster: Cluster, pids: dict[str, list[int]]
+) -> tuple[dict[Process, list[Row]], dict[Process, str]]:
+    """Threads with native frames, and why a process has none."""
+
+    def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | str]:
+        node = connection.status(seconds).node
+        if not pids.get(node):
+            # To name none means all.
+            return node, pb.StacksReply()
+        try:
+            return node, connection.stacks(pb.StacksRequest(pids=pids[node], native=True), NATIVE_S)
+        except ProbingError as e:
+            # The other facts of this node are still worth showing.
+            return node, e.message
+
+    stacks: dict[Process, list[Row]] = {}
+    reasons: dict[Process, str] = {}
+    for answered in cluster.each(ask).answered:
+        reply = answered.value
+        if isinstance(reply, str):
+            reasons |= {(answered.node, pid): reply for pid in pids.get(answered.node, ())}
+            continue
+        for thread in reply.threads:
+            found = messages.thread(reply.node, thread, native=True, local_variables=False)
+            stacks.setdefault((reply.node, thread.pid), []).append(found)
+        for failed in reply.failures:
+            told = messages.failure(reply.node, failed)
+            reasons[told["node"], told["pid"]] = told["reason"]
+    return stacks, reasons
+
+
+def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, str, str | None]]:
+    """Until when operations of a process were not seen, why, and when the last one was seen to begin."""
+    pids = ", ".join(str(row["pid"]) for row in rows)
+    gaps = rows_of(cluster.query(_GAPS.format(pids=pids)))
+    if not gaps:
+        return {}
+    began = {_key(r): r["ts"] for r in rows_of(cluster.query(_STARTS.format(pids=pids)))}
+    last = {_key(r): r["last"] for r in rows_of(cluster.query(_LAST.format(pids=pids)))}
+    found: dict[Process, tuple[str, str, str | None]] = {}
+    for row in rows:
+        # Pids come again: a gap that ended before the process began is of another one.
+        own = [g for g in gaps if g["node"] == row["node"] and g["pid"] in (row["pid"], None)
+               and g["until"] > began.get(_key(row), "")]  # fmt: skip
+        if own:
+            newest = max(own, key=lambda g: str(g["until"]))
+            found[row["node"], row["pid"]] = newest["until"], newest["reason"], last.get(_key(row))
+    return found
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["node"], row["pid"], row["start_ns"]

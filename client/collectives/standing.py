@@ -1,0 +1,66 @@
+"""How a run of a job stands beyond its operations: it lives or has ended, who failed first, which ranks are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from probing.client.collectives.endings import clock, death_text
+from probing.client.collectives.silence import Process, silence_lines
+from probing.client.render.text import plural
+
+__all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
+
+Row = dict[str, Any]
+Run = tuple[Any, Any]
+LIVE = """
+SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes
+WHERE role = 'trainer' AND state <> 'exited' AND {of_job}
+"""
+# Who has ended an operation lately is not silent.
+RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
+
+
+def standing() -> Row:
+    """Of a run: ``ended`` (when its last trainer ended, None while one lives), ``first_failure`` (the exit that was the
+    first one), ``silent`` (rows of ``silence.silent``) and ``silent_more`` (how many silent ranks have no row)."""
+    return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0}
+
+
+def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row], dict[Run, list[Row]]]:
+    """``standing`` by job and run, without those who are silent, and the trainers that live.
+
+    ``live`` are rows of LIVE, ``exits`` rows of ``endings.ended``.
+    """
+    found: dict[Run, Row] = {}
+    trainers: dict[Run, list[Row]] = {}
+    for row in exits:
+        own = found.setdefault((row["job"], row["run"]), standing())
+        if row["first"]:
+            own["first_failure"] = {name: row[name] for name in row if name != "recent"}
+        if row["role"] == "trainer":
+            own["ended"] = row["ts"]
+    for row in live:
+        run = row["job"], row["run"]
+        found.setdefault(run, standing())["ended"] = None
+        trainers.setdefault(run, []).append(row)
+    return found, trainers
+
+
+def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
+    """The trainers of one run that are not ``busy``, by rank; none of a run of one rank, which waits for nobody."""
+    if max(len(live), live[0]["world_size"] or 0) < 2:
+        return []
+    found = [row for row in live if (row["node"], row["pid"]) not in busy]
+    return sorted(found, key=lambda row: (row["rank"] is None, row["rank"] or 0))
+
+
+def standing_lines(own: Row) -> list[str]:
+    """``standing`` for people."""
+    lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
+    if own["first_failure"] is not None:
+        lines.append(f"FAILED FIRST: {death_text(own['first_failure'])}")
+    lines += silence_lines(own["silent"])
+    if own["silent_more"]:
+        lines.append(f"{plural(own['silent_more'], 'more rank')} without an operation: see `probingctl stacks --merge`")
+    return lines

@@ -1,0 +1,181 @@
+"""How ``nccl`` looks to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probing.client.collectives.standing import standing_lines
+from probing.client.render.table import Field, render
+from probing.client.render.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size, wrapped
+
+__all__ = ("NOTABLE_NS", "people", "waits")
+
+_OP = Field("OP", "op")
+_TIMES = (
+    Field("CALLS", "calls", count, right=True),
+    Field("BYTES", "bytes", size, right=True),
+    Field("AVG", "avg_ns", age, right=True),
+    Field("P50", "p50_ns", age, right=True),
+    Field("P99", "p99_ns", age, right=True),
+    Field("MAX", "max_ns", age, right=True),
+)
+_BANDWIDTHS = (
+    Field("ALGBW AVG", "algbw_avg_gbps", bandwidth, right=True),
+    Field("MIN", "algbw_min_gbps", bandwidth, right=True),
+    Field("BUSBW AVG", "busbw_avg_gbps", bandwidth, right=True),
+    Field("MIN", "busbw_min_gbps", bandwidth, right=True),
+)
+_RANKS = (
+    Field("RANK", "rank", right=True),
+    Field("NODE", "node", flex=True),
+    Field("PID", "pid", right=True),
+    Field("CALLS", "calls", count, right=True),
+    Field("LAST SEQ", "last_seq", count, right=True),
+    Field("LAG", "lag_ns", age, right=True),
+    Field("MAX LAG", "max_lag_ns", age, right=True),
+)
+_MOST_RANKS = 16
+_MOST_FAILED = 8
+_LONG_NAME = 48
+# Operations that are in flight for less are everyday life.
+NOTABLE_NS = 1_000_000_000
+# How completion is known (comm.ops.timing_source), and what that means for durations.
+_SOURCES = {
+    "exact": "exact",
+    "sync": "somebody waited for it",
+    "watchdog": "watchdog polls, durations are known to 100 ms",
+    "blocking_wait": "the caller polls",
+    "graph": "captured into CUDA graphs, whose runs are not seen",
+    "enqueue_only": "only enqueued, no end is seen",
+    "none": "the end was missed",
+}
+
+
+def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> str:
+    if not found:
+        return f"(no collective in the last {age(since * 1e9)} and none in flight)\n"
+    texts, told = [], set()
+    for own in found:
+        run = own["job"], own["run"]
+        texts.append(_communicator(own, [] if run in told else standing_lines(own), since, width))
+        # Once a run, with its first communicator.
+        told.add(run)
+    return "\n".join(texts)
+
+
+def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, width: int | None) -> str:
+    news = [f"  {line}" for line in (*waits(own), *standing, *_failures(own))]
+    lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
+    inner = None if width is None else width - 4
+    tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
+    if own["ops"]:
+        tables.extend(f"    {line}" for line in _operations(own["ops"], inner))
+        tables.extend(f"  {escape(line)}" for line in _total(own["totals"]))
+    if own["ranks"]:
+        shown = _latest(own["ranks"])
+        left = len(own["ranks"]) - len(shown)
+        tables.append(
+            "  by rank, lag behind the rank in the middle:"
+            if not left
+            else f"  the {len(shown)} ranks that lag most ({left} more in -f json):"
+        )
+        tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _head(own: dict[str, Any]) -> list[str]:
+    if own["comm"] is None:
+        known = ranks_text(own["members"])
+        return [escape(f"job {own['job']}  run {own['run']}"), f"  {own['size'] or '?'} ranks: {known}"]
+    name = _short(own["comm"])
+    if own["name"] and own["name"] != own["comm"]:
+        name += f" ({_short(own['name'])})"
+    nodes = f" on {own['nodes']} nodes" if own["nodes"] and own["nodes"] > 1 else ""
+    lines = [f"job {own['job']}  comm {name}", f"  {own['backend'] or 'unknown backend'}, {own['size'] or '?'} ranks"]
+    lines[1] += nodes + (f": {ranks_text(own['members'])}" if own["members"] else "") + _state(own["states"])
+    if own["role"] not in (None, "unknown"):
+        lines.append(f"  role {own['role']}" + (f": {own['role_why']}" if own["role_why"] else ""))
+    seen = len(own["members"])
+    if own["size"] and 0 < seen < own["size"]:
+        lines.append(f"  {seen} of its {own['size']} ranks are on the nodes that were asked")
+    if own["aborted"] or own["async_error"]:
+        lines.append(f"  BROKEN: {own['async_error'] or 'aborted'}")
+    return [escape(line) for line in lines]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG_NAME else text[: _LONG_NAME - 1] + cut_mark()
+
+
+def _state(states: dict[str, int]) -> str:
+    if len(states) == 1:
+        return f", {next(iter(states))}"
+    return ", " + ", ".join(f"{state} on {number}" for state, number in states.items()) if states else ""
+
+
+def _operations(ops: list[dict[str, Any]], width: int | None) -> list[str]:
+    """One table where it fits, else one of times and one of bandwidths."""
+    lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    lines = render((_OP, *_TIMES), ops, width).splitlines()
+    timed = [op for op in ops if op["algbw_avg_gbps"] is not None]
+    return [*lines, *(render((_OP, *_BANDWIDTHS), timed, width).splitlines() if timed else ())]
+
+
+def _total(totals: dict[str, Any]) -> list[str]:
+    line = f"total: {plural(totals['calls'], 'call')}, {size(totals['bytes'])}"
+    if totals["algbw_gbps"] is not None:
+        line += f"; while any ran: {bandwidth(totals['algbw_gbps'])}, bus {bandwidth(totals['busbw_gbps'])}"
+    lines = [line]
+    sources = totals["timing_sources"]
+    if set(sources) - {"exact"}:
+        known = [f"{number:,} {_SOURCES.get(name, name)}" for name, number in sources.items()]
+        lines.append(f"timing: {'; '.join(known)}")
+    if totals["timed"] < totals["calls"]:
+        lines.append(f"AVG to MAX are of the {totals['timed']:,} calls whose duration is known to a tenth of it")
+    return lines
+
+
+def _failures(own: dict[str, Any]) -> list[str]:
+    """One line for each operation and error: which ranks it failed on."""
+    failures: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in own["failed"]:
+        failures.setdefault((row["op"], row["error"]), []).append(row)
+    lines = []
+    for (op, error), rows in list(failures.items())[:_MOST_FAILED]:
+        times = sum(row["calls"] for row in rows)
+        what = f"FAILED {op} seq {max((row['last_seq'] for row in rows if row['last_seq'] is not None), default='?')}"
+        lines.append(
+            f"{what}{f' ({times} times)' if times > len(rows) else ''}: ranks"
+            f" {ranks_text([row['rank'] for row in rows])}: {error or 'no reason was given'}"
+        )
+    if len(failures) > _MOST_FAILED:
+        lines.append(f"and {len(failures) - _MOST_FAILED} other failures, in -f json")
+    return lines
+
+
+def _latest(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(ranks) <= _MOST_RANKS:
+        return ranks
+    return sorted(ranks, key=lambda r: -(r["lag_ns"] or 0))[:_MOST_RANKS]
+
+
+def waits(own: dict[str, Any]) -> list[str]:
+    """One line for each operation in flight for a second or more: who is in it, how long, and which ranks are not."""
+    operations: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in own["inflight"]:
+        operations.setdefault((row["seq"], row["op"]), []).append(row)
+    lines = []
+    for (seq, op), rows in operations.items():
+        ages = [row["age_ns"] for row in rows if row["age_ns"] is not None]
+        if max(ages, default=NOTABLE_NS) < NOTABLE_NS:
+            continue
+        inside = [row["rank"] if row["rank"] is not None else row["comm_rank"] for row in rows]
+        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: ranks {ranks_text(inside)}"
+        outside = sorted(set(own["members"]) - set(inside))
+        if outside and op not in ("send", "recv"):
+            line += f"; not in it: {ranks_text(outside)}"
+        lines.append(line)
+    return lines

@@ -1,0 +1,33 @@
+"""``events``: processes of jobs that started, ended and were killed."""
+
+from __future__ import annotations
+
+from probing.client.collectives.endings import MOST, clock, events
+from probing.client.render.by_job import by_job
+from probing.client.render.output import write_objects
+from probing.client.render.table import Field, terminal_width
+from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.settings import Settings
+
+__all__ = ("run",)
+
+_FIELDS = (
+    Field("WHEN", "ts", clock),
+    Field("NODE", "node"),
+    Field("RANK", "rank", right=True),
+    Field("PID", "pid", right=True),
+    Field("EVENT", "event"),
+    Field("DETAIL", "detail"),
+)
+
+
+def run(settings: Settings, job: str | None, since: float) -> None:
+    with opened(settings) as cluster:
+        job = job_named(cluster, job)
+        rows = events(cluster, "true" if job is None else f"job = {sql_text(job)}", since)
+        if not rows and job is not None:
+            require_job(cluster, job)
+        if len(rows) == MOST:
+            warn(f"only the last {MOST:,} events are shown: ask for a job, or for less with --since")
+        width = terminal_width() if settings.output is None else None
+        write_objects(settings, rows, by_job(_FIELDS, rows, width), rows)

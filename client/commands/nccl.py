@@ -1,0 +1,176 @@
+"""``nccl``: what the communicators do, whatever library is behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from probing.client.cluster import Cluster
+from probing.client.collectives import sql as nccl_sql
+from probing.client.collectives.endings import ended
+from probing.client.collectives.silence import silent
+from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
+from probing.client.collectives.text import people
+from probing.client.commands.pause import head, pauses
+from probing.client.render.output import write_objects
+from probing.client.render.rows import rows_of
+from probing.client.render.table import terminal_width
+from probing.client.session import job_named, opened, require_job, sql_text
+from probing.client.settings import Settings
+
+__all__ = ("Row", "collect", "run")
+
+Row = dict[str, Any]
+_Found = dict[tuple[object, ...], Row]
+_KEY = ("job", "run", "comm")
+_NAMED = ("name", "backend", "size")
+_QUESTIONS = {
+    "ops": nccl_sql.OPS,
+    "ranks": nccl_sql.RANKS,
+    "inflight": nccl_sql.INFLIGHT,
+    "failed": nccl_sql.FAILED,
+    "timings": nccl_sql.TIMINGS,
+    "known": nccl_sql.COMMUNICATORS,
+    "live": LIVE,
+    "recent": RECENT,
+}
+# What a communicator is where its ranks do not agree: the first of these that one of them has.
+_STATES = ("failed", "aborted", "active", "finalized", "destroyed")
+
+
+def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
+    with opened(settings) as cluster:
+        job = job_named(cluster, job)
+        paused = pauses(cluster)
+        found = collect(cluster, job, comm, since)
+        if not found and job is not None:
+            require_job(cluster, job)
+        width = terminal_width() if settings.output is None else None
+        write_objects(settings, found, head(settings, paused) + people(found, since, width), _flat(found))
+
+
+def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:
+    """Communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since`` in s."""
+    of_job = "true" if job is None else f"job = {sql_text(job)}"
+    where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
+    asked = {"where": where, "since": max(1, round(since)), "of_job": of_job}
+    # A stream is of one node: to add up its operations here would mean to bring them all.
+    asks: list[Callable[[], Any]] = [partial(cluster.query_each, nccl_sql.TOTALS.format(**asked))]
+    asks.append(partial(ended, cluster, of_job, since))
+    asks += [partial(cluster.query, sql.format(**asked)) for sql in _QUESTIONS.values()]
+    by_node, exits, *tables = cluster.at_once(asks)
+    totals = [row for table in by_node for row in rows_of(table)]
+    results = {name: rows_of(table) for name, table in zip(_QUESTIONS, tables, strict=True)}
+    found: _Found = {}
+    active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
+    members: dict[tuple[object, ...], list[Row]] = {}
+    for row in results["known"]:
+        # Communicators that did nothing in the interval and do nothing now would bury the others.
+        if _key(row) in active or comm is not None:
+            members.setdefault(_key(row), []).append(row)
+    for rows in members.values():
+        _describe(_communicator(found, rows[0]), rows)
+    for name in ("ops", "ranks", "inflight", "failed"):
+        for row in results[name]:
+            own = _communicator(found, row)
+            own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
+    _total(found, results["timings"], totals)
+    _stand(cluster, found, results, exits, every_run=comm is None)
+    for own in found.values():
+        _sort(own)
+    return [found[key] for key in sorted(found, key=str)]
+
+
+def _stand(
+    cluster: Cluster, found: _Found, results: dict[str, list[Row]], exits: list[Row], *, every_run: bool
+) -> None:
+    """Adds what is known of each run; with ``every_run`` an entry without ``comm`` for one that shows no operation."""
+    runs, trainers = standings(results["live"], exits)
+    shown = {key[:2] for key in found}
+    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
+    for run, live in trainers.items():
+        waiting = idle(live, busy)
+        if run not in shown and not (every_run and waiting):
+            continue
+        own = runs[run]
+        own["silent"] = silent(cluster, waiting)
+        own["silent_more"] = len(waiting) - len(own["silent"])
+        if run not in shown:
+            nothing = {"job": run[0], "run": run[1], "comm": None, "size": live[0]["world_size"]}
+            _communicator(found, nothing)["members"] = sorted(r["rank"] for r in live if r["rank"] is not None)
+    for (job, name, _), communicator in found.items():
+        communicator.update(runs.get((job, name), standing()))
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in _KEY)
+
+
+def _communicator(found: _Found, row: Row) -> Row:
+    fresh: Row = {
+        **{name: row[name] for name in _KEY}, **{name: row.get(name) for name in _NAMED},
+        "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None, "aborted": None,
+        "async_error": None, "ops": [], "totals": {}, "ranks": [], "inflight": [], "failed": [],
+    }  # fmt: skip
+    own = found.setdefault(_key(row), fresh)
+    for name in _NAMED:
+        own[name] = own[name] if own[name] is not None else row.get(name)
+    return own
+
+
+def _describe(own: Row, members: Sequence[Row]) -> None:
+    """What the members' own rows say of their communicator."""
+    for name in _NAMED:
+        own[name] = next((row[name] for row in members if row[name] is not None), own[name])
+    own["members"] = sorted({row["rank"] for row in members if row["rank"] is not None})
+    own["nodes"] = len({row["node"] for row in members})
+    aborted = [row["aborted"] for row in members if row["aborted"] is not None]
+    own["aborted"] = any(aborted) if aborted else None
+    own["async_error"] = next((row["async_error"] for row in members if row["async_error"]), None)
+    states = Counter(row["state"] for row in members if row["state"] is not None)
+    own["states"] = dict(sorted(states.items()))
+    own["state"] = next((state for state in _STATES if state in states), next(iter(own["states"]), None))
+    # One rank may know less than another: what is known is not taken back by it.
+    roles = [row for row in members if row["role"] not in (None, "unknown")] or [r for r in members if r["role"]]
+    if roles:
+        own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]
+
+
+def _total(found: _Found, timings: Sequence[Row], totals: Sequence[Row]) -> None:
+    for own in found.values():
+        own["totals"] = {
+            "calls": sum(op["calls"] for op in own["ops"]),
+            "bytes": sum(op["bytes"] or 0 for op in own["ops"]),
+            "timed": sum(op["timed"] for op in own["ops"]),
+            "timing_sources": {},
+            "busy_ns": None, "moved": None, "on_bus": None, "algbw_gbps": None, "busbw_gbps": None,
+        }  # fmt: skip
+    # Each question has its own now: a communicator that only a later one knows has no row of operations.
+    for row in sorted(timings, key=lambda row: str(row["timing_source"])):
+        if _key(row) in found:
+            found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
+    for row in totals:
+        if _key(row) in found and row["busy_ns"]:
+            own = found[_key(row)]["totals"]
+            for name in ("busy_ns", "moved", "on_bus"):
+                own[name] = (own[name] or 0) + (row[name] or 0)
+    for communicator in found.values():
+        own = communicator["totals"]
+        moved, on_bus = own.pop("moved"), own.pop("on_bus")
+        if own["busy_ns"] and moved:
+            own["algbw_gbps"], own["busbw_gbps"] = moved / own["busy_ns"], on_bus / own["busy_ns"] if on_bus else None
+
+
+def _sort(own: Row) -> None:
+    own["ops"].sort(key=lambda r: r["op"] or "")
+    own["ranks"].sort(key=lambda r: (r["rank"] is None, r["rank"] or 0, r["comm_rank"] or 0, r["node"], r["pid"]))
+    own["inflight"].sort(key=lambda r: (r["seq"] or 0, r["rank"] is None, r["rank"] or 0, r["pid"]))
+    own["failed"].sort(key=lambda r: (r["last"], r["rank"] is None, r["rank"] or 0), reverse=True)
+
+
+def _flat(found: list[Row]) -> list[Row]:
+    """One row a communicator and operation, for the formats that have only rows."""
+    head = (*_KEY, *_NAMED, "state", "role")
+    return [{**{name: own[name] for name in head}, **op} for own in found for op in own["ops"]]

@@ -1,0 +1,82 @@
+"""``ps``: the training processes, those that live or those that have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.client.cluster import Cluster, ps_sql
+from probing.client.collectives.endings import MOST, clock, ended, recent
+from probing.client.commands.pause import head, pauses
+from probing.client.render.by_job import by_job
+from probing.client.render.output import write_objects, write_rows
+from probing.client.render.rows import rows_of
+from probing.client.render.table import Field, show_value, terminal_width
+from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.settings import Settings
+
+__all__ = ("run",)
+
+
+def _rank(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+_FIELDS = (
+    Field("NODE", "node"),
+    Field("ROLE", "role"),
+    Field("RANK", "rank", _rank, right=True),
+    Field("LOCAL", "local_rank", _rank, right=True),
+    Field("WORLD", "world_size", _rank, right=True),
+    Field("PID", "pid", right=True),
+    Field("STATE", "state"),
+    Field("PYTHON", "python"),
+    Field("BACKENDS", "backends", lambda v: show_value(v or None)),
+    Field("COMMAND", "command", flex=True),
+)
+_SPARE = ("local_rank", "world_size", "python")
+_NOBODY = "(no training process; `probingctl ps --ended` shows those that have ended)\n"
+_ENDED = (
+    Field("NODE", "node"),
+    Field("ROLE", "role"),
+    Field("RANK", "rank", _rank, right=True),
+    Field("PID", "pid", right=True),
+    Field("ENDED", "ended", clock),
+    Field("HOW", "how"),
+)
+
+
+def run(settings: Settings, job: str | None, *, since: float | None = None, wide: bool = False) -> None:
+    """Processes that live, or with ``since`` those that have ended in so many seconds.
+
+    ``wide``: all columns, however wide the terminal is.
+    """
+    with opened(settings) as cluster:
+        job = job_named(cluster, job)
+        where = "" if job is None else f"job = {sql_text(job)}"
+        width = None if wide or settings.output is not None else terminal_width()
+        if since is not None:
+            rows = _ended(cluster, where or "true", since)
+            write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
+            return
+        answer = cluster.answer(ps_sql(where))
+        if job is not None and not answer.table.num_rows:
+            require_job(cluster, job)
+        if settings.format == "table":
+            rows = rows_of(answer.table)
+            text = head(settings, pauses(cluster)) + by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
+            write_objects(settings, rows, text, rows)
+        else:
+            write_rows(settings, answer.table)
+        for warning in answer.warnings:
+            warn(warning)
+
+
+def _ended(cluster: Cluster, where: str, since: float) -> list[dict[str, Any]]:
+    """The newest first."""
+    rows = recent(ended(cluster, where, since))
+    if len(rows) == MOST:
+        warn(f"only the last {MOST:,} are shown: ask for less with --since")
+    for row in rows:
+        row["ended"], row["how"] = row.pop("ts"), row.pop("detail")
+        del row["event"]
+    return rows[::-1]

@@ -1,0 +1,72 @@
+"""``status``: how the daemon is, and each of its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.render.output import write_objects
+from probing.client.render.table import Field, render, terminal_width
+from probing.client.render.text import age, count, escape, size
+from probing.client.session import opened
+from probing.client.settings import Settings
+
+__all__ = ("run",)
+
+_FIELDS = (
+    Field("SOURCE", "name"),
+    Field("STATE", "state"),
+    Field("ROWS", "rows", count, right=True),
+    Field("LOST", "lost", count, right=True),
+    Field("WHY / WHAT", "note", flex=True),
+)
+
+
+def run(settings: Settings) -> None:
+    with opened(settings) as cluster:
+        nodes = [_node(address, reply) for address, reply in cluster.status()]
+        width = terminal_width() if settings.output is None else None
+        people = "\n".join(_people(node, width) for node in nodes)
+        write_objects(settings, nodes if cluster.many else nodes[0], people, list(_flat(nodes)))
+
+
+def _node(address: str, reply: pb.StatusReply) -> dict[str, Any]:
+    return {
+        "node": reply.node,
+        "address": address,
+        "version": reply.version,
+        "instance": reply.instance,
+        "state": reply.state,
+        "reason": reply.reason or None,
+        "uptime_ns": max(0, reply.node_time_ns - reply.started_ns) if reply.started_ns else None,
+        "processes": reply.processes,
+        "store_bytes": reply.store_bytes,
+        "boot_id": reply.boot_id,
+        "sources": [
+            {"name": s.name, "state": s.state, "reason": s.reason or None, "rows": s.rows, "lost": s.lost,
+             "detail": s.detail or None}
+            for s in reply.sources
+        ],
+    }  # fmt: skip
+
+
+def _people(node: dict[str, Any], width: int | None) -> str:
+    up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
+    state = f"{node['state']}{up}" + (f": {node['reason']}" if node["reason"] else "")
+    lines = [
+        f"{node['node']}  probingd {node['version']} at {node['address']}",
+        f"  {state}",
+        f"  watches {node['processes']} processes, keeps {size(node['store_bytes'])}",
+    ]
+    rows = [{**s, "note": s["reason"] or s["detail"]} for s in node["sources"]]
+    table = render(_FIELDS, rows, None if width is None else width - 2) if rows else ""
+    return "\n".join([*map(escape, lines), *(f"  {line}" for line in table.splitlines())]) + "\n"
+
+
+def _flat(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"node": node["node"], "node_state": node["state"], "version": node["version"], **source}
+        for node in nodes
+        for source in node["sources"]
+    ]

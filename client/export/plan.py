@@ -1,0 +1,165 @@
+"""What an export takes: which tables, of which times and job, and the SQL for a day of a table."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from probing.api.errors import NotFound, UsageError
+from probing.client.render.rows import rows_of
+from probing.client.render.text import utc
+from probing.client.session import sql_text
+from probing.client.settings import seconds
+from probing.federation.answer import Reply
+
+__all__ = ("COLUMNS", "TABLES", "Day", "Found", "Wanted", "wanted")
+
+DAY_NS = 86_400_000_000_000
+TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
+COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
+# Samples name stacks of this table, which has no job. A stack is written down at first sight and each hour again.
+_STACKS, _SAMPLES = "python.stacks", "python.samples"
+_STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """UTC ``date`` as YYYY-MM-DD; ``sql`` gives the rows that it has."""
+
+    date: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table of a node: whether it is live, and whether its rows say their job."""
+
+    name: str
+    live: bool
+    timed: bool
+    jobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``begin`` (None: all there is) and ``end`` are UTC ns, the end not included; ``tables`` empty: all stored."""
+
+    begin: int | None
+    end: int
+    tables: tuple[str, ...]
+    job: str | None
+
+    def choose(self, tables: Reply, columns: Reply) -> tuple[list[Found], list[str]]:
+        """The tables to take, of what a node tells of itself, and the names of those left out for lack of a job."""
+        known = self._known(tables, columns)
+        if missing := [name for name in self.tables if name not in known]:
+            raise NotFound(f"there is no table {missing[0]}", hint="`probingctl tables` lists the tables")
+        names = self.tables or tuple(sorted(name for name, table in known.items() if not table.live))
+        kept = [known[name] for name in names if self.job is None or known[name].jobs or name == _STACKS]
+        return kept, [name for name in names if name not in {table.name for table in kept}]
+
+    @staticmethod
+    def _known(tables: Reply, columns: Reply) -> dict[str, Found]:
+        has: dict[str, set[str]] = {}
+        for row in rows_of(columns.table):
+            has.setdefault(_full(row), set()).add(str(row["column_name"]))
+        return {
+            name: Found(name, row["live"] != "no", "ts" in has.get(name, ()), "job" in has.get(name, ()))
+            for row in rows_of(tables.table)
+            # What nodes say becomes names of files.
+            if _NAME.fullmatch(name := _full(row)) is not None
+        }
+
+    def span(self, table: Found) -> tuple[int | None, int]:
+        """From when to when rows of ``table`` are taken."""
+        if table.name == _STACKS and self.begin is not None and (not self.tables or _SAMPLES in self.tables):
+            return self.begin - _STACKS_BEFORE_NS, self.end
+        return self.begin, self.end
+
+    def days_sql(self, table: Found) -> str:
+        """The days on which ``table`` has rows, as their number since 1970."""
+        # A cast to DATE would round to microseconds first, into the next day.
+        day = f"epoch_ns(ts) // {DAY_NS}"
+        return f"SELECT DISTINCT {day} AS day FROM {_quoted(table)}{self._where(table, *self.span(table))}"
+
+    def days(self, table: Found, answer: Reply | None) -> list[Day]:
+        """The rows of ``table`` by days; of a live table those of now. ``answer`` is that to ``days_sql``."""
+        if answer is None:
+            return [Day(_date(self.end // DAY_NS), f"SELECT * FROM {_quoted(table)}{self._where(table, None, None)}")]
+        begin, end = self.span(table)
+        found = []
+        for day in sorted({int(row["day"]) for row in rows_of(answer.table) if row["day"] is not None}):
+            first = day * DAY_NS if begin is None else max(day * DAY_NS, begin)
+            where = self._where(table, first, min((day + 1) * DAY_NS, end))
+            found.append(Day(_date(day), f"SELECT * FROM {_quoted(table)}{where}"))
+        return found
+
+    def _where(self, table: Found, begin: int | None, end: int | None) -> str:
+        parts = [f"ts >= {_time(begin)}"] if begin is not None else []
+        parts += [f"ts < {_time(end)}"] if end is not None else []
+        parts += [f"job = {sql_text(self.job)}"] if self.job is not None and table.jobs else []
+        return f" WHERE {' AND '.join(parts)}" if parts else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        since = None if self.begin is None else utc(self.begin)
+        return {"since": since, "until": utc(self.end), "job": self.job, "tables": list(self.tables) or None}
+
+
+def _full(row: Mapping[str, Any]) -> str:
+    return f"{row['table_schema']}.{row['table_name']}"
+
+
+def _quoted(table: Found) -> str:
+    schema, _, name = table.name.partition(".")
+    return f'"{schema}"."{name}"'
+
+
+def _time(ns: int) -> str:
+    text = utc(ns).replace("T", " ").rstrip("Z")
+    return f"CAST('{text}' AS TIMESTAMP_NS)"
+
+
+def _date(day: int) -> str:
+    try:
+        return f"{(_EPOCH + timedelta(days=day)):%Y-%m-%d}"
+    except OverflowError:
+        raise UsageError(f"a row is of day {day} since 1970", hint="name --since and --until") from None
+
+
+def _instant(text: str, now_ns: int) -> int:
+    """``5m`` (before ``now_ns``) or an ISO 8601 time, UTC unless it says otherwise, as UTC ns."""
+    if not re.match(r"\d{4}-\d\d-\d\d", text):
+        return now_ns - round(seconds(text) * 1e9)
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00").replace("z", "+00:00"))
+    except ValueError:
+        raise UsageError(f"{text} is no time", hint="for example 5m, or 2026-11-21T08:19:20Z") from None
+    moment = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    return round((moment - _EPOCH) / timedelta(microseconds=1)) * 1000
+
+
+def _table_names(text: str | None) -> tuple[str, ...]:
+    """The tables in ``A,B,C``."""
+    names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
+    for name in names:
+        if _NAME.fullmatch(name) is None:
+            raise UsageError(f"{name} is no name of a table", hint="for example --tables comm.ops,python.samples")
+    return names
+
+
+def wanted(
+    since: str | None, until: str | None, tables: str | None, job: str | None, now_ns: int | None = None
+) -> Wanted:
+    """From what the command line says. Raises UsageError for what makes no sense."""
+    now = time.time_ns() if now_ns is None else now_ns
+    begin = None if since is None else _instant(since, now)
+    end = now if until is None else _instant(until, now)
+    if begin is not None and end <= begin:
+        raise UsageError(f"--until {until or 'now'} is not after --since {since}")
+    return Wanted(begin, end, _table_names(tables), job)

@@ -1,0 +1,165 @@
+"""Writing an answer in the format that was asked for, to stdout or a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from probing.api.errors import ProbingError, UsageError
+from probing.client.render.rows import dump_json, dump_line, rows_of
+from probing.client.render.table import Field, render, terminal_width
+from probing.client.render.writers import csv_text, fields_of, writer_of
+from probing.client.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = (
+    "replacing",
+    "write_bytes",
+    "write_objects",
+    "write_report",
+    "write_rows",
+    "write_stream",
+    "write_table",
+)
+_BINARY = ("parquet", "arrow")
+
+
+def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Rows as they come, and how many they were. A file is there when all of them came, or not at all."""
+    rows = 0
+    with _sink(settings) as sink:
+        on_terminal = settings.output is None and sys.stdout.isatty()
+        width = terminal_width() if on_terminal else None
+        writer = writer_of(settings.format, sink, schema, width=width, terminal=on_terminal)
+        for batch in batches:
+            writer.write(batch)
+            rows += batch.num_rows
+            if settings.output is None:
+                sink.flush()
+        writer.end()
+    return rows
+
+
+def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
+    """A table of rows. ``fields`` are the columns for people; all of them when left out."""
+    if settings.format == "table":
+        _write_text(settings, _people(settings, fields or fields_of(table.schema), rows_of(table)))
+    else:
+        write_stream(settings, table.schema, table.to_batches())
+
+
+def write_objects(
+    settings: Settings, objects: list[dict[str, Any]] | dict[str, Any], people: str, flat: list[dict[str, Any]]
+) -> None:
+    """``objects`` as JSON, ``people`` as the table, and ``flat`` (one level, a row each) in the formats of rows."""
+    if settings.format in ("json", "jsonl"):
+        _write_json(settings, objects)
+    elif settings.format == "table":
+        _write_text(settings, people)
+    elif settings.format == "csv":
+        on_terminal = settings.output is None and sys.stdout.isatty()
+        _write_text(settings, csv_text(list(flat[0]) if flat else [], flat, terminal=on_terminal))
+    else:
+        import pyarrow as pa
+
+        write_rows(settings, pa.Table.from_pylist(flat))
+
+
+def write_table(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> None:
+    """Rows that are plain data already."""
+    write_objects(settings, rows, _people(settings, fields, rows) if settings.format == "table" else "", rows)
+
+
+def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
+    """A whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
+    if settings.output is not None:
+        with replacing(settings.output) as file:
+            file.write(data)
+        return
+    if not on_terminal:
+        _refuse_terminal(kind)
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """``report`` as JSON in the file ``path``, which is there complete or not at all."""
+    with replacing(path) as file:
+        file.write(dump_json(report).encode())
+
+
+def _people(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> str:
+    to_terminal = settings.output is None
+    width = terminal_width() if to_terminal else None
+    text = render(fields, rows, width, bold=width is not None)
+    return text if rows else text + "(no rows)\n"
+
+
+def _write_json(settings: Settings, objects: list[dict[str, Any]] | dict[str, Any]) -> None:
+    if settings.format == "json":
+        _write_text(settings, dump_json(objects))
+        return
+    _write_text(settings, "".join(dump_line([objects] if isinstance(objects, dict) else objects)))
+
+
+def _write_text(settings: Settings, text: str) -> None:
+    if settings.output is None:
+        # A surrogate from a target's bytes must not end the program.
+        sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
+        sys.stdout.flush()
+        return
+    with replacing(settings.output) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def _sink(settings: Settings) -> Iterator[IO[bytes]]:
+    if settings.output is not None:
+        with replacing(settings.output) as file:
+            yield file
+        return
+    if settings.format in _BINARY:
+        _refuse_terminal(settings.format)
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.flush()
+
+
+def _refuse_terminal(kind: str) -> None:
+    if sys.stdout.isatty():
+        raise UsageError(f"{kind} is not for a terminal", hint="name a file with -o FILE, or redirect")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file beside ``path`` that takes its place when all is written.
+
+    What is no plain file is written directly; a link as well, since /dev/stdout may lead to a plain file.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            with path.open("wb") as file:
+                yield file
+            return
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+            mask = os.umask(0)
+            os.umask(mask)
+            Path(name).chmod(0o666 & ~mask)
+            Path(name).replace(path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                Path(name).unlink()
+            raise
+    except OSError as e:
+        hint = "give a path that can be written"
+        raise ProbingError(f"cannot write {path}: {e.strerror or e}", hint=hint) from None

@@ -1,0 +1,123 @@
+"""Tables for people: aligned, one line a row, cut only where a column says that it may be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from probing.client.render.text import cut_mark, escape
+
+__all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
+
+_GAP = "  "
+_LEAST_FLEX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column: where its value is in the row, how it is shown, and whether it may be cut to fit the terminal."""
+
+    title: str
+    key: str
+    show: Callable[[Any], str] | None = None
+    right: bool = False
+    flex: bool = False
+
+
+def show_value(value: Any) -> str:
+    """Any value of a row as text on one line."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None when stdout is none, so that nothing is cut."""
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return max(40, shutil.get_terminal_size((100, 40)).columns)
+
+
+def render(fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, bold: bool = False) -> str:
+    """The rows under a line of titles, cut at ``width``; None: as wide as the values are."""
+    grid = Grid(fields, rows, width, edge=width)
+    return grid.head(bold=bold) + grid.lines(rows)
+
+
+class Grid:
+    """Columns whose widths fit the rows ``first``, and the screen's ``width`` as far as they may be cut.
+
+    Lines are cut at ``edge``, should they be wider still.
+    """
+
+    def __init__(
+        self, fields: Sequence[Field], first: Sequence[dict[str, Any]], width: int | None, *, edge: int | None = None
+    ) -> None:
+        self._fields = fields
+        self._edge = edge
+        cells = [self._cells(row) for row in first]
+        self._titles = [escape(f.title) for f in fields]
+        titles = self._titles
+        self._widths = [max([cell_len(titles[i]), *(cell_len(line[i]) for line in cells)]) for i in range(len(titles))]
+        _fit(fields, self._widths, width)
+
+    @property
+    def width(self) -> int:
+        """Of a line, in cells."""
+        return sum(self._widths) + len(_GAP) * max(0, len(self._widths) - 1)
+
+    def head(self, *, bold: bool = False) -> str:
+        """The line of titles."""
+        titles = self._cut(_line(self._fields, self._titles, self._widths, cut=True))
+        return f"\x1b[1m{titles}\x1b[0m\n" if bold else titles + "\n"
+
+    def lines(self, rows: Sequence[dict[str, Any]], *, cut: bool = True) -> str:
+        """A line a row. Without ``cut`` what is wider than its column stands out."""
+        lines = (_line(self._fields, self._cells(row), self._widths, cut=cut) for row in rows)
+        return "".join(self._cut(line) + "\n" for line in lines)
+
+    def _cut(self, line: str) -> str:
+        return line if self._edge is None or cell_len(line) <= self._edge else _shortened(line, self._edge)
+
+    def _cells(self, row: dict[str, Any]) -> list[str]:
+        return [escape((f.show or show_value)(row.get(f.key))) for f in self._fields]
+
+
+def _fit(fields: Sequence[Field], widths: list[int], width: int | None) -> None:
+    if width is None:
+        return
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    for i, f in reversed(list(enumerate(fields))):
+        if f.flex and over > 0:
+            cut = min(over, max(0, widths[i] - _LEAST_FLEX))
+            widths[i] -= cut
+            over -= cut
+
+
+def _line(fields: Sequence[Field], line: Sequence[str], widths: Sequence[int], *, cut: bool) -> str:
+    parts = [_cell(text, width, f.right, cut) for f, text, width in zip(fields, line, widths, strict=True)]
+    return _GAP.join(parts).rstrip()
+
+
+def _cell(text: str, width: int, right: bool, cut: bool) -> str:
+    length = cell_len(text)
+    if length > width:
+        return _shortened(text, width) if cut else text
+    return " " * (width - length) + text if right else text + " " * (width - length)
+
+
+def _shortened(text: str, width: int) -> str:
+    return set_cell_size(text, width - 1) + cut_mark()

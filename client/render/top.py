@@ -1,0 +1,143 @@
+"""How a frame of ``top`` looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.client.collectives.standing import Run, standing_lines
+from probing.client.collectives.text import NOTABLE_NS
+from probing.client.render.table import Field, Grid, render
+from probing.client.render.text import age, escape, ranks_text, wrapped
+
+__all__ = ("Frame", "people")
+
+Row = dict[str, Any]
+_FIELDS = (
+    Field("RANK", "rank", right=True),
+    Field("NODE", "node"),
+    Field("PID", "pid", right=True),
+    Field("STATE", "state"),
+    Field("COLL/S", "collectives_per_s", lambda v: "-" if v is None else f"{v:.1f}", right=True),
+    Field("LAG", "lag_ns", age, right=True),
+    Field("IN FLIGHT", "inflight"),
+    Field("AGE", "shown_age_ns", age, right=True),
+    Field("PYTHON (main thread)", "python", lambda v: v or "-", flex=True),
+)
+# Left out in this order where a row does not fit, if all rows have the value.
+_SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))
+# What is younger than so many times what is usual is no standstill.
+_USUAL = 10
+_STILL_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """``ranks``: a dict a trainer, as docs/json.md describes; ``runs``: rows of ``standing.standing`` by job and run.
+
+    ``paused``: a line for each paused node; ``missing``: what could not be asked, in lines for people.
+    """
+
+    ranks: list[dict[str, Any]]
+    runs: dict[Run, dict[str, Any]]
+    paused: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def people(frame: Frame, width: int | None, lines: int | None) -> str:
+    """One block a job. ``lines`` bounds the height; ranks that hold others up or lag are then shown first."""
+    parts = [escape(f"missing: {what}") + "\n" for what in frame.missing[:5]]
+    if not frame.ranks:
+        return "".join(parts) + "(no training process)\n"
+    jobs: dict[Run, list[Row]] = {}
+    # What lives comes first.
+    for row in sorted(frame.ranks, key=lambda row: frame.runs[row["job"], row["run"]]["ended"] is not None):
+        jobs.setdefault((row["job"], row["run"]), []).append(row)
+    room = None if lines is None else max(1, (lines - len(parts) - 6 * len(jobs)) // len(jobs))
+    parts.extend(_job(run, rows, frame, width, room) for run, rows in jobs.items())
+    return "\n".join(parts)
+
+
+def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int | None) -> str:
+    live = [row for row in rows if row["ended"] is None]
+    world = next((row["world_size"] for row in live if row["world_size"] is not None), None)
+    number = f"{len(live)} of {world or '?'} ranks" if live else f"{len(rows)} ranks (ended)"
+    text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in _news(live, frame.runs[run], frame))]
+    head = "".join(line + "\n" for part in text for line in wrapped(escape(part), width))
+    if not live:
+        return head
+    shown, note = rows, ""
+    if room is not None and len(rows) > room:
+        shown = sorted(rows, key=_notable)[:room]
+        note = f"({len(rows) - room} more ranks)\n"
+    return head + _table([{**row, **_shown(row, frame)} for row in shown], width) + note
+
+
+def _news(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
+    pace = _pace(live) if live else None
+    if any(row["node"] in frame.paused for row in live):
+        pace = "PAUSED: how fast it goes is not seen"
+    explained = {row["rank"] for row in standing["silent"]}
+    return [*([pace] if pace else []), *_waits(live, explained), *standing_lines(standing)]
+
+
+def _pace(live: Sequence[Row]) -> str:
+    """How fast the job goes, or for how long it has stood still."""
+    ages = [row["last_age_ns"] for row in live if row["last_age_ns"] is not None]
+    rate = sum(row["collectives_per_s"] for row in live) / len(live)
+    still = not ages or min(ages) > max(_STILL_NS, _USUAL * 1e9 / max(rate, 1e-9))
+    if not ages:
+        pace = "no collective ended lately"
+    else:
+        pace = f"no collective for {age(min(ages))}" if still else f"{rate:.1f} collectives/s a rank"
+    stepped = [row for row in live if row["step"] is not None]
+    if not stepped:
+        return pace
+    last = max(stepped, key=lambda row: int(row["step"]))
+    since, rates = last["step_age_ns"] or 0, [row["steps_per_s"] for row in stepped if row["steps_per_s"]]
+    usual = 1e9 * len(rates) / sum(rates) if rates else 0
+    if still or since > max(_STILL_NS, 3 * usual):
+        return f"{pace}, step {last['step']}, {age(since)} ago"
+    return f"{pace}, step {last['step']}, {sum(rates) / max(len(rates), 1):.2f} a second"
+
+
+def _table(rows: Sequence[Row], width: int | None) -> str:
+    fields: Sequence[Field] = _FIELDS
+    for key, value in _SPARE:
+        if width is not None and Grid(fields, rows, None).width > width and all(row[key] == value for row in rows):
+            fields = [field for field in fields if field.key != key]
+    return render(fields, rows, width)
+
+
+def _shown(row: Row, frame: Frame) -> Row:
+    """What is shown of a rank otherwise than it is."""
+    shown: Row = {"inflight": "-", "shown_age_ns": None}
+    if row["ended"] is not None:
+        shown["python"] = row["how"]
+    elif row["node"] in frame.paused:
+        shown["collectives_per_s"] = None
+    elif row["op"] is not None and (row["age_ns"] or 0) >= NOTABLE_NS:
+        shown = {"inflight": f"{row['op']} #{row['seq']}", "shown_age_ns": row["age_ns"]}
+    return shown
+
+
+def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
+    """Which ranks wait in what for how long, and which wait in nothing, without those that are ``explained``."""
+    operations: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["op"] is not None and (row["age_ns"] or 0) >= NOTABLE_NS:
+            operations.setdefault((row["comm"], row["seq"], row["op"]), []).append(row)
+    idle = [row["rank"] for row in rows if row["op"] is None and row["rank"] not in explained]
+    lines = []
+    for (comm, seq, op), waiting in operations.items():
+        longest = age(max(row["age_ns"] for row in waiting))
+        inside = ranks_text([row["rank"] for row in waiting])
+        lines.append(f"WAITING {longest} in {op} seq {seq} of {comm}: ranks {inside}")
+    if lines and idle:
+        lines.append(f"in no collective: ranks {ranks_text(idle)}")
+    return lines
+
+
+def _notable(row: Row) -> tuple[Any, ...]:
+    return (row["op"] is not None, row["state"] == "running", -(row["lag_ns"] or 0), row["rank"] or 0)

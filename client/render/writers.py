@@ -1,0 +1,240 @@
+"""Writing rows batch by batch: memory is bounded by a batch, whatever the answer's size."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from probing.client.render.rows import columns_of, dump_line, names_of, rows_of, storable, storable_schema
+from probing.client.render.table import Field, Grid
+from probing.client.render.text import escape, escape_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fields_of", "writer_of")
+
+# So many rows say how wide the columns of a table for people are; those that follow may stand out.
+FIRST_ROWS = 1000
+_SLICE = 4096
+_GROUP_ROWS = 1 << 17
+_GROUP_BYTES = 64 << 20
+
+
+class Writer(Protocol):
+    """Takes batches of one schema; nothing is complete before ``end``."""
+
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | None = None, terminal: bool) -> Writer:
+    """For a format of probingctl; ``width`` of the screen and ``terminal`` matter for text alone."""
+    if kind == "parquet":
+        return _Parquet(sink, schema)
+    if kind == "arrow":
+        return _Arrow(sink, schema)
+    if kind == "csv":
+        return CsvWriter(sink, schema, terminal=terminal)
+    if kind == "json":
+        return _Json(sink)
+    if kind == "jsonl":
+        return _JsonLines(sink)
+    return TableWriter(sink, fields_of(schema), width)
+
+
+def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
+    """All columns as they are shown to people. ``flex``: text may be cut to fit the screen."""
+    import pyarrow as pa
+
+    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    wide = (pa.types.is_string, pa.types.is_large_string, pa.types.is_nested, pa.types.is_binary)
+    return [
+        Field(
+            name, name, right=any(test(kind) for test in numeric), flex=flex and any(test(kind) for test in wide)
+        )
+        for name, kind in zip(names_of(schema.names), schema.types, strict=True)
+    ]
+
+
+def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([batch])
+    return [table.slice(start, _SLICE) for start in range(0, table.num_rows, _SLICE)]
+
+
+def _bytes(text: str) -> bytes:
+    # A surrogate from a target's bytes must not end the program.
+    return text.encode("utf-8", "backslashreplace")
+
+
+class TableWriter:
+    """Aligned columns for people."""
+
+    def __init__(self, sink: IO[bytes], fields: Sequence[Field], width: int | None) -> None:
+        self._sink = sink
+        self._fields = fields
+        self._width = width
+        self._first: list[dict[str, Any]] = []
+        self._grid: Grid | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for table in _slices(batch):
+            self.rows(rows_of(table))
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        if self._grid is None:
+            self._first.extend(rows)
+            if len(self._first) >= FIRST_ROWS:
+                self._begin()
+        else:
+            self._sink.write(_bytes(self._grid.lines(rows, cut=False)))
+
+    def _begin(self) -> None:
+        self._grid = Grid(self._fields, self._first, self._width)
+        head = self._grid.head(bold=self._width is not None)
+        self._sink.write(_bytes(head + self._grid.lines(self._first)))
+        self._first = []
+
+    def end(self) -> None:
+        if self._grid is None:
+            empty = not self._first
+            self._begin()
+            if empty:
+                self._sink.write(b"(no rows)\n")
+
+
+class CsvWriter:
+    """A line of names, then a line a row; ``terminal``: text is escaped for it."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
+        self._sink = sink
+        self._terminal = terminal
+        self._names: list[str] | None = names_of(schema.names)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._begin()
+        for table in _slices(batch):
+            columns = [_csv_column(column, self._terminal) for column in columns_of(table)]
+            self._sink.write(_bytes(_csv_lines(zip(*columns, strict=True))))
+
+    def _begin(self) -> None:
+        # Not before the first rows: until then the terminal shows how far the query is.
+        if self._names is not None:
+            self._sink.write(_bytes(csv_text(self._names, [], terminal=self._terminal)))
+            self._names = None
+
+    def end(self) -> None:
+        self._begin()
+
+
+def csv_text(names: Sequence[str], rows: Sequence[dict[str, Any]], *, terminal: bool) -> str:
+    """CSV of rows that are plain data."""
+    head = [escape(name) if terminal else name for name in names]
+    return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])
+
+
+def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
+    lines = list(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    if "\r" in text.getvalue():
+        # Older Pythons leave a lone carriage return without quotes, which readers take for the end of a line.
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
+    return text.getvalue()
+
+
+def _csv_column(values: list[Any], terminal: bool) -> list[Any]:
+    kinds = set(map(type, values))
+    if kinds <= {int, float, type(None)} or (kinds <= {int, float, str, type(None)} and not terminal):
+        return values
+    return [_csv_value(value, terminal) for value in values]
+
+
+def _csv_value(value: Any, terminal: bool) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, dict)):
+        value = "".join(dump_line([value])).rstrip("\n")
+    return escape(value) if terminal and isinstance(value, str) else value
+
+
+class _Json:
+    """One list of row objects, laid out as the other commands lay out theirs."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
+        self._some = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for table in _slices(batch):
+            text = json.dumps(rows_of(table), ensure_ascii=False, indent=2)
+            # Without the brackets of this one list.
+            self._sink.write((b",\n" if self._some else b"[\n") + _bytes(escape_json(text[2:-2])))
+            self._some = True
+
+    def end(self) -> None:
+        self._sink.write(b"\n]\n" if self._some else b"[]\n")
+
+
+class _JsonLines:
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for table in _slices(batch):
+            self._sink.write(_bytes("".join(dump_line(rows_of(table)))))
+
+    def end(self) -> None:
+        pass
+
+
+class _Arrow:
+    """An IPC stream."""
+
+    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        self._writer = pa.ipc.new_stream(sink, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def end(self) -> None:
+        self._writer.close()
+
+
+class _Parquet:
+    """Row groups are gathered of many batches: small ones would read slowly. Types that it lacks become text."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(sink, storable_schema(schema), compression="zstd")
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            self._writer.write_table(storable(pa.Table.from_batches(self._batches)), row_group_size=self._rows)
+        self._batches, self._rows, self._bytes = [], 0, 0
+
+    def end(self) -> None:
+        self._flush()
+        self._writer.close()

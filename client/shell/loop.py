@@ -1,0 +1,215 @@
+"""``query`` without SQL: a shell for SELECTs, with history, completion and commands that begin with a backslash."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probing.api.errors import ProbingError, UsageError
+from probing.client.render.output import write_stream
+from probing.client.render.progress import Progress
+from probing.client.render.rows import rows_of
+from probing.client.render.table import Grid, show_value, terminal_width
+from probing.client.render.text import age, escape, plural
+from probing.client.render.writers import FIRST_ROWS, fields_of
+from probing.client.session import opened, warn
+from probing.client.settings import Settings, format_of
+from probing.client.shell.statement import command_in, statements
+from probing.client.shell.words import COMMANDS
+
+if TYPE_CHECKING:
+    from probing.federation.answer import Rows
+
+__all__ = ("Shell", "run")
+
+_SHOWN = ("table", "json", "jsonl", "csv")
+_SWITCH = {"on": True, "off": False}
+
+
+def run(settings: Settings, params: dict[str, Any]) -> None:
+    """Until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
+    if not sys.stdout.isatty():
+        raise UsageError("there is no SQL", hint="give it as an argument; the shell needs a terminal")
+    from probing.client.interrupt import unwatch
+    from probing.client.shell.prompt import Prompt
+
+    # It ends a query, not the shell.
+    unwatch()
+
+    shell = Shell(settings, params)
+    where = "all nodes" if settings.all_nodes else settings.target
+    sys.stdout.write(f"{escape(where)}; end a SELECT with ; and Enter, \\? for help, Ctrl-D to leave\n")
+    prompt = Prompt(settings, lambda: shell.settings.all_nodes)
+    while not shell.done:
+        try:
+            text = prompt.ask(shell.unfinished)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        shell.take(text)
+
+
+@dataclass
+class Shell:
+    """What was set by commands, and what is done with each input."""
+
+    settings: Settings
+    params: dict[str, Any] = field(default_factory=dict)
+    vertical: bool | None = None
+    timing: bool = True
+    done: bool = False
+    unfinished: str = ""
+
+    def take(self, text: str) -> None:
+        """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
+
+        ``unfinished`` is then what stood before the command and has no semicolon yet.
+        """
+        before, command = command_in(text) or (text, "")
+        whole, rest = statements(before)
+        self.unfinished = rest.strip() if command else ""
+        try:
+            for sql in [*whole, *([] if command else [rest.strip()])]:
+                if sql:
+                    self._query(sql)
+            if command:
+                self._command(command)
+        except ProbingError as e:
+            sys.stderr.write(f"error: {escape(e.message)}\n" + (f"hint: {escape(e.hint)}\n" if e.hint else ""))
+        except KeyboardInterrupt:
+            sys.stderr.write("cancelled\n")
+
+    def _format(self) -> Settings:
+        """The settings of the next answer: the name of a file says its format."""
+        named = format_of(self.settings.output) if self.settings.output is not None else "table"
+        return self.settings if named == "table" else replace(self.settings, format=named)
+
+    def _query(self, sql: str) -> None:
+        params = {name: value for name, value in self.params.items() if f"${name}" in sql.lower()}
+        settings = self._format()
+        begin = time.monotonic()
+        with opened(settings) as cluster, Progress() as progress:
+            cluster.watch = progress.update if progress.wanted else None
+            with cluster.stream(sql, params) as rows:
+                if settings.format == "table" and settings.output is None:
+                    said = self._show(rows, progress)
+                else:
+                    to_terminal = settings.output is None
+                    batches = progress.counting(iter(rows), to_terminal=to_terminal)
+                    said = plural(write_stream(settings, rows.schema, batches), "row")
+                    if settings.output is not None:
+                        said += f" in {escape(str(settings.output))}"
+                        self.settings = replace(self.settings, output=None)
+            progress.stop()
+            took = f", {age((time.monotonic() - begin) * 1e9)}" if self.timing else ""
+            if settings.format == "table" or settings.output is not None:
+                sys.stdout.write(f"({said}{took})\n")
+                sys.stdout.flush()
+            for warning in rows.warnings:
+                warn(warning)
+
+    def _show(self, rows: Rows, progress: Progress) -> str:
+        """The first rows as a table or a column a line; what to say below them."""
+        import pyarrow as pa
+
+        found: list[dict[str, Any]] = []
+        for batch in rows:
+            found.extend(rows_of(pa.Table.from_batches([batch.slice(0, FIRST_ROWS + 1 - len(found))])))
+            if len(found) > FIRST_ROWS:
+                break
+        progress.stop()
+        kept = found[:FIRST_ROWS]
+        width = terminal_width() or 100
+        grid = Grid(fields_of(rows.schema, flex=True), kept, width)
+        if self.vertical or (self.vertical is None and grid.width > width and kept):
+            sys.stdout.write(_vertical(kept))
+        else:
+            sys.stdout.write(grid.head(bold=True) + grid.lines(kept))
+        more = len(found) > FIRST_ROWS
+        return f"the first {plural(FIRST_ROWS, 'row')}; \\o FILE writes all" if more else plural(len(kept), "row")
+
+    def _command(self, text: str) -> None:
+        name, _, argument = text.rstrip(";").partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "\\d": self._describe, "\\x": self._set_vertical, "\\timing": self._set_timing, "\\f": self._set_format,
+            "\\o": self._set_output, "\\all": self._set_all, "\\set": self._set_param, "\\?": self._help,
+            "\\q": self._leave,
+        }  # fmt: skip
+        if name not in commands:
+            raise UsageError(f"there is no command {name}", hint="\\? lists the commands")
+        commands[name](argument.strip())
+
+    def _describe(self, argument: str) -> None:
+        from probing.client.commands.tables import show
+
+        with opened(self.settings) as cluster:
+            show(replace(self.settings, format="table", output=None), cluster, argument or None)
+
+    def _set_vertical(self, argument: str) -> None:
+        choices: dict[str, bool | None] = {**_SWITCH, "auto": None}
+        self.vertical = _chosen(argument, choices, not self.vertical)
+        _say("a column a line", {True: "on", False: "off", None: "auto"}[self.vertical])
+
+    def _set_timing(self, argument: str) -> None:
+        self.timing = bool(_chosen(argument, _SWITCH, not self.timing))
+        _say("timing", "on" if self.timing else "off")
+
+    def _set_format(self, argument: str) -> None:
+        if argument not in (*_SHOWN, "parquet", "arrow"):
+            raise UsageError(f"unknown format {argument}", hint=f"one of {', '.join(_SHOWN)}, parquet, arrow")
+        self.settings = replace(self.settings, format=argument)
+
+    def _set_output(self, argument: str) -> None:
+        path = Path(argument.strip("'\"")).expanduser() if argument else None
+        self.settings = replace(self.settings, output=path)
+        if path is not None:
+            _say("the next answer goes to", f"{path} as {self._format().format}")
+
+    def _set_all(self, argument: str) -> None:
+        everywhere = bool(_chosen(argument, _SWITCH, not self.settings.all_nodes))
+        self.settings = replace(self.settings, all_nodes=everywhere)
+        _say("all nodes", "on" if everywhere else "off")
+
+    def _set_param(self, argument: str) -> None:
+        if argument:
+            from probing.federation.parameters import parameter
+
+            name, value = parameter(argument)
+            self.params[name.lower()] = value
+        for name, value in self.params.items():
+            _say(f"${name}", repr(value))
+
+    def _help(self, _argument: str) -> None:
+        for name, text in COMMANDS.items():
+            sys.stdout.write(f"{name:8} {text}\n")
+
+    def _leave(self, _argument: str) -> None:
+        self.done = True
+
+
+def _chosen(argument: str, choices: dict[str, Any], without: Any) -> Any:
+    if not argument:
+        return without
+    if argument not in choices:
+        raise UsageError(f"{argument} is none of {', '.join(choices)}", hint="\\? explains the commands")
+    return choices[argument]
+
+
+def _say(what: str, value: str) -> None:
+    sys.stdout.write(escape(f"{what}: {value}") + "\n")
+
+
+def _vertical(rows: Iterable[dict[str, Any]]) -> str:
+    """A column a line, under a line with the row's number."""
+    lines = []
+    for number, row in enumerate(rows, 1):
+        names = [escape(name) for name in row]
+        wide = max(map(len, names), default=0)
+        lines.append(f"-[ {number} ]".ljust(wide + 20, "-"))
+        lines += [f"{name:{wide}}  {escape(show_value(v))}" for name, v in zip(names, row.values(), strict=True)]
+    return "".join(line + "\n" for line in lines)

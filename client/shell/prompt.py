@@ -1,0 +1,129 @@
+"""The shell's line: editing, history and completion by prompt_toolkit."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition, completion_is_selected
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from probing.api.errors import ProbingError
+from probing.api.tables import TABLES
+from probing.client.connection import Connection
+from probing.client.render.text import escape
+from probing.client.settings import Settings
+from probing.client.shell.statement import is_whole
+from probing.client.shell.words import candidates
+
+__all__ = ("Prompt", "history_path", "trim_history")
+
+_COLUMNS = "SELECT table_schema, table_name, column_name, type FROM probing.column_docs"
+_NAME = re.compile(r"[A-Za-z_]\w{0,62}")
+_MAX_HISTORY = 1 << 18
+_MAX_BYTES = 16 << 20
+_MAX_SHOWN = 200
+
+
+class Prompt:
+    """Asks for one input at a time."""
+
+    def __init__(self, settings: Settings, everywhere: Callable[[], bool]) -> None:
+        """``everywhere``: whether all nodes are asked, which the prompt shows."""
+        self._everywhere = everywhere
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=_Completer(settings),
+            complete_while_typing=False,
+            complete_in_thread=True,
+            enable_history_search=False,
+            multiline=True,
+            key_bindings=_keys(),
+            prompt_continuation=lambda width, _number, _wrapped: "...> ".rjust(width),
+        )
+
+    def ask(self, unfinished: str = "") -> str:
+        """What was typed, whole, after ``unfinished``. Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D."""
+        default = f"{unfinished}\n" if unfinished else ""
+        return self._session.prompt("all> " if self._everywhere() else "sql> ", default=default)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @Condition
+    def whole() -> bool:
+        return is_whole(get_app().current_buffer.text)
+
+    @keys.add("enter", filter=whole & ~completion_is_selected)
+    def _accept(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    return keys
+
+
+class _Completer(Completer):
+    """Knows our tables at once, and those of the node as soon as it has told them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}
+        threading.Thread(target=self._learn, args=(settings,), name="tables", daemon=True).start()
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
+        found = candidates(document.text_before_cursor, document.text, lambda: self._tables)
+        for text, replaced, meaning in islice(found, _MAX_SHOWN):
+            yield Completion(text, start_position=-replaced, display_meta=meaning)
+
+    def _learn(self, settings: Settings) -> None:
+        # Without the node's tables there are still ours.
+        with suppress(ProbingError), Connection(settings.target, token=settings.token) as connection:
+            reply = connection.query(_COLUMNS, settings.timeout, _MAX_BYTES)
+            tables = {name: dict(columns) for name, columns in self._tables.items()}
+            for schema, table, column, kind in zip(*(c.to_pylist() for c in reply.table.columns), strict=True):
+                # A node is not trusted: only what is a name is shown.
+                if all(_NAME.fullmatch(str(part)) for part in (schema, table, column)):
+                    tables.setdefault(f"{schema}.{table}", {})[column] = escape(str(kind))[:40]
+            self._tables = tables
+
+
+def history_path() -> Path:
+    """Where inputs are remembered: under XDG_STATE_HOME, ``~/.local/state`` if it is not set."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    root = given if given.is_absolute() else Path.home() / ".local" / "state"
+    return root / "probingctl" / "history"
+
+
+def _history() -> History:
+    path = history_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trim_history(path)
+    except (OSError, RuntimeError):
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
+    """Makes sure that ``path`` is there, only for its owner, and not larger than ``most`` bytes."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "r+b") as file:
+        os.fchmod(file.fileno(), 0o600)
+        size = os.fstat(file.fileno()).st_size
+        if size <= most:
+            return
+        file.seek(size - most // 2)
+        # The first entry of what is left may be cut: it goes too.
+        _, _, kept = file.read(most // 2).partition(b"\n\n")
+        file.seek(0)
+        file.write(b"\n" + kept)
+        file.truncate()

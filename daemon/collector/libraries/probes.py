@@ -1,0 +1,159 @@
+"""Puts the probes of sources on a file that a process maps, and says what is missing where that fails or came late."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.daemon.clock import Clock
+from probing.daemon.collector.libraries.files import Files, Identity, Key, ProbedFile, Refusal
+from probing.daemon.processes.liveness import ProcessNow
+from probing.daemon.processes.procfs import Mapping, clean_text
+from probing.daemon.source import Loss, Sink
+
+__all__ = ("LibraryProbes", "Mapped", "ProbedLibrary", "Session")
+
+MAX_REPORTED = 64
+MAX_SHOWN = 80
+# More refused files of a user are not each worth a line of the log.
+MAX_LOGGED = 8
+_log = logging.getLogger(__name__)
+
+
+class ProbedLibrary(Protocol):
+    """A source that puts probes on libraries, whose names begin with one of ``files``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def files(self) -> tuple[bytes, ...]: ...
+
+    def interesting(self, path: bytes) -> bool: ...
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Put the probes on the file open at ``fd``. How many were placed now, 0 when they were there.
+
+        Raises AttachError, UnsupportedTarget.
+        """
+
+    def forget(self, identity: Identity) -> None:
+        """The probes on a file have ended."""
+
+
+class Session(Protocol):
+    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    def identity(self, fd: int) -> Identity: ...
+
+    def probed_files(self) -> set[Identity]: ...
+
+    def end_file(self, identity: Identity) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A file of interest that a process of user ``uid`` maps; ``late``: it did so before it was looked at."""
+
+    process: ProcessNow
+    uid: int
+    key: Key
+    mapping: Mapping
+    late: bool
+
+
+class LibraryProbes:
+    """Of one thread, but for ``files.attached`` and ``files.refused``. ``sources`` come with the table whose rows are
+    missing where a library could not be probed in time."""
+
+    def __init__(
+        self, session: Session, sources: Sequence[tuple[ProbedLibrary, str]], sink: Sink, clock: Clock
+    ) -> None:
+        self._session = session
+        self._sources = tuple(source for source, _ in sources)
+        self._tables = {source.name: table for source, table in sources}
+        self._sink = sink
+        self._clock = clock
+        self.files = Files()
+        self.names = [name.decode() for source in self._sources for name in source.files]
+
+    def interesting(self, path: bytes) -> bool:
+        return any(source.interesting(path) for source in self._sources)
+
+    def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
+        """Sources that have neither put probes on a file nor refused it lately; of the others, what is missing is
+        a row."""
+        for source in self._sources:
+            if source.interesting(mapped.mapping.path) and not self._is_settled(mapped, source):
+                yield source
+
+    def _is_settled(self, mapped: Mapped, source: ProbedLibrary) -> bool:
+        file = self.files.find(mapped.key)
+        if file is not None and source.name in file.reasons:
+            if file.reasons[source.name] and mapped.late:
+                self._gap(mapped.process, source, file.reasons[source.name])
+            return True
+        refusal = self.files.refusal(source.name, mapped.key, mapped.uid)
+        if refusal is not None:
+            self._gap(mapped.process, source, refusal.reason)
+        return refusal is not None
+
+    def attach(self, fd: int, mapped: Mapped, source: ProbedLibrary) -> Refusal | None:
+        """Have a source put its probes on the file open at ``fd``; None when it did."""
+        key, uid = mapped.key, mapped.uid
+        try:
+            identity = self._session.identity(fd)
+            self.files.admit(identity, uid)
+            placed = source.attach(fd, mapped.mapping.path)
+        except ProbingError as e:
+            return self.refuse(mapped, source, e)
+        file = self.files.attached_to(identity, key, uid, _shown(mapped.mapping.path))
+        file.users.add(mapped.process.pid)
+        file.reasons.setdefault(source.name, "the process had the library before it was probed" if placed else "")
+        self.files.accept(source.name, key, uid)
+        return None
+
+    def refuse(self, mapped: Mapped, source: ProbedLibrary, error: ProbingError) -> Refusal:
+        """Leave a file alone, longer each time."""
+        path, uid = _shown(mapped.mapping.path), mapped.uid
+        silent = isinstance(error, TargetTimeout | InternalError)
+        refusal = self.files.refuse(source.name, mapped.key, uid, path, error.message, silent=silent)
+        level = logging.WARNING if self.files.refused_to(uid) <= MAX_LOGGED else logging.DEBUG
+        _log.log(level, "%s cannot be probed: %s; left alone for %g s", path, error.message, refusal.pause)
+        return refusal
+
+    def let_go(self, file: ProbedFile) -> set[int]:
+        """End the probes on a file. Returns the processes that map it still."""
+        self._end(file.identity)
+        return self.files.drop(file)
+
+    def let_go_of_strangers(self) -> None:
+        """End the probes that the daemon before us put on files that nobody maps now."""
+        for identity in self._session.probed_files() - self.files.identities:
+            self._end(identity)
+
+    def _end(self, identity: Identity) -> None:
+        self._session.end_file(identity)
+        for source in self._sources:
+            source.forget(identity)
+
+    def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
+        """A row of what is missing, once for each process and reason."""
+        holder = self.files.holders[process.pid]
+        if (source.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
+            return
+        holder.reported.add((source.name, reason))
+        pair = self._clock.pair()
+        began = process.start_ns + pair.boot_to_utc_ns
+        table = self._tables[source.name]
+        self._sink.lost(Loss(source.name, table, "attach", reason, began, pair.real_ns, None, process.pid))
+
+
+def _shown(path: bytes) -> str:
+    """Where it lies in a few words: the end of its directory, the begin of its name."""
+    folder, _, name = path.rpartition(b"/")
+    cut = "…" if len(folder) > MAX_SHOWN else ""
+    return f"{cut}{clean_text(folder[-MAX_SHOWN:])}/{clean_text(name, MAX_SHOWN)}"

@@ -1,0 +1,268 @@
+"""Finds the libraries that sources put probes on, wherever a process maps one, and has each file attached once.
+
+New mappings come from the kernel as they happen; what was mapped before, or was missed, is found by a scan of all
+processes. A file is opened by a reader, as its process sees it, and handed to the source as a descriptor. When the last
+process that maps it has ended, its probes end, so that they hold neither the file nor its file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout
+from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
+from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped, ProbedLibrary
+from probing.daemon.collector.libraries.turns import Turn, Turns
+from probing.daemon.processes.liveness import ProcessNow, process_now
+from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.procfs import Mapping, parse_maps, parse_status
+
+__all__ = ("LibraryWatch",)
+
+READ_TIMEOUT_S = 2.0
+# A process whose maps are locked, or whose file does not open, is given up sooner: others wait.
+MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
+SCAN_INTERVAL_S = 10.0
+# A scan that is not over then is begun anew, and nothing is concluded from it.
+SCAN_LIMIT_S = 120.0
+# So many scans wait for users who rest before probes that an earlier daemon left are ended.
+MAX_STRANGE_SCANS = 6
+# How often processes that map a probed file are looked at again: one can unmap it, and live.
+SWEEP_INTERVAL_S = 60.0
+LOOK_S = 1.0
+# What a file that is refused costs a user, in looks that found nothing; and how long he rests, s, for each file that
+# did not answer lately.
+REFUSED_LOOKS = 10
+SILENT_REST_S = 2.0
+MAX_KEYS = 256
+_STATUS_BYTES = 64 << 10
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """``done``: no file of the process waits any more; ``useful``: there was something new."""
+
+    done: bool
+    useful: bool = False
+
+
+class LibraryWatch:
+    """One thread that attaches and detaches; what processes do may be said from any.
+
+    ``fuse``: also files of file systems that a program serves.
+    """
+
+    def __init__(self, readers: ReaderPool, probes: LibraryProbes, *, fuse: bool = False) -> None:
+        self._readers = readers
+        self._probes = probes
+        self._fuse = fuse
+        self._files = probes.files
+        self._turns = Turns(_uid_of)
+        self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
+        self._again: list[str] = []
+        self._first_scan = threading.Event()
+        self._scan_wanted = True
+        # Of the thread only: processes of a scan that still wait, times on time.monotonic().
+        self._scanning: set[int] | None = None
+        self._scan_began = 0.0
+        self._swept = time.monotonic()
+        # Scans that may still find who maps what an earlier daemon probed; whether this one left out users who rest.
+        self._strange_scans = MAX_STRANGE_SCANS
+        self._left_out = False
+        # Files that nobody mapped before the scan that goes on.
+        self._idle: list[ProbedFile] = []
+
+    def start(self) -> None:
+        """Begin to look, with a scan of all processes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._turns.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def scanned(self, timeout: float) -> bool:
+        """Wait until all processes that ran at the start were looked at; False when ``timeout`` seconds are over."""
+        return self._first_scan.wait(timeout)
+
+    def interesting(self, path: bytes) -> bool:
+        return self._probes.interesting(path)
+
+    def seen(self, pid: int) -> None:
+        """A process has mapped an interesting file a moment ago."""
+        self._turns.add([pid], fresh=True)
+
+    def changed(self, pid: int) -> None:
+        """A process has ended, or runs another program."""
+        if pid in self._files.holders:
+            self._turns.add([pid], fresh=True)
+
+    def scan(self) -> None:
+        """Have all processes looked at, soon: mappings were missed."""
+        self._scan_wanted = True
+
+    def look_again(self, source: str) -> None:
+        """A source has let go of its libraries, and wants them once more."""
+        self._again.append(source)
+        self._turns.add(list(self._files.holders), fresh=True)
+
+    @property
+    def attached(self) -> dict[str, int]:
+        """How many files of each path have probes, the newest first."""
+        return dict(self._files.attached())
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why files could not be probed, the newest first."""
+        return self._files.refused()
+
+    def _run(self) -> None:
+        while not self._turns.stopped:
+            try:
+                self._rounds()
+                if (turn := self._turns.take(LOOK_S)) is not None:
+                    self._look_at(turn)
+            except Exception:  # one strange process must not end the watch
+                _log.exception("looking for libraries failed")
+
+    def _rounds(self) -> None:
+        """What is due now and then."""
+        while self._again:
+            self._files.forget_source(self._again.pop())
+        now = time.monotonic()
+        if now - self._swept >= SWEEP_INTERVAL_S:
+            self._swept = now
+            self._turns.add(list(self._files.holders), fresh=False)
+        if self._scanning is not None:
+            if not self._scanning:
+                self._end_scan()
+            elif now - self._scan_began >= SCAN_LIMIT_S:
+                self._scanning, self._scan_wanted = None, True
+        elif (not self._scan_began or now - self._scan_began >= SCAN_INTERVAL_S) and self._scan_due():
+            self._begin_scan(now)
+
+    def _scan_due(self) -> bool:
+        if self._turns.refused:
+            self._turns.refused, self._scan_wanted = 0, True
+        return self._scan_wanted or bool(self._files.idle())
+
+    def _begin_scan(self, now: float) -> None:
+        self._scan_wanted, self._scan_began = False, now
+        self._idle, self._left_out = self._files.idle(), False
+        self._scanning = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
+        self._turns.add(self._scanning, fresh=False)
+
+    def _end_scan(self) -> None:
+        """Every process was looked at since: files that nobody maps have their probes ended.
+
+        One that is mapped through another mount only gets them anew, through that one.
+        """
+        self._scanning = None
+        for file in self._idle:
+            if not self._files.is_held(file):
+                self._turns.add(self._probes.let_go(file), fresh=False)
+        self._idle = []
+        self._first_scan.set()
+        if self._strange_scans:
+            self._strange_scans = self._strange_scans - 1 if self._left_out else 0
+            if self._strange_scans:
+                self._scan_wanted = True
+            else:
+                self._probes.let_go_of_strangers()
+
+    def _look_at(self, turn: Turn) -> None:
+        began = time.monotonic()
+        found = _Look(done=True)
+        try:
+            found = self._look(turn)
+            self._turns.settled(turn.pid)
+        except (TargetTimeout, InternalError) as e:
+            # Of the moment: the reader did not answer.
+            _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
+            self._turns.again(turn.pid)
+        except ProbingError as e:
+            _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
+            if isinstance(e, ProcessGone):
+                # One that only waits for its parent maps nothing.
+                self._files.gone(turn.pid)
+            self._turns.settled(turn.pid)
+        finally:
+            if self._scanning is not None and found.done:
+                self._scanning.discard(turn.pid)
+        if not found.useful and (turn.fresh or not found.done):
+            looks = 1 if found.done else REFUSED_LOOKS
+            self._turns.waste(turn.uid, looks, time.monotonic() - began)
+
+    def _look(self, turn: Turn) -> _Look:
+        """Attach one file at most: for the next, the process comes up again."""
+        process = process_now(turn.pid)
+        if process is None:
+            self._files.gone(turn.pid)
+            return _Look(done=True, useful=True)
+        found = self._mapped(process)
+        new = self._files.holds(process.pid, process.start_ns, set(found))
+        for key, mapping in found.items():
+            mapped = Mapped(process, turn.uid, key, mapping, late=not turn.fresh)
+            source = next(self._probes.wanting(mapped), None)
+            if source is None:
+                continue
+            if not turn.may_attach:
+                self._left_out = True
+                self._turns.hold(turn)
+                return _Look(done=True, useful=new)
+            self._turns.add([process.pid], fresh=turn.fresh)
+            return _Look(done=False, useful=self._attach(mapped, source))
+        return _Look(done=True, useful=new)
+
+    def _attach(self, mapped: Mapped, source: ProbedLibrary) -> bool:
+        """Whether the file has its probes now. Raises ProbingError where the process does not let it be opened."""
+        process = mapped.process
+        try:
+            fd = self._readers.call(
+                "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=OPEN_PATIENCE_S,
+                start=mapped.mapping.start, served=self._fuse,
+            ).take_fd()  # fmt: skip
+        except (TargetTimeout, InternalError, ProcessGone):
+            raise
+        except ProbingError as e:
+            refusal: Refusal | None = self._probes.refuse(mapped, source, e)
+        else:
+            try:
+                refusal = self._probes.attach(fd, mapped, source)
+            finally:
+                os.close(fd)
+        if refusal is None:
+            return True
+        self._turns.later(process.pid, refusal.pause)
+        if refusal.silent:
+            self._turns.rest(mapped.uid, SILENT_REST_S * self._files.refused_to(mapped.uid, silent=True))
+        return False
+
+    def _mapped(self, process: ProcessNow) -> dict[Key, Mapping]:
+        """One executable mapping of each file of interest."""
+        answer = self._readers.call(
+            "maps", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=MAPS_PATIENCE_S,
+            names=self._probes.names,
+        )  # fmt: skip
+        found: dict[Key, Mapping] = {}
+        for mapping in parse_maps(answer.payload):
+            if mapping.executable and mapping.inode and self._probes.interesting(mapping.path):
+                found.setdefault((mapping.device[0] << 20 | mapping.device[1], mapping.inode), mapping)
+            if len(found) >= MAX_KEYS:
+                break
+        return found
+
+
+def _uid_of(pid: int) -> int | None:
+    """The real user of a process: who owns its files in /proc is its own choice."""
+    try:
+        with Path(f"/proc/{pid}/status").open("rb") as file:
+            return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
+    except (OSError, ProbingError):
+        return None

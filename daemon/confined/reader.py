@@ -1,0 +1,232 @@
+"""The reader: the process that reads targets, and nothing else. One request at a time; it can be killed at any time.
+
+A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so whoever asks holds a
+deadline, and gives a reader up by closing its connection: a thread here waits for that and ends the process.
+
+Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever has the number. Answers by op:
+
+* ``ping``: ``pid`` of the reader.
+* ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
+* ``identity``: header, see ``processes.target.identity``.
+* ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
+* ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files whose names begin so, at
+  most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
+* ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
+  ``mtime_ns``; one descriptor.
+* ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
+* ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
+* ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
+* ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
+* ``stacks``: ``python_stack.dump``.
+* ``blocked``, ``codes``, ``threads``: ``python_stack.sampled_blocked``, ``sampled_codes`` and ``sampled_threads``.
+* ``native``: ``python_stack.native.registers``. ``vars``: ``python_stack.values.read``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageError
+from probing.daemon.confined.sandbox import restrict
+from probing.daemon.confined.seccomp import READER
+from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.rooted_file import find_files, open_file
+from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
+from probing.daemon.python_stack.native.registers import handlers as native_handlers
+from probing.daemon.python_stack.sampling.blocked import answer_blocked
+from probing.daemon.python_stack.sampling.codes import answer_codes
+from probing.daemon.python_stack.sampling.threads import answer_threads
+from probing.daemon.python_stack.values.read import handlers as value_handlers
+from probing.daemon.python_stack.walk.dump import handlers as stack_handlers
+
+__all__ = ("end_on_hangup", "main", "serve")
+
+MAX_RANGES = 4_096
+MAX_NAMED = 1_024
+MAX_MEMORY = 16 << 20
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Serve the connection that is descriptor 0 until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=0)
+    restrict(READER)
+    end_on_hangup(connection.fileno())
+    serve(Channel(connection))
+    return 0
+
+
+def end_on_hangup(fd: int) -> None:
+    """End this process, whatever it is blocked in, when the other end of ``fd`` closes."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="hangup", daemon=True).start()
+
+
+def serve(channel: Channel) -> None:
+    """Answer requests until the connection closes."""
+    while True:
+        try:
+            request = channel.receive()
+            request.close_fds()
+        except ChannelClosed:
+            return
+        try:
+            answer = _answer(request.header)
+        except ProbingError as e:
+            channel.send_error(e)
+        except Exception as e:  # one bad request must not cost the reader; the asker gets the reason
+            _log.exception("request %s failed", request.header.get("op"))
+            channel.send_error(InternalError(f"a reader failed: {type(e).__name__}: {e}"))
+        else:
+            channel.send(answer.header, answer.payload, answer.fds)
+            answer.close_fds()
+
+
+def _answer(request: dict[str, Any]) -> Message:
+    op = request.get("op")
+    whole = _WHOLE.get(str(op))
+    if whole is not None:
+        return whole(request)
+    handler = _OF_A_TARGET.get(str(op))
+    if handler is None:
+        raise UsageError(f"a reader knows no request {op!r}")
+    pid, start_ns = request.get("pid"), request.get("start_ns", 0)
+    if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
+        raise UsageError(f"request {op} names no process")
+    with Target(pid, start_ns) as target:
+        try:
+            answer = handler(target, request)
+        except ProbingError:
+            # A process that ended is the reason for any other complaint about it.
+            target.check()
+            raise
+        try:
+            target.check()
+        except ProcessGone:
+            answer.close_fds()
+            raise
+    return answer
+
+
+def _ping(_: dict[str, Any]) -> Message:
+    return Message({"pid": os.getpid()})
+
+
+def _list(request: dict[str, Any]) -> Message:
+    return Message({}, json.dumps(list_processes(request.get("pids"))).encode())
+
+
+def _state(request: dict[str, Any]) -> Message:
+    return Message({}, json.dumps(states(request.get("targets", []), bool(request.get("threads")))).encode())
+
+
+def _identity(target: Target, _: dict[str, Any]) -> Message:
+    return Message(identity(target))
+
+
+def _maps(target: Target, request: dict[str, Any]) -> Message:
+    text = target.read("maps", MAX_MAPS)
+    truncated = len(text) == MAX_MAPS
+    if truncated:
+        text = text[: text.rfind(b"\n") + 1]
+    if names := [b"/" + str(name).encode() for name in request.get("names", ())]:
+        text = b"".join(islice(_executable(text, names), MAX_NAMED))
+    elif request.get("files"):
+        text = b"".join(line for line in text.splitlines(keepends=True) if b" /" in line)
+    return Message({"truncated": truncated}, text)
+
+
+def _executable(maps: bytes, names: list[bytes]) -> Iterator[bytes]:
+    for line in maps.splitlines(keepends=True):
+        if any(name in line for name in names) and b"x" in line.split(b" ", 2)[1]:
+            yield line
+
+
+def _open(target: Target, request: dict[str, Any]) -> Message:
+    header, fd = open_mapped(target, request)
+    return Message(header, fds=[fd])
+
+
+def _files(request: dict[str, Any]) -> Message:
+    with _named(request) as target:
+        return Message(find_files(target, request))
+
+
+def _file(request: dict[str, Any]) -> Message:
+    with _named(request) as target:
+        header, fd = open_file(target, request)
+    return Message(header, fds=[fd])
+
+
+def _named(request: dict[str, Any]) -> Target:
+    # Not as pid and start_ns: a file system that does not answer is no reason to leave its process alone.
+    pid, start_ns = request["process"]
+    return Target(int(pid) or os.getpid(), int(start_ns))
+
+
+def _network(target: Target, _: dict[str, Any]) -> Message:
+    fd = target.open("ns/net")
+    found = os.fstat(fd)
+    return Message({"dev": found.st_dev, "inode": found.st_ino}, fds=[fd])
+
+
+def _memory(target: Target, request: dict[str, Any]) -> Message:
+    ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
+    if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
+        raise UsageError(f"memory takes {MAX_RANGES} ranges and {MAX_MEMORY >> 20} MiB at most")
+    parts = ProcessMemory(target.pid).read_many(ranges)
+    return Message(
+        {"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts)
+    )
+
+
+def _by_request(handler: Callable[[dict[str, Any]], Message]) -> Callable[[Target, dict[str, Any]], Message]:
+    return lambda _, request: handler(request)
+
+
+def _in_header(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Target, dict[str, Any]], Message]:
+    return lambda _, request: Message(handler(request))
+
+
+_WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {
+    "file": _file,
+    "files": _files,
+    "list": _list,
+    "ping": _ping,
+    "state": _state,
+}
+_OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
+    "blocked": _by_request(answer_blocked),
+    "codes": _by_request(answer_codes),
+    "identity": _identity,
+    "maps": _maps,
+    "memory": _memory,
+    "network": _network,
+    "open": _open,
+    "threads": _by_request(answer_threads),
+    **{op: _by_request(handler) for op, handler in native_handlers().items()},
+    **{op: _by_request(handler) for op, handler in stack_handlers().items()},
+    **{op: _in_header(handler) for op, handler in value_handlers().items()},
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

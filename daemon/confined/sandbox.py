@@ -1,0 +1,194 @@
+"""What a worker gives up before it reads anything: limits, no new privileges, all files but the store's, and calls.
+
+Landlock (Linux 5.13) keeps the process and all threads that it starts from every file but those named, and seccomp
+from the calls that it has no use for; what the kernel lacks is left out. Numbers are those of
+include/uapi/linux/{landlock,ioprio}.h and the generic syscall table, the same on x86-64 and arm64 where not said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import struct
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import probing.api
+import probing.daemon
+import probing.federation
+from probing.api.errors import PrivilegeError
+from probing.daemon.confined.seccomp import refuse_calls
+
+__all__ = ("MemoryBound", "confine", "landlock_abi", "limit", "restrict", "stand_back")
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG = 1
+_RULE_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+# Rights that exist from an ABI version on, as masks of everything known to it.
+_FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+_NET_RIGHTS = {4: 0b11}
+_SCOPES = {6: 0b11}
+MAX_DESCRIPTORS = 4096
+_SYSTEM_PATHS = (
+    "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom",
+    # DuckDB 2.0.0 ends with an internal error when it sees its cgroup's limits and cannot open them.
+    "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu",
+)  # fmt: skip
+
+NICENESS = 10
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_LOWEST_BEST_EFFORT = 2 << 13 | 7
+# Between the job's 0 and the 1000 of what goes first.
+_OOM_SCORE = 500
+
+_PACKAGES = (probing.api, probing.daemon, probing.federation)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def limit(memory_bytes: int, cpu_seconds: int) -> None:
+    """Bound address space, descriptors, CPU time and file size; a huge scalar call then fails by itself."""
+    wanted = {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in wanted.items():
+        _set_limit(kind, value)
+
+
+class MemoryBound:
+    """Keeps what this process adds, private memory that it may write, below ``size`` bytes.
+
+    It is the kernel that counts (RLIMIT_DATA, which covers mappings since Linux 4.7): an allocation above fails, and
+    resident memory cannot pass it. To be made before ``confine``, and started when everything is loaded and warm.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._start = 0
+
+    def start(self) -> None:
+        self._start = self._data()
+        _set_limit(resource.RLIMIT_DATA, self._start + self._size)
+
+    @property
+    def used(self) -> float:
+        """The part of ``size`` that is taken."""
+        return (self._data() - self._start) / self._size
+
+    def _data(self) -> int:
+        # Pages: size, resident, shared, text, 0, data and stack, 0.
+        return int(os.pread(self._statm, 200, 0).split()[5]) * resource.getpagesize()
+
+
+def stand_back(niceness: int = NICENESS) -> None:
+    """Let the job and the collector go first, at the processor and the disk, and stay when memory ends."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+    if number := _IOPRIO_SET.get(platform.machine()):
+        _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
+    with contextlib.suppress(OSError):
+        path = Path("/proc/self/oom_score_adj")
+        path.write_text(str(max(_OOM_SCORE, int(path.read_text()))))
+
+
+def confine(readable: Iterable[str]) -> bool:
+    """Leave this process only ``readable`` and the interpreter's own files, to read, and not the calls of ``seccomp``.
+
+    To be called before threads start: a thread keeps what it had. False: the kernel cannot hide files.
+    """
+    _no_new_privs()
+    hidden = _hide_files(readable)
+    refuse_calls()
+    return hidden
+
+
+def restrict(kept: Collection[str]) -> None:
+    """Leave this process, of the calls of ``seccomp``, only those ``kept``. To be called before threads start."""
+    _no_new_privs()
+    refuse_calls(kept)
+
+
+def _no_new_privs() -> None:
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise PrivilegeError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+
+
+def _hide_files(readable: Iterable[str]) -> bool:
+    abi = landlock_abi()
+    if abi < 1:
+        return False
+    fs_rights = _upto(_FS_RIGHTS, abi)
+    ruleset = _create_ruleset(fs_rights, _upto(_NET_RIGHTS, abi), _upto(_SCOPES, abi), abi)
+    try:
+        for path in _interpreter_paths():
+            _allow(ruleset, path, (_READ_FILE | _READ_DIR | _EXECUTE) & fs_rights)
+        for path in readable:
+            _allow(ruleset, path, (_READ_FILE | _READ_DIR) & fs_rights)
+        _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+    return True
+
+
+def landlock_abi() -> int:
+    """The version of Landlock that the kernel has; 0 or less: none."""
+    return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
+
+
+def _set_limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _upto(rights: dict[int, int], abi: int) -> int:
+    return max((mask for since, mask in rights.items() if since <= abi), default=0)
+
+
+def _create_ruleset(fs: int, net: int, scopes: int, abi: int) -> int:
+    # struct landlock_ruleset_attr grew with the ABI; a kernel takes the size that it knows.
+    fields = (fs,) if abi < 4 else (fs, net) if abi < 6 else (fs, net, scopes)
+    data = struct.pack(f"{len(fields)}Q", *fields)
+    return _check(
+        _libc.syscall(_CREATE_RULESET, data, ctypes.c_size_t(len(data)), ctypes.c_uint32(0)), "landlock_create_ruleset"
+    )
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # what is not there cannot be read either
+    try:
+        if not Path(path).is_dir():
+            rights &= ~_READ_DIR
+        data = struct.pack("=Qi", rights, fd)  # struct landlock_path_beneath_attr is packed
+        _check(
+            _libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, data, ctypes.c_uint32(0)), f"landlock rule for {path}"
+        )
+    finally:
+        os.close(fd)
+
+
+def _interpreter_paths() -> set[str]:
+    """Where imports and shared libraries come from."""
+    ours = (str(Path(next(iter(package.__path__))).resolve()) for package in _PACKAGES)
+    site = (path for path in sys.path if path and Path(path).is_relative_to(sys.prefix))
+    return {sys.prefix, sys.base_prefix, *ours, *site, *_SYSTEM_PATHS}
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise PrivilegeError(f"{what}: {os.strerror(ctypes.get_errno())}")
+    return int(result)

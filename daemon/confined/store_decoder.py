@@ -1,0 +1,226 @@
+"""The process that takes apart files of the store which somebody else may have written: it has no rights at all.
+
+``python -m probing.daemon.confined.store_decoder`` with a connection as descriptor 0. Each request comes with one
+descriptor, of a regular file; an answer is messages ``{"part": TABLE}`` with an Arrow IPC stream each, then
+``{"end": ...}``.
+
+* ``segment``: reads all of a Parquet file, its pages' checksums too. End: ``table`` (what its metadata says, else
+  ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
+* ``columns``: the same from the footer alone, without times and jobs.
+* ``rows`` (``piece``, ``skip``): its rows, ``piece`` at a time, without the first ``skip`` pieces.
+* ``salvage`` (``fields``): ``jobs.JOBS`` has it; messages are ``{"lost"}`` and ``{"data"}`` with bytes of a segment.
+* ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
+* ``log`` (``void_from``, ``send``): the rows of a log part by table, unless ``send`` is false. End: ``rows`` by table,
+  ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError, InternalError, ProbingError, UsageError
+from probing.daemon.confined.reader import end_on_hangup
+from probing.daemon.confined.sandbox import confine, limit
+from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.store.jobs import JOBS
+from probing.daemon.store.parquet import open_parquet
+from probing.daemon.store.records import PartHeader, Record, cut_short, scan, unpack_header
+from probing.daemon.store.tail import decode_records
+
+__all__ = ("main", "serve")
+
+BATCH_ROWS = 1 << 16
+MAX_JOBS = 32
+MEMORY_BYTES = 3 << 30
+# For its whole life: a directory of some 100 GB.
+CPU_SECONDS = 4 * 3600
+MAX_LOG_BYTES = 1 << 30
+_MARKS = (b"probingd.segment", b"probingd.table")
+Send = Callable[[dict[str, Any], "bytes | memoryview"], None]
+
+
+def main() -> int:
+    """Serve the connection that is descriptor 0 until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=0)
+    limit(MEMORY_BYTES, CPU_SECONDS)
+    # Imported before the files are out of reach.
+    import pyarrow.parquet  # noqa: F401
+
+    confine(())
+    end_on_hangup(connection.fileno())
+    serve(Channel(connection))
+    return 0
+
+
+def serve(channel: Channel) -> None:
+    """Answer requests until the connection closes."""
+    while True:
+        try:
+            request = channel.receive()
+        except ChannelClosed:
+            return
+        try:
+            end = _answer(request, channel.send)
+        except ChannelClosed:
+            return
+        except ProbingError as e:
+            channel.send_error(e)
+        except MemoryError:
+            channel.send_error(FormatError("it asks for more memory than there is for it"))
+        except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as e:
+            channel.send_error(FormatError(" ".join(str(e).split())[:300] or type(e).__name__))
+        else:
+            channel.send({"end": end})
+        finally:
+            request.close_fds()
+
+
+def _answer(request: Message, send: Send) -> dict[str, Any]:
+    op, header = request.header.get("op"), request.header
+    if op == "ping":
+        return {}
+    file = os.fdopen(request.take_fd(), "rb")
+    with file:
+        if op == "segment":
+            return _segment(file)
+        if op == "columns":
+            return _columns(open_parquet(file, None))
+        if op == "rows":
+            return _rows(file, int(header["piece"]), int(header["skip"]), send)
+        if op == "salvage":
+            for step, data in JOBS["salvage"]([file], header["fields"]):
+                if "lost" in step or "data" in step:
+                    send(step, data)
+            return {}
+        if op == "header":
+            return _header(_log(file))
+        if op == "log":
+            void = header.get("void_from")
+            return _log_rows(_log(file), None if void is None else int(void), send if header["send"] else None)
+    raise UsageError(f"a decoder knows no request {op!r}")
+
+
+def _columns(parquet: Any) -> dict[str, Any]:
+    meta = parquet.metadata.metadata or {}
+    table = next((meta[mark].decode() for mark in _MARKS if mark in meta), "")
+    return {"table": table[:256], "columns": parquet.schema_arrow.names, "rows": parquet.metadata.num_rows}
+
+
+def _segment(file: io.BufferedReader) -> dict[str, Any]:
+    parquet = open_parquet(file, None)
+    found = _columns(parquet)
+    rows, times, jobs = 0, _Times(), set[Any]()
+    for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
+        batch.validate(full=True)
+        rows += batch.num_rows
+        times.add(batch)
+        if "job" in batch.schema.names and len(jobs) <= MAX_JOBS:
+            jobs.update(batch.column("job").unique().to_pylist())
+    if rows != found["rows"]:
+        raise FormatError(f"its footer says {found['rows']} rows, it has {rows}")
+    names = sorted(job for job in jobs if isinstance(job, str))
+    known = bool(names) and len(names) == len(jobs) <= MAX_JOBS
+    return {**found, **times.told(), "jobs": names if known else None}
+
+
+class _Times:
+    """First and last ``ts`` of batches, UTC ns; 0 where there is none, as in the manifest."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._last = 0
+
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        if "ts" not in batch.schema.names or not pa.types.is_timestamp(batch.schema.field("ts").type):
+            return
+        import pyarrow.compute as pc
+
+        column: Any = batch.column("ts").cast(pa.timestamp("ns")).cast(pa.int64())
+        found: Any = pc.min_max(column.fill_null(0)).as_py()
+        if found["min"] is not None:
+            self._first = found["min"] if self._first is None else min(self._first, found["min"])
+            self._last = max(self._last, found["max"])
+
+    def told(self) -> dict[str, int]:
+        return {"ts_min": self._first or 0, "ts_max": self._last}
+
+
+def _rows(file: io.BufferedReader, piece: int, skip: int, send: Send) -> dict[str, Any]:
+    parquet = open_parquet(file, None)
+    found = _columns(parquet)
+    for number, batch in enumerate(parquet.iter_batches(piece, use_threads=False)):
+        batch.validate(full=True)
+        if number >= skip:
+            send({"part": found["table"]}, _stream(pa.Table.from_batches([batch])))
+    return found
+
+
+def _stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def _log(file: io.BufferedReader) -> bytes:
+    data = file.read(MAX_LOG_BYTES + 1)
+    if len(data) > MAX_LOG_BYTES:
+        raise FormatError(f"a log part of more than {MAX_LOG_BYTES} bytes")
+    return data
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    header, _ = unpack_header(data)
+    return {"number": header.number, "node": header.node[:256], "first_sequence": header.first_sequence}
+
+
+def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str, Any]:
+    header, start = unpack_header(data)
+    records, end = _good_records(data, header, start, void_from)
+    tail = decode_records(records)
+    problems = list(tail.problems)
+    void = void_from is not None and header.first_sequence + len(records) >= void_from
+    torn = end < len(data) and not void and cut_short(data, end)
+    if end < len(data) and not void and not torn:
+        problems.append(f"it is bad from byte {end} on")
+    counts, spans = {}, {}
+    for name, rows in tail.tables.items():
+        rows.validate(full=True)
+        times = _Times()
+        times.add(rows.combine_chunks())
+        counts[name], spans[name] = rows.num_rows, list(times.told().values())
+        if send is not None and rows.num_rows:
+            send({"part": name}, _stream(rows))
+    sequence = header.first_sequence + len(records)
+    return {"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems, "torn": torn}
+
+
+def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | None) -> tuple[list[Record], int]:
+    """Records that count, and where the bytes of good ones end."""
+    records: list[Record] = []
+    for record in scan(data, start):
+        if record.sequence != header.first_sequence + len(records):
+            break
+        if void_from is not None and record.sequence >= void_from:
+            break
+        records.append(record)
+        start = record.end
+    return records, start
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except InternalError as e:
+        raise SystemExit(e.message) from e

@@ -1,0 +1,306 @@
+"""How to find a frame's caller: call frame information of one file, looked up where it is asked for and nowhere else.
+
+``.eh_frame_hdr`` has a sorted table of all functions, so of a file with hundreds of thousands only one description is
+parsed. Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings), DWARF 5, 6.4 (instructions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from probing.api.errors import CorruptTarget, UnsupportedTarget
+from probing.daemon.elf.cfi_expressions import Cursor
+from probing.daemon.elf.image import ElfImage
+
+__all__ = ("FrameTable", "Row", "Rule")
+
+_MAX_FUNCTIONS = 8 << 20
+_MAX_ENTRY = 1 << 20
+_MAX_INSTRUCTIONS = 65_536
+_MAX_REMEMBERED = 256
+_MAX_REGISTER = 128
+_MAX_AUGMENTATION = 16
+_MAX_CIES = 1024
+_MASK = (1 << 64) - 1
+# Pointer encodings (DW_EH_PE_*): the low half is the format, then what it is relative to.
+_PCREL, _DATAREL, _INDIRECT, _OMIT = 0x10, 0x30, 0x80, 0xFF
+_FORMATS = {0x00: (8, False), 0x02: (2, False), 0x03: (4, False), 0x04: (8, False), 0x0A: (2, True), 0x0B: (4, True),
+            0x0C: (8, True)}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """Where the caller's value of a register is.
+
+    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
+    and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
+    """
+
+    kind: str
+    value: int = 0
+    expression: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What holds at one instruction of the function at ``start``, an address before relocation, of ``size`` bytes.
+
+    The CFA is ``cfa_register`` + ``cfa_offset``, or what ``cfa_expression`` gives. ``signal``: the frame was made by
+    the kernel, and its caller is where the signal came, not behind a call.
+    """
+
+    start: int
+    size: int
+    cfa_register: int
+    cfa_offset: int
+    cfa_expression: bytes
+    rules: dict[int, Rule]
+    return_register: int
+    signal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Cie:
+    code_align: int
+    data_align: int
+    return_register: int
+    encoding: int
+    augmented: bool
+    signal: bool
+    instructions: bytes
+
+
+@dataclass(slots=True)
+class _State:
+    """The row that the instructions build."""
+
+    location: int
+    cfa: tuple[int, int, bytes] = (-1, 0, b"")
+    rules: dict[int, Rule] = field(default_factory=dict)
+    remembered: list[tuple[tuple[int, int, bytes], dict[int, Rule]]] = field(default_factory=list)
+
+
+class FrameTable:
+    """The call frame information of ``image``. Raises UnsupportedTarget when it has none that can be searched."""
+
+    def __init__(self, image: ElfImage) -> None:
+        header = image.eh_frame_hdr
+        if header is None or header.size < 12:
+            raise UnsupportedTarget("the file has no index of its call frame information")
+        self._image = image
+        self._base = header.vaddr
+        cursor = Cursor(image.read_upto(header.offset, min(header.size, 32)))
+        version, frame_encoding, count_encoding, table_encoding = cursor.take(4)
+        if version != 1 or count_encoding != 0x03 or table_encoding != _DATAREL | 0x0B:
+            raise UnsupportedTarget("the index of call frame information is in a format that no linker writes today")
+        cursor.take(_FORMATS.get(frame_encoding & 0x0F, (8, False))[0])
+        count = min(cursor.number(4), (header.size - cursor.at) // 8, _MAX_FUNCTIONS)
+        table = np.frombuffer(image.read_upto(header.offset + cursor.at, count * 8), "<i4").reshape(-1, 2)
+        self._starts = np.ascontiguousarray(table[:, 0])
+        self._entries = np.ascontiguousarray(table[:, 1])
+        self._cies: dict[int, _Cie] = {}
+
+    def row(self, address: int) -> Row | None:
+        """What holds at ``address`` (before relocation); None when no function there is described.
+
+        Raises CorruptTarget or UnsupportedTarget for a description that makes no sense.
+        """
+        relative = address - self._base
+        if not -(1 << 31) <= relative < 1 << 31:
+            return None
+        index = int(np.searchsorted(self._starts, np.int32(relative), side="right")) - 1
+        if index < 0:
+            return None
+        return self._row(self._base + int(self._entries[index]), address)
+
+    def _row(self, entry: int, address: int) -> Row | None:
+        data, body = self._entry(entry)
+        cursor = Cursor(data)
+        cie_offset = cursor.number(4)
+        if not cie_offset:
+            raise CorruptTarget("the index of call frame information leads to no function")
+        cie = self._cie(body - cie_offset)
+        start = self._pointer(cursor, cie.encoding, body)
+        size = cursor.number(*_format(cie.encoding & 0x07)) & _MASK
+        if not start <= address < start + size:
+            return None
+        if cie.augmented:
+            cursor.take(cursor.uleb())
+        state = _State(start)
+        _run(Cursor(cie.instructions), state, cie, {}, _MASK)
+        initial = dict(state.rules)
+        state.location = start
+        _run(Cursor(data, cursor.at), state, cie, initial, address)
+        register, offset, expression = state.cfa
+        if register < 0 and not expression:
+            raise CorruptTarget("call frame information says nothing of the frame")
+        return Row(start, size, register, offset, expression, state.rules, cie.return_register, cie.signal)
+
+    def _entry(self, address: int) -> tuple[bytes, int]:
+        """What an entry holds behind its length, and the address of that."""
+        offset = self._image.offset_of(address)
+        if offset is None:
+            raise CorruptTarget("call frame information lies outside of the file")
+        head = Cursor(self._image.read_upto(offset, 12))
+        size, skip = head.number(4), 4
+        if size == 0xFFFF_FFFF:
+            size, skip = head.number(8), 12
+        if not 4 < size <= _MAX_ENTRY:
+            raise CorruptTarget("an entry of call frame information has no sensible size")
+        return self._image.read(offset + skip, size), address + skip
+
+    def _cie(self, address: int) -> _Cie:
+        if found := self._cies.get(address):
+            return found
+        data, _ = self._entry(address)
+        cursor = Cursor(data)
+        if cursor.number(4):
+            raise CorruptTarget("call frame information leads to no common part")
+        version = cursor.number(1)
+        if version not in (1, 3, 4):
+            raise UnsupportedTarget(f"call frame information of version {version}")
+        end = data.find(b"\0", cursor.at, cursor.at + _MAX_AUGMENTATION)
+        if end < 0:
+            raise CorruptTarget("call frame information has too long an augmentation")
+        augmentation = cursor.take(end + 1 - cursor.at)[:-1]
+        if version == 4 and cursor.take(2) != b"\x08\0":
+            raise UnsupportedTarget("call frame information for other addresses than of 64 bits")
+        code_align, data_align = cursor.uleb(), cursor.sleb()
+        register = cursor.number(1) if version == 1 else cursor.uleb()
+        found = _augmented(cursor, augmentation, code_align, data_align, register)
+        if len(self._cies) < _MAX_CIES:
+            self._cies[address] = found
+        return found
+
+    def _pointer(self, cursor: Cursor, encoding: int, body: int) -> int:
+        if encoding & _INDIRECT:
+            raise UnsupportedTarget("call frame information refers to functions indirectly")
+        base = {0x00: 0, _PCREL: body + cursor.at, _DATAREL: self._base}.get(encoding & 0x70)
+        if base is None:
+            raise UnsupportedTarget("call frame information has addresses of an unknown kind")
+        return (base + cursor.number(*_format(encoding))) & _MASK
+
+
+def _format(encoding: int) -> tuple[int, bool]:
+    if encoding & 0x0F not in _FORMATS:
+        raise UnsupportedTarget("call frame information has addresses in an unknown format")
+    return _FORMATS[encoding & 0x0F]
+
+
+def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align: int, register: int) -> _Cie:
+    encoding, signal = 0, False
+    if augmentation.startswith(b"z"):
+        size = cursor.uleb()
+        if size > cursor.left:
+            raise CorruptTarget("call frame information has an augmentation behind its end")
+        inner = Cursor(cursor.data, cursor.at, cursor.at + size)
+        cursor.take(size)
+        for letter in augmentation[1:]:
+            if letter == ord("R"):
+                encoding = inner.number(1)
+            elif letter == ord("P"):
+                inner.take(_format(inner.number(1))[0])
+            elif letter == ord("L"):
+                inner.take(1)
+            elif letter == ord("S"):
+                signal = True
+            else:
+                break  # what follows is not known, and has its size in front
+    elif augmentation:
+        raise UnsupportedTarget("call frame information with an unknown augmentation")
+    rest = cursor.take(cursor.left)
+    return _Cie(code_align, data_align, register, encoding, augmentation.startswith(b"z"), signal, rest)
+
+
+def _run(cursor: Cursor, state: _State, cie: _Cie, initial: dict[int, Rule], address: int) -> None:
+    """Execute instructions until they are at an end or speak of what lies behind ``address``."""
+    for _ in range(_MAX_INSTRUCTIONS):
+        if not cursor.left or state.location > address:
+            return
+        op = cursor.number(1)
+        operand = op & 0x3F
+        if op >> 6 == 1:  # DW_CFA_advance_loc
+            _advance(state, operand * cie.code_align, address)
+        elif op >> 6 == 2:  # DW_CFA_offset
+            state.rules[operand] = Rule("offset", cursor.uleb() * cie.data_align)
+        elif op >> 6 == 3:  # DW_CFA_restore
+            _restore(state, operand, initial)
+        elif op in (0x02, 0x03, 0x04):  # DW_CFA_advance_loc1, 2, 4
+            _advance(state, cursor.number(1 << (op - 2)) * cie.code_align, address)
+        elif op == 0x01:  # DW_CFA_set_loc
+            raise UnsupportedTarget("call frame information jumps to an address")
+        else:
+            _instruct(op, cursor, state, cie, initial)
+    raise CorruptTarget("call frame information has no end")
+
+
+def _advance(state: _State, delta: int, address: int) -> None:
+    state.location = min(state.location + delta, address + 1)
+
+
+def _instruct(op: int, cursor: Cursor, state: _State, cie: _Cie, initial: dict[int, Rule]) -> None:
+    if op in (0x0A, 0x0B):
+        _remember(op, state)
+    elif op in (0x0C, 0x12):  # DW_CFA_def_cfa, _sf
+        register = _register(cursor)
+        state.cfa = (register, cursor.uleb() if op == 0x0C else cursor.sleb() * cie.data_align, b"")
+    elif op == 0x0D:  # DW_CFA_def_cfa_register
+        state.cfa = (_register(cursor), state.cfa[1], b"")
+    elif op in (0x0E, 0x13):  # DW_CFA_def_cfa_offset, _sf
+        state.cfa = (state.cfa[0], cursor.uleb() if op == 0x0E else cursor.sleb() * cie.data_align, b"")
+    elif op == 0x0F:  # DW_CFA_def_cfa_expression
+        state.cfa = (-1, 0, cursor.take(cursor.uleb()))
+    elif op == 0x2E:  # DW_CFA_GNU_args_size
+        cursor.uleb()
+    elif op != 0x00:  # DW_CFA_nop
+        register = _register(cursor)
+        if op == 0x06:  # DW_CFA_restore_extended
+            _restore(state, register, initial)
+        else:
+            state.rules[register] = _rule(op, cursor, cie)
+
+
+def _rule(op: int, cursor: Cursor, cie: _Cie) -> Rule:
+    if op == 0x05:  # DW_CFA_offset_extended
+        return Rule("offset", cursor.uleb() * cie.data_align)
+    if op in (0x07, 0x08):  # DW_CFA_undefined, same_value
+        return Rule("undefined" if op == 0x07 else "same")
+    if op == 0x09:  # DW_CFA_register
+        return Rule("register", _register(cursor))
+    if op in (0x10, 0x16):  # DW_CFA_expression, val_expression
+        return Rule("saved" if op == 0x10 else "computed", 0, cursor.take(cursor.uleb()))
+    if op in (0x11, 0x15):  # DW_CFA_offset_extended_sf, val_offset_sf
+        return Rule("offset" if op == 0x11 else "value", cursor.sleb() * cie.data_align)
+    if op == 0x14:  # DW_CFA_val_offset
+        return Rule("value", cursor.uleb() * cie.data_align)
+    if op == 0x2F:  # DW_CFA_GNU_negative_offset_extended
+        return Rule("offset", -cursor.uleb() * cie.data_align)
+    raise UnsupportedTarget(f"call frame information with the unknown instruction {op:#x}")
+
+
+def _remember(op: int, state: _State) -> None:
+    """DW_CFA_remember_state and DW_CFA_restore_state."""
+    if op == 0x0A:
+        if len(state.remembered) >= _MAX_REMEMBERED:
+            raise CorruptTarget("call frame information remembers too much")
+        state.remembered.append((state.cfa, dict(state.rules)))
+    elif not state.remembered:
+        raise CorruptTarget("call frame information restores what it never had")
+    else:
+        state.cfa, state.rules = state.remembered.pop()
+
+
+def _restore(state: _State, register: int, initial: dict[int, Rule]) -> None:
+    if register in initial:
+        state.rules[register] = initial[register]
+    else:
+        state.rules.pop(register, None)
+
+
+def _register(cursor: Cursor) -> int:
+    register = cursor.uleb()
+    if register > _MAX_REGISTER:
+        raise CorruptTarget("call frame information speaks of an unknown register")
+    return register

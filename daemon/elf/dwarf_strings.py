@@ -1,0 +1,155 @@
+"""Where texts are said in a unit of DWARF: .debug_str, .debug_line_str and .debug_str_offsets, bounded.
+
+Format: DWARF 5, 7.5.5 (class string) and 7.26.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.elf.dwarf_units import (
+    INDEXES,
+    LINE_STRP,
+    STRING,
+    STRP,
+    STRX,
+    Attribute,
+    Unit,
+    Units,
+    uleb,
+)
+
+__all__ = ("Texts", "uleb_bytes")
+
+_NAME, _STR_OFFSETS_BASE = 0x03, 0x72  # DW_AT_*
+_MAX_NAME = 256
+# Mangled names end as the name of a struct does, and so can lie around it.
+_MAX_OCCURRENCES = 1 << 14
+_MAX_INDEXES = 64
+# Searched between two looks at the clock; a multiple of 4.
+_PART = 1 << 22
+
+
+class Texts:
+    """The sections of texts as bytes, empty where there is none. Raises as ``units`` does."""
+
+    def __init__(self, units: Units, strings: bytes, line_strings: bytes, str_offsets: bytes) -> None:
+        self._units = units
+        self._info = units.info
+        self._strings = strings
+        self._line_strings = line_strings
+        self._str_offsets = str_offsets
+        self._offsets: dict[tuple[bytes, int], npt.NDArray[np.uint32]] = {}
+        # Of the unit that was searched last.
+        self._found_in = -1
+        self._found: dict[tuple[bytes, int], list[int]] = {}
+
+    def at(self, unit: Unit, form: int, at: int) -> str:
+        """The text of an attribute of ``form`` at ``at``; empty for one that lies in another file."""
+        value, _ = self._units.value(unit, Attribute(_NAME, form, 0), at)
+        if form == STRING:
+            return _c_string(self._info, at)
+        if form == STRP and isinstance(value, int):
+            return _c_string(self._strings, value)
+        if form == LINE_STRP and isinstance(value, int):
+            return _c_string(self._line_strings, value)
+        if (form == STRX or form in INDEXES) and isinstance(value, int):
+            place = self._str_offsets_base(unit) + value * unit.offset_size
+            offset = self._str_offsets[place : place + unit.offset_size]
+            return _c_string(self._strings, int.from_bytes(offset, "little"))
+        return ""
+
+    def places(self, unit: Unit, name: str, form: int) -> list[int]:
+        """Where in .debug_info an attribute of ``form`` in ``unit`` can say ``name``."""
+        text = name.encode() + b"\0"
+        if unit.start != self._found_in:
+            self._found_in, self._found = unit.start, {}
+        if (text, form) not in self._found:
+            self._found[text, form] = self._find(unit, text, form)
+        return self._found[text, form]
+
+    def _find(self, unit: Unit, text: bytes, form: int) -> list[int]:
+        if form == STRING:
+            return _places(self._info, text, unit.first, unit.end)
+        if form in (STRP, LINE_STRP):
+            return self._words(unit.first, unit.end, self._offsets_of(text, form))
+        found: list[int] = []
+        if form == STRX or form in INDEXES:
+            for index in self._indexes(unit, text):
+                self._units.in_time()
+                if form == STRX:
+                    found += _places(self._info, uleb_bytes(index), unit.first, unit.end)
+                elif index < 1 << 8 * INDEXES[form]:
+                    found += _places(self._info, index.to_bytes(INDEXES[form], "little"), unit.first, unit.end)
+        return found
+
+    def _offsets_of(self, text: bytes, form: int) -> npt.NDArray[np.uint32]:
+        """Where the text lies among the texts, also as the end of others: linkers merge them."""
+        if (text, form) not in self._offsets:
+            texts = self._line_strings if form == LINE_STRP else self._strings
+            self._offsets[text, form] = np.array(_places(texts, text, 0, len(texts)), np.uint32)
+        return self._offsets[text, form]
+
+    def _indexes(self, unit: Unit, text: bytes) -> list[int]:
+        """The numbers of the text in the unit's part of .debug_str_offsets (DWARF 5, 7.26)."""
+        base, size = self._str_offsets_base(unit), unit.offset_size
+        header = self._str_offsets[max(base - 4 - size, 0) : max(base - 4, 0)]
+        end = min(base - 4 + int.from_bytes(header, "little"), len(self._str_offsets))
+        # The low halves are enough: what is found is looked at again.
+        words = self._matching(self._str_offsets, base, end, self._offsets_of(text, STRP))
+        return [(word - base) // size for word in words if (word - base) % size == 0][:_MAX_INDEXES]
+
+    def _words(self, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
+        """Where words of 32 bits that are ``wanted`` lie from ``start`` to ``end``, aligned or not."""
+        found: list[int] = []
+        for shift in range(4):
+            found += self._matching(self._info, start + shift, end, wanted)
+        return sorted(found)[:_MAX_OCCURRENCES]
+
+    def _matching(self, data: bytes, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
+        """The same of those a multiple of 4 behind ``start``; ``wanted`` in order."""
+        found: list[int] = []
+        for at in range(start, end - 3, _PART) if len(wanted) else ():
+            self._units.in_time()
+            words = np.frombuffer(data, "<u4", min(_PART, end - at) // 4, at)
+            nearest = np.minimum(np.searchsorted(wanted, words), len(wanted) - 1)
+            found += (np.flatnonzero(wanted[nearest] == words) * 4 + at).tolist()
+            if len(found) > _MAX_OCCURRENCES:
+                break
+        return found
+
+    def _str_offsets_base(self, unit: Unit) -> int:
+        """From the attributes of the unit itself, whose own texts may need it: they are not looked at."""
+        code, at = uleb(self._info, unit.first)
+        for attribute in unit.abbreviations[code].attributes if code in unit.abbreviations else ():
+            value, at = self._units.value(unit, attribute, at)
+            if attribute.name == _STR_OFFSETS_BASE and isinstance(value, int):
+                return value
+        # DWARF 5, 7.26: past the header of the only table.
+        return 16 if unit.offset_size == 8 else 8
+
+
+def uleb_bytes(number: int) -> bytes:
+    """As unsigned LEB128."""
+    parts = bytearray()
+    while True:
+        number, low = number >> 7, number & 0x7F
+        parts.append(low | (0x80 if number else 0))
+        if not number:
+            return bytes(parts)
+
+
+def _places(data: bytes, needle: bytes, start: int, end: int) -> list[int]:
+    """Where ``needle`` begins; not all of them where there are too many."""
+    found: list[int] = []
+    at = data.find(needle, start, end)
+    while at >= 0 and len(found) < _MAX_OCCURRENCES:
+        found.append(at)
+        at = data.find(needle, at + 1, end)
+    return found
+
+
+def _c_string(data: bytes, at: int) -> str:
+    end = data.find(b"\0", at, at + _MAX_NAME)
+    return data[at:end].decode(errors="replace") if 0 <= at < end else ""

@@ -1,0 +1,64 @@
+"""Rows of ``cuda.launches`` from counts of the kernel, a process and CPU each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.daemon.clock import ClockPair
+from probing.daemon.gpu.cuda.columns import batch, identities, identity_columns, numbers
+from probing.daemon.gpu.cuda.maps import Maps
+from probing.daemon.source import Processes
+
+__all__ = ("LaunchRows",)
+
+COUNTS = "cuda_launches"
+_FIELDS = ("kernels", "graphs")
+
+
+class LaunchRows:
+    """What was launched since it was told last. One thread."""
+
+    def __init__(self, maps: Maps, node: str, processes: Processes) -> None:
+        self._maps = maps
+        self._node = node
+        self._processes = processes
+        self._told: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """What was counted before now is not told."""
+        pids, starts, counts = self._read()
+        self._told = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
+
+    def changed(self, pair: ClockPair) -> pa.RecordBatch:
+        """A row for each process that launched anything since the call before."""
+        pids, starts, counts = self._read()
+        before = [self._told.get((int(p), int(s)), (0, 0)) for p, s in zip(pids, starts, strict=True)]
+        more = counts - np.array(before, np.int64).reshape(-1, 2)
+        self._told |= {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
+        chosen = more.any(axis=1)
+        return self._rows(pids[chosen], starts[chosen], more[chosen], pair)
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        self._told.pop((pid, start_ns), None)
+        value = self._maps[COUNTS].lookup(pid)
+        # Another process may have the number already.
+        if value is not None and int(value["start_ns"].max()) == start_ns:
+            self._maps[COUNTS].delete(pid)
+
+    def _read(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+        pids, values = self._maps[COUNTS].items()
+        counts = np.stack([values[field].sum(axis=1).astype(np.int64) for field in _FIELDS], axis=1)
+        return pids.reshape(-1), values["start_ns"].max(axis=1), counts
+
+    def _rows(
+        self, pids: npt.NDArray[Any], starts: npt.NDArray[Any], more: npt.NDArray[np.int64], pair: ClockPair
+    ) -> pa.RecordBatch:
+        who, inverse = identities(self._processes, pids, starts)
+        columns = identity_columns(self._node, who, inverse, pids, starts)
+        columns["ts"] = numbers(np.full(len(pids), pair.real_ns, np.int64)).cast(pa.timestamp("ns"))
+        columns |= {field: numbers(more[:, column]) for column, field in enumerate(_FIELDS)}
+        return batch("cuda.launches", columns)

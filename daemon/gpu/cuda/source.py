@@ -1,0 +1,322 @@
+"""The source of what processes ask of the CUDA runtime: probes on libcudart, and what they saw as rows.
+
+When collectives on a stream were done is told by the same probes: they close the operations that lie open, in the
+kernel, and those rows come from the source of collectives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.config import CudaConfig
+from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.gpu.cuda.frames import Frames, Readers
+from probing.daemon.gpu.cuda.launches import LaunchRows
+from probing.daemon.gpu.cuda.maps import Link, Session, drop_process, processes_in
+from probing.daemon.gpu.cuda.memory import STACKS, SUMS, MemoryRows
+from probing.daemon.gpu.cuda.symbols import (
+    COMPLETION,
+    EVENT_SLOTS,
+    LAUNCHES,
+    MEMORY,
+    Group,
+    Place,
+    is_cudart,
+    placed,
+    slots,
+)
+from probing.daemon.gpu.cuda.syncs import sync_rows
+from probing.daemon.source import Loss, Processes, Sink
+
+__all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
+
+OBJECTS = ("cuda",)
+"""The BPF object that the session has to hold; ``OPTIONAL`` those that it can do without."""
+OPTIONAL = ("cuda_memory",)
+RING = "cuda_syncs"
+# A stream that has operations and for which nobody asks may be one of a library with a CUDA runtime linked into it.
+GIVE_UP_NS = 60_000_000_000
+_STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
+_KEY = struct.Struct("<QQQ")
+# Rounds of one stream whose rest is closed: 64 operations each, of the 1024 that lie open at most.
+_REST_RUNS = 32
+# Longer than between two rounds, also of a machine that is busy. Probes that were hit too often stay off for longer.
+_DISTRUST_NS = 5_000_000_000
+_log = logging.getLogger(__name__)
+
+
+class CudaSource:
+    """``symbols`` finds symbols by name in the file at a descriptor. Safe for several threads.
+
+    Maps are read by a thread of its own, which ``tick`` wakes once a second.
+    """
+
+    name = "cuda"
+    files = (b"libcudart",)
+
+    def __init__(
+        self,
+        session: Session,
+        processes: Processes,
+        node: str,
+        symbols: SymbolFinder,
+        sink: Sink,
+        readers: Readers,
+        clock: Clock,
+        config: CudaConfig,
+    ) -> None:
+        self._session, self._processes, self._node = session, processes, node
+        self._symbols, self._sink, self._clock, self._config = symbols, sink, clock, config
+        self._links: dict[tuple[tuple[int, int], str], list[Link]] = {}
+        self._attaching = threading.Lock()
+        self._memory: MemoryRows | None = None
+        if self._has(MEMORY):
+            self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
+        self._launches = LaunchRows(session.maps, node, processes)
+        self._files: dict[tuple[int, int], int] = {}
+        self._void_before = 0
+        self._unasked: dict[bytes, int] = {}
+        self._ended: deque[tuple[int, int]] = deque()
+        self._next_memory = 0.0
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="cuda", daemon=True)
+
+    def start(self) -> None:
+        """End probes of the daemon before us that are switched off now, and begin to tell."""
+        self._tell_programs()
+        unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._wanted())
+        for link in list(self._session.links.values()):
+            if link.program in unwanted:
+                self._session.detach(link)
+        pair = self._clock.pair()
+        self._launches.begin()
+        if self._memory is not None:
+            self._memory.begin(pair.mono_ns)
+        self._next_memory = time.monotonic() + self._config.memory_interval_s
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The links are the session's: it keeps or ends them."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    @property
+    def slots(self) -> dict[int, str]:
+        """The slot of each probe -> what is counted there."""
+        return slots((COMPLETION, MEMORY, LAUNCHES))
+
+    def interesting(self, path: bytes) -> bool:
+        """Whether a file that a process maps can be libcudart, by its path."""
+        return is_cudart(path)
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+
+        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Raises UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
+        """
+        if not self.interesting(path):
+            return 0
+        identity = self._session.identity(fd)
+        with self._attaching:
+            missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
+            links = [link for group in missing for link in self._place(group, fd, identity)]
+            # A link of this kind holds the file, and so its mount, itself; another must not begin to.
+            if identity not in self._files and self._session.features.uprobe_multi:
+                self._files[identity] = os.dup(fd)
+        return sum(not link.adopted for link in links)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probes on a file."""
+        with self._attaching:
+            for key in [key for key in self._links if key[0] == identity]:
+                del self._links[key]
+            if (fd := self._files.pop(identity, None)) is not None:
+                os.close(fd)
+
+    def configure(self, config: CudaConfig) -> bool:
+        """Go on with other options: probes come and go with them. Raises AttachError, PrivilegeError.
+
+        True where a library that needs more of them is not open here (before Linux 6.6): it has to be given to
+        ``attach`` again.
+        """
+        with self._attaching:
+            self._config = config
+            self._tell_programs()
+            wanted = {group.name for group in self._wanted()}
+            for identity, name in [key for key in self._links if key[1] not in wanted]:
+                for link in self._links.pop((identity, name)):
+                    self._session.detach(link)
+            for identity, fd in self._files.items():
+                for group in self._wanted():
+                    if (identity, group.name) not in self._links:
+                        self._place(group, fd, identity)
+            known = {identity for identity, _ in self._links}
+            return any((identity, name) not in self._links for identity in known for name in wanted)
+
+    def assemble_syncs(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        """Records of the ring ``cuda_syncs`` -> a physical batch of ``cuda.syncs``."""
+        if not len(records):
+            return {}
+        return {"cuda.syncs": sync_rows(records, pair, self._node, self._processes)}
+
+    def tick(self) -> None:
+        """Once a second; never waits."""
+        if self._links or self._ended:
+            self._wake.set()
+
+    def process_exited(self, pid: int, start_ns: int) -> None:
+        """Its last rows are told in the next round, and then it is forgotten."""
+        self._ended.append((pid, start_ns))
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+        """The same for processes that ended while nobody looked."""
+        maps = self._session.maps
+        found = processes_in(maps[_STREAMS])
+        if self._memory is not None:
+            found |= processes_in(maps[SUMS]) | processes_in(maps[STACKS])
+        pids, values = maps[_PROCESSES].items()
+        found |= {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
+        self._ended.extend(process for process in found if not alive(*process))
+
+    def close_rest(self) -> int:
+        """Close operations that are known to be done and were too many for one hit; returns how many."""
+        keys, _ = self._session.maps[_RESTS].items()
+        return sum(self._close("cuda_close_rest", key) for key in keys)
+
+    def give_up(self, mono_ns: int, after_ns: int = GIVE_UP_NS) -> int:
+        """Close operations on streams for which nobody has asked in ``after_ns``; returns how many."""
+        keys, states = self._session.maps[_STREAMS].items()
+        waiting = keys[(states["asked"] == 0) & (states["oldest"] < states["next"])]
+        before, self._unasked = self._unasked, {}
+        closed = 0
+        for key in waiting:
+            since = self._unasked[key.tobytes()] = before.get(key.tobytes(), mono_ns)
+            if mono_ns - since >= after_ns:
+                closed += self._close("cuda_give_up", key)
+        return closed
+
+    def _close(self, program: str, key: npt.NDArray[Any]) -> int:
+        context = _KEY.pack(int(key["object"]), int(key["start_ns"]), int(key["tgid"]))
+        closed = 0
+        for _ in range(_REST_RUNS):
+            count = self._session.run_program(program, context)
+            closed += count
+            if not count:
+                break
+        return closed
+
+    def round(self, pair: ClockPair, *, memory: bool = True) -> None:
+        """Tell what has changed. Of the thread of this source; for tests, where that does not run."""
+        self._distrust_events(pair.mono_ns)
+        self.close_rest()
+        self.give_up(pair.mono_ns)
+        ended = {self._ended.popleft() for _ in range(len(self._ended))}
+        if self._config.launches:
+            self._put("cuda.launches", self._launches.changed(pair))
+        if self._memory is not None and (memory or ended):
+            self._put("cuda.memory", self._memory.changed(pair))
+            if lost := self._memory.lost():
+                reason = "no room to follow more allocations"
+                self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, lost))
+        for process in ended:
+            self._forget(*process)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.wait()
+            self._wake.clear()
+            try:
+                due = time.monotonic() >= self._next_memory
+                if due:
+                    self._next_memory = time.monotonic() + self._config.memory_interval_s
+                self.round(self._clock.pair(), memory=due)
+            except Exception:  # one strange process must not end the rows of the others
+                _log.exception("reading what CUDA was asked for failed")
+
+    def _put(self, table: str, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._sink.put(table, batch)
+
+    def _forget(self, pid: int, start_ns: int) -> None:
+        maps = self._session.maps
+        for name in (_STREAMS, _RESTS):
+            drop_process(maps[name], pid, start_ns)
+        value = maps[_PROCESSES].lookup(pid)
+        if value is not None and int(value["start_ns"]) == start_ns:
+            maps[_PROCESSES].delete(pid)
+        self._launches.forget(pid, start_ns)
+        if self._memory is not None:
+            self._memory.forget(pid, start_ns)
+
+    def _tell_programs(self) -> None:
+        self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
+
+    def _distrust_events(self, now: int) -> None:
+        """What events mean is not known while one of their probes is off, nor what they meant before.
+
+        The programs see by themselves that one is off; this is for the time after, until the next round has come.
+        """
+        budgets = self._session.maps["budgets"]
+        if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):
+            self._void_before = now + _DISTRUST_NS
+            self._tell_programs()
+
+    def _wanted(self) -> list[Group]:
+        groups = [COMPLETION]
+        if self._config.memory and self._memory is not None:
+            groups.append(MEMORY)
+        if self._config.launches:
+            groups.append(LAUNCHES)
+        return groups
+
+    def _has(self, group: Group) -> bool:
+        return all(function.entry in self._session.programs for function in group.functions)
+
+    def _place(self, group: Group, fd: int, identity: tuple[int, int]) -> list[Link]:
+        links: list[Link] = []
+        try:
+            for place in placed(group, self._symbols(fd, group.patterns)):
+                links += [self._link(group, place, fd)]
+        except ProbingError as e:
+            for link in links:
+                self._session.detach(link)
+            if group is not COMPLETION and isinstance(e, UnsupportedTarget):
+                _log.warning("no rows of %s: %s", group.name, e.message)
+                links = []
+            else:
+                raise
+        self._links[identity, group.name] = links
+        return links
+
+    def _link(self, group: Group, place: Place, fd: int) -> Link:
+        return self._session.attach_uprobe(
+            place.program, fd, place.offsets, place.cookies, group.name, on_return=place.on_return
+        )
+
+
+def _programs(groups: Iterable[Group]) -> set[str]:
+    return {
+        program
+        for group in groups
+        for function in group.functions
+        for program in (function.entry, function.returned)
+        if program
+    }

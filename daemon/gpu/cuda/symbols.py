@@ -1,0 +1,170 @@
+"""Which functions of libcudart get which program: names and kinds as in ``cuda.bpf.c`` and ``cuda_memory.bpf.c``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from probing.api.errors import UnsupportedTarget
+from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.elf.file import Symbol
+
+__all__ = (
+    "COMPLETION",
+    "EVENT_SLOTS",
+    "FIRST_SLOT",
+    "LAUNCHES",
+    "MEMORY",
+    "MEMORY_KINDS",
+    "SYNC_OPS",
+    "Group",
+    "Place",
+    "is_cudart",
+    "placed",
+    "slots",
+)
+
+FIRST_SLOT = 128
+_KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
+# Variants for programs in which stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
+_PER_THREAD = "_ptsz"
+# enum cuda_call_kind
+SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
+# enum memory_kind
+MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """``entry`` and ``returned``: programs at its entry and return, or nothing. ``kind`` is what they are told."""
+
+    name: str
+    kind: int
+    entry: str = ""
+    returned: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Functions whose probes come and go together. Without one of ``needed`` a library is not libcudart."""
+
+    name: str
+    first_slot: int
+    functions: tuple[_Function, ...]
+    needed: tuple[str, ...] = ()
+
+    @property
+    def patterns(self) -> list[str]:
+        return [name for function in self.functions for name in (function.name, function.name + _PER_THREAD)]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A link to make: ``program`` at file ``offsets``, with a cookie each. ``costs``: cheap or dear, each."""
+
+    program: str
+    on_return: bool
+    offsets: list[int]
+    cookies: list[int]
+    costs: list[str]
+
+
+# In the order to attach: what tells the end of operations before what lets them lie open, an entry after its return.
+COMPLETION = Group(
+    "completion",
+    FIRST_SLOT,
+    (
+        _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
+        _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
+        _Function("cudaStreamBeginCaptureToGraph", 6, "cuda_switch", "cuda_switched"),
+        _Function("cudaStreamEndCapture", 7, "cuda_switch", "cuda_switched"),
+        _Function("cudaStreamDestroy", 0, "cuda_stream_destroy"),
+        _Function("cudaEventDestroy", 0, "cuda_event_destroy"),
+        _Function("cudaStreamSynchronize", 1, "cuda_stream_sync", "cuda_returned"),
+        _Function("cudaEventSynchronize", 2, "cuda_event_sync", "cuda_returned"),
+        _Function("cudaDeviceSynchronize", 3, "cuda_device_sync", "cuda_returned"),
+        _Function("cudaEventQuery", 4, "cuda_event_query", "cuda_returned"),
+        _Function("cudaStreamQuery", 5, "cuda_stream_query", "cuda_returned"),
+        _Function("cudaEventRecord", 0, "cuda_event_record"),
+        _Function("cudaEventRecordWithFlags", 0, "cuda_event_record"),
+    ),
+    ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
+)
+# Of the probes without which one cannot know what an event stands behind.
+EVENT_SLOTS = [
+    slot
+    for slot, function in enumerate(COMPLETION.functions, COMPLETION.first_slot)
+    if function.entry in ("cuda_event_record", "cuda_event_destroy")
+]
+MEMORY = Group(
+    "memory",
+    FIRST_SLOT + 16,
+    (
+        _Function("cudaFree", 0, "cuda_free"),
+        _Function("cudaFreeAsync", 0, "cuda_free"),
+        _Function("cudaFreeHost", 0, "cuda_free"),
+        _Function("cudaMalloc", 1, "cuda_allocate", "cuda_allocated"),
+        _Function("cudaMallocAsync", 2, "cuda_allocate", "cuda_allocated"),
+        _Function("cudaMallocFromPoolAsync", 2, "cuda_allocate", "cuda_allocated"),
+        _Function("cudaMallocManaged", 3, "cuda_allocate", "cuda_allocated"),
+        _Function("cudaMallocHost", 4, "cuda_allocate", "cuda_allocated"),
+        _Function("cudaHostAlloc", 4, "cuda_allocate", "cuda_allocated"),
+    ),
+    ("cudaMalloc", "cudaFree"),
+)
+LAUNCHES = Group(
+    "launches",
+    FIRST_SLOT + 32,
+    (
+        _Function("cudaLaunchKernel", 9, "cuda_launch"),
+        _Function("cudaLaunchKernelExC", 9, "cuda_launch"),
+        _Function("cudaLaunchCooperativeKernel", 9, "cuda_launch"),
+        _Function("cudaGraphLaunch", 10, "cuda_launch"),
+    ),
+    ("cudaLaunchKernel",),
+)
+
+
+def is_cudart(path: bytes) -> bool:
+    """Whether a mapped file of this path can be the CUDA runtime, by its name, also as wheels rename it."""
+    name = path.rpartition(b"/")[2]
+    return name.startswith((b"libcudart.so", b"libcudart-")) and b".so" in name
+
+
+def slots(groups: Iterable[Group]) -> dict[int, str]:
+    """The slot of each probe -> what is counted there: its entries, and its returns with them."""
+    return {
+        slot: f"{function.entry} {function.name}"
+        for group in groups
+        for slot, function in enumerate(group.functions, group.first_slot)
+    }
+
+
+def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
+    """The links of a group, in the order to make them; aliases of one address count once.
+
+    Raises UnsupportedTarget where a needed function is missing.
+    """
+    found = {symbol.name: symbol for symbol in symbols if symbol.file_offset is not None}
+    missing = [name for name in group.needed if name not in found]
+    if missing:
+        raise UnsupportedTarget(
+            f"this libcudart has no function {missing[0]}", hint="its calls are not seen; report the version of CUDA"
+        )
+    places: dict[tuple[str, bool], Place] = {}
+    seen: set[int] = set()
+    for slot, function in enumerate(group.functions, group.first_slot):
+        for suffix in ("", _PER_THREAD):
+            symbol = found.get(function.name + suffix)
+            if symbol is None or symbol.file_offset is None or symbol.address in seen:
+                continue
+            seen.add(symbol.address)
+            point = point_of(symbol)
+            cookie = slot | function.kind << _KIND_SHIFT | bool(suffix) << _PER_THREAD_SHIFT
+            for program, on_return in ((function.returned, True), (function.entry, False)):
+                if program:
+                    place = places.setdefault((program, on_return), Place(program, on_return, [], [], []))
+                    place.offsets.append(symbol.file_offset + point.offset)
+                    place.cookies.append(cookie)
+                    place.costs.append(point.cost)
+    return list(places.values())

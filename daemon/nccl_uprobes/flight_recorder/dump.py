@@ -1,0 +1,240 @@
+"""A dump of PyTorch's flight recorder as rows: what a parser does with the file that it was given.
+
+Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13): the
+older ones number operations as ``seq_id`` and count time in microseconds. A dump is a pickle, or JSON where a job asked
+its WorkerServer for that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.flight_recorder.plain_pickle import load_plain
+from probing.daemon.processes.procfs import clean_text
+
+__all__ = ("dump_rows", "handlers", "load_dump")
+
+T = TypeVar("T")
+MAX_FILE = 64 << 20
+# As much as a buffer of ten times the default size holds; of more, the newest.
+MAX_RECORDS = 20_000
+MAX_TENSORS = 256
+MAX_DIMENSIONS = 16
+MAX_FRAMES = 64
+MAX_TEXT = 256
+MAX_JSON = 8_192
+MAX_ROWS_TEXT = 16 << 20
+MAX_RANKS_TEXT = 1 << 20
+_TEXTS = ("frames", "top_frame", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+_PICKLE = 0x80
+_INT64 = 1 << 63
+_STATES = ("scheduled", "started", "completed")
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    """For the parser: ``flight_dump`` (one descriptor): payload, JSON as ``dump_rows`` gives it."""
+    return {"flight_dump": _answer}
+
+
+def load_dump(data: bytes) -> Any:
+    """The plain data of a dump, a pickle or JSON. Raises UnsupportedTarget, CorruptTarget."""
+    if data[:1] == bytes([_PICKLE]):
+        return load_plain(data)
+    if data[:64].lstrip()[:1] not in (b"{", b"["):
+        raise UnsupportedTarget("the file is no dump of a flight recorder", hint="dumps are pickles or JSON")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CorruptTarget("the dump is not the JSON that it begins as") from e
+
+
+def dump_rows(dump: Any) -> dict[str, Any]:
+    """``rows`` of python.torch_nccl_flight_record, without who and when; ``version``; ``world_size`` or None;
+    ``skipped``: records that made no sense or were too many."""
+    version, entries, config = "", dump, None
+    if isinstance(dump, dict):
+        version, entries, config = dump.get("version", ""), dump.get("entries", []), dump.get("pg_config")
+    if not isinstance(entries, list):
+        raise CorruptTarget("the dump has no list of records")
+    rows = _newest(entries)
+    return {
+        "version": clean_text(version, MAX_TEXT) if isinstance(version, str) else "",
+        "world_size": _world_size(config),
+        "skipped": len(entries) - len(rows),
+        "rows": rows,
+    }
+
+
+def _answer(request: Message) -> bytes:
+    if len(request.fds) != 1:
+        raise UsageError("flight_dump takes one descriptor")
+    fd = request.fds[0]
+    size = os.fstat(fd).st_size
+    if size > MAX_FILE:
+        raise UnsupportedTarget(f"the dump has {size} bytes, more than {MAX_FILE} are not read")
+    found = dump_rows(load_dump(_content(fd, size)))
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _content(fd: int, size: int) -> bytes:
+    parts, at = [], 0
+    while at < size and (part := os.pread(fd, min(size - at, 16 << 20), at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _newest(entries: list[Any]) -> list[dict[str, Any]]:
+    """Rows of the last entries, as many as the bounds take, in their order."""
+    shared, rows, left = _Shared(), [], MAX_ROWS_TEXT
+    for entry in reversed(entries[-MAX_RECORDS:]):
+        if not isinstance(entry, dict):
+            continue
+        row = _row(entry, shared)
+        left -= sum(len(row[name] or "") for name in _TEXTS)
+        if left < 0:
+            break
+        rows.append(row)
+    return rows[::-1]
+
+
+class _Shared:
+    """What is made of the values of a dump: once of each, however often a pickle of few bytes repeats it."""
+
+    def __init__(self) -> None:
+        self._clean: dict[str, str] = {}
+        # The dump holds the values as long as this is used, so that no number is another's later.
+        self._made: dict[tuple[int, Callable[..., Any]], Any] = {}
+
+    def once(self, make: Callable[[Any, _Shared], T], value: Any) -> T:
+        key = (id(value), make)
+        if key not in self._made:
+            self._made[key] = make(value, self)
+        made: T = self._made[key]
+        return made
+
+    def text(self, value: Any) -> str | None:
+        if not isinstance(value, str):
+            return None
+        known = self._clean.get(value) if len(value) <= MAX_TEXT else None
+        if known is None:
+            known = clean_text(value, MAX_TEXT)
+            if len(value) <= MAX_TEXT and len(self._clean) < MAX_RECORDS:
+                self._clean[value] = known
+        return known
+
+
+def _row(entry: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
+    group = entry.get("process_group")
+    name, desc = group[:2] if isinstance(group, list | tuple) and len(group) >= 2 else (None, None)
+    frames, top_frame = shared.once(_frames, entry.get("frames"))
+    state = entry.get("state")
+    return {
+        "record_id": _integer(entry.get("record_id", entry.get("id"))),
+        "pg_id": _integer(entry.get("pg_id")),
+        "pg_name": shared.text(name),
+        "pg_desc": shared.text(desc),
+        "collective_seq_id": _integer(entry.get("collective_seq_id", entry.get("seq_id"))),
+        "p2p_seq_id": _integer(entry.get("p2p_seq_id")),
+        "op_id": _integer(entry.get("op_id")),
+        "profiling_name": shared.text(entry.get("profiling_name")),
+        "state": state if state in _STATES else None,
+        "input_sizes": shared.once(_sizes, entry.get("input_sizes")),
+        "input_dtypes": shared.once(_names, entry.get("input_dtypes")),
+        "output_sizes": shared.once(_sizes, entry.get("output_sizes")),
+        "output_dtypes": shared.once(_names, entry.get("output_dtypes")),
+        "time_created_ns": _time(entry, "time_created"),
+        # 0 is how JSON dumps say never.
+        "time_discovered_started_ns": _time(entry, "time_discovered_started") or None,
+        "time_discovered_completed_ns": _time(entry, "time_discovered_completed") or None,
+        "duration_ns": _scaled(entry.get("duration_ms"), 1_000_000),
+        "timeout_ms": _integer(entry.get("timeout_ms")),
+        "retired": _flag(entry.get("retired")),
+        "is_p2p": _flag(entry.get("is_p2p")),
+        "frames": frames,
+        "top_frame": top_frame,
+    }
+
+
+def _time(entry: Mapping[str, Any], name: str) -> int | None:
+    exact = _integer(entry.get(f"{name}_ns"))
+    return exact if exact is not None else _scaled(entry.get(f"{name}_us"), 1_000)
+
+
+def _scaled(value: Any, factor: int) -> int | None:
+    """Whole ns of a number, which may have a fraction."""
+    if type(value) not in (int, float):
+        return None
+    # Also refuses what is no number (nan) and what is infinite.
+    if not abs(value) < _INT64 // factor:
+        return None
+    whole = int(value)
+    return whole * factor + int((value - whole) * factor)
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int and -_INT64 <= value < _INT64 else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _sizes(value: Any, shared: _Shared) -> str | None:
+    return _json([shared.once(_shape, shape) for shape in value[:MAX_TENSORS]]) if isinstance(value, list) else None
+
+
+def _shape(value: Any, _: _Shared) -> list[int | None] | None:
+    return [_integer(size) for size in value[:MAX_DIMENSIONS]] if isinstance(value, list) else None
+
+
+def _names(value: Any, shared: _Shared) -> str | None:
+    return _json([shared.text(name) for name in value[:MAX_TENSORS]]) if isinstance(value, list) else None
+
+
+def _frames(value: Any, shared: _Shared) -> tuple[str | None, str | None]:
+    """The frames as JSON, and the innermost in words."""
+    if not isinstance(value, list):
+        return None, None
+    frames = [shared.once(_frame, frame) for frame in value[:MAX_FRAMES] if isinstance(frame, dict)]
+    if not frames:
+        return None, None
+    return _json(frames), f"{frames[0]['filename']}:{frames[0]['line']} {frames[0]['name']}"
+
+
+def _frame(value: dict[str, Any], shared: _Shared) -> dict[str, Any]:
+    return {
+        "name": shared.text(value.get("name")) or "",
+        "filename": shared.text(value.get("filename")) or "",
+        "line": _integer(value.get("line")) or 0,
+    }
+
+
+def _json(items: list[Any]) -> str:
+    """As JSON; of what is too long, only the first items."""
+    text = json.dumps(items, separators=(",", ":"))
+    while len(text) > MAX_JSON and items:
+        items = items[: len(items) // 2]
+        text = json.dumps(items, separators=(",", ":"))
+    return text
+
+
+def _world_size(config: Any) -> int | None:
+    """The number of ranks of the largest group: the first one has them all (FlightRecorder::getPgConfig)."""
+    if not isinstance(config, dict):
+        return None
+    sizes = [_count(group.get("ranks")) for group in list(config.values())[:MAX_TEXT] if isinstance(group, dict)]
+    return max(sizes, default=0) or None
+
+
+def _count(ranks: Any) -> int:
+    # "[0, 1, 2]", made by ranks_str of NCCLUtils.hpp.
+    if not isinstance(ranks, str) or len(ranks) > MAX_RANKS_TEXT or (ranks[:1], ranks[-1:]) != ("[", "]"):
+        return 0
+    inner = ranks[1:-1].strip()
+    return inner.count(",") + 1 if inner else 0

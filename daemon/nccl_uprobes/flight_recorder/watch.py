@@ -1,0 +1,362 @@
+"""Dumps of PyTorch's flight recorder that trainers write, found and read from outside; none is ever asked for.
+
+A trainer writes its dump when a collective timed out, seconds before it aborts itself (ProcessGroupNCCL waits at least
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every five seconds sees it while it lives. What appears at
+the last moment is read after the exit, unless the files are a container's own and ended with it.
+
+The names are those of DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/FlightRecorder.cpp): a prefix and the
+rank. A prefix that the job puts into its environment only after its start cannot be seen; the defaults are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock
+from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import KnownDumps
+from probing.daemon.source import Identity, Loss, Sink
+
+__all__ = ("FlightRecorderWatch", "candidates")
+
+TABLE = "python.torch_nccl_flight_record"
+LOOK_S = 5.0
+# For a process whose directory does not answer.
+LEFT_ALONE_S = 60.0
+MAX_TRIES = 3
+MAX_FAILURES = 1_024
+READ_TIMEOUT_S = 2.0
+PARSE_TIMEOUT_S = 30.0
+# A dump that is written again is read again after 10, 20, 40 ... s.
+FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
+# Dumps of a user whose dump took longer than SLOW_S wait for so many times as long.
+SLOW_S, SLOW_FACTOR = 2.0, 10
+# A file that was there before its process began is of an earlier one; clocks of file systems are coarse.
+SLACK_NS = 1_000_000_000
+_PREFIX_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DEFAULTS = (
+    "$XDG_CACHE_HOME/torch/comm_lib_trace_rank_",
+    "$HOME/.cache/torch/comm_lib_trace_rank_",
+    "$HOME/.cache/torch/nccl_trace_rank_",
+    "/tmp/.cache/torch/comm_lib_trace_rank_",  # noqa: S108  where torch writes it without HOME
+    "/tmp/nccl_trace_rank_",  # noqa: S108  where torch before 2.9 writes it
+)
+_log = logging.getLogger(__name__)
+_Key = tuple[int, int]
+_Stamp = tuple[int, int, int, int]
+
+
+class _Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
+
+
+class _Parsers(Protocol):
+    """``processes.pool.ParserPool``."""
+
+    def call(self, op: str, *, fds: Sequence[int] = (), timeout: float = 10.0) -> dict[str, Any]: ...
+
+
+class _Trainers(Protocol):
+    """``processes.discovery.Discovery``."""
+
+    def live(self) -> list[Identity]: ...
+
+
+class _Pause(NamedTuple):
+    """``until`` is on time.monotonic()."""
+
+    until: float
+    span: float
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A trainer. ``last`` is what each path was at the last look, ``pauses`` when it may be read again; after its exit,
+    ``witness`` sees its ``places``."""
+
+    who: Identity
+    paths: tuple[str, ...]
+    uid: int = -1
+    places: tuple[str, ...] = ()
+    witness: int | None = None
+    last: dict[str, _Stamp] = field(default_factory=dict)
+    not_before: float = 0.0
+    pauses: dict[str, _Pause] = field(default_factory=dict)
+    looked: float | None = None
+
+
+class FlightRecorderWatch:
+    """A source, and a ``processes.announce.Listener``. ``remembered`` is a file that keeps which dumps were read, so
+    that the next daemon does not tell them again. ``look`` is for one thread."""
+
+    name = "flight_recorder"
+
+    def __init__(
+        self,
+        processes: _Trainers,
+        readers: _Readers,
+        parsers: _Parsers,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        *,
+        remembered: Path | None = None,
+        enabled: Callable[[], bool] = lambda: True,
+        interval_s: float = LOOK_S,
+    ) -> None:
+        self._processes = processes
+        self._readers = readers
+        self._parsers = parsers
+        self._sink = sink
+        self._clock = clock
+        self._node = node
+        self._enabled = enabled
+        self._interval_s = interval_s
+        self._watched: dict[_Key, _Watched] = {}
+        self._done = KnownDumps(remembered)
+        self._failures: dict[_Stamp, int] = defaultdict(int)
+        self._reasons: dict[_Key, str] = {}
+        # By user, until when, on time.monotonic().
+        self._rests: dict[int, float] = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What is under way ends by its own deadline."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(READ_TIMEOUT_S + 1.0)
+
+    @property
+    def reason(self) -> str:
+        """Why a trainer's dumps could not be looked for at the last try; empty when all could."""
+        return next(iter(list(self._reasons.values())), "")
+
+    def process_identified(self, who: Identity) -> None:
+        """Look at a trainer at once: one that ends early is known then, and where it writes."""
+        if who.role == "trainer":
+            self._wake.set()
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """The next look asks again what its environment says, which is another."""
+        if (watched := self._watched.get((pid, start_ns))) is not None:
+            watched.paths = ()
+
+    def process_exited(self, who: Identity) -> None:
+        """Look again at once."""
+        if (who.pid, who.start_ns) in self._watched:
+            self._wake.set()
+
+    def look(self) -> int:
+        """Read the dumps that are new and no longer change. Returns how many were read."""
+        # A look later than the rows: a kill in between tells a dump twice rather than never.
+        self._done.save()
+        live = {(who.pid, who.start_ns): who for who in self._processes.live() if who.role == "trainer"}
+        count = sum(self._last_look(self._watched.pop(key)) for key in self._watched.keys() - live.keys())
+        for key in self._reasons.keys() - live.keys():
+            del self._reasons[key]
+        if not self._enabled():
+            self._watched.clear()
+            return count
+        finished: dict[_Stamp, tuple[_Watched, dict[str, Any]]] = {}
+        for key, who in live.items():
+            for watched, found in self._finished(key, who):
+                finished.setdefault(_stamp(found), (watched, found))
+        return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                self.look()
+            except ProbingError as e:
+                _log.warning("flight recorder dumps are not looked for: %s", e.message)
+            except Exception:  # one strange dump must not end the watch
+                _log.exception("looking for flight recorder dumps failed")
+            self._wake.wait(self._interval_s)
+
+    def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, dict[str, Any]]]:
+        """The dumps of a process that are as they were at the look before."""
+        watched = self._watched.setdefault(key, _Watched(who, ()))
+        watched.who = who
+        now = time.monotonic()
+        # Two looks that somebody's coming or going brought close together would not see a file grow.
+        early = watched.looked is not None and now - watched.looked < self._interval_s / 2
+        if early or now < watched.not_before:
+            return []
+        watched.looked = now
+        try:
+            files = self._files(watched)
+        except ProcessGone:
+            return []
+        except ProbingError as e:
+            watched.not_before = time.monotonic() + LEFT_ALONE_S
+            if self._reasons.get(key) != e.message:
+                _log.warning("dumps of process %d are not looked for: %s", who.pid, e.message)
+            self._reasons[key] = e.message
+            return []
+        self._reasons.pop(key, None)
+        before, watched.last = watched.last, {found["path"]: _stamp(found) for found in files}
+        return [(watched, f) for f in files if before.get(f["path"]) == _stamp(f) and self._may_read(watched, f)]
+
+    def _may_read(self, watched: _Watched, found: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        pause = watched.pauses.get(found["path"])
+        return (pause is None or now >= pause.until) and now >= self._rests.get(watched.uid, now)
+
+    def _files(self, watched: _Watched) -> list[dict[str, Any]]:
+        who = watched.who
+        if not watched.paths:
+            answer = self._readers.call("identity", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S)
+            watched.paths = candidates(answer.header.get("environ", {}), who.rank)
+            if not watched.paths:
+                return []
+        process = [who.pid, who.start_ns]
+        header = self._readers.call("files", timeout=READ_TIMEOUT_S, process=process, paths=watched.paths).header
+        watched.uid = header["uid"]
+        watched.witness = header["witness"]
+        watched.places = tuple(path for path in header["paths"] if path and path.startswith("/"))
+        return [found for found in header["files"] if found is not None and self._is_new(who, found)]
+
+    def _is_new(self, who: Identity, found: dict[str, Any]) -> bool:
+        began = who.start_ns + self._clock.pair().boot_to_utc_ns - SLACK_NS
+        return bool(found["size"]) and found["mtime_ns"] >= began and _snapshot_id(found) not in self._done
+
+    def _last_look(self, watched: _Watched) -> int:
+        """The process has ended: what it wrote at last is whole, or never will be."""
+        if watched.witness is None:
+            if watched.last:
+                self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
+            return 0
+        count = 0
+        for place in watched.places:
+            try:
+                found, fd = self._open([watched.witness, 0], place, watched.uid)
+            except (UnsupportedTarget, ProcessGone):
+                continue  # mostly: there is no dump
+            count += self._read(found, fd, [watched.who], final=True)
+        return count
+
+    def _read_finished(self, watched: _Watched, found: dict[str, Any]) -> int:
+        who = watched.who
+        try:
+            opened, fd = self._open([who.pid, who.start_ns], found["path"], watched.uid)
+        except ProcessGone:
+            return 0
+        except ProbingError as e:
+            self._failed(found, who, e)
+            return 0
+        # Several processes can claim it: two jobs of one user with the same file names.
+        owners = [other.who for other in self._watched.values() if _stamp(found) in other.last.values()]
+        watched.last.pop(found["path"], None)
+        began = time.monotonic()
+        count = self._read(opened, fd, owners)
+        self._pause(watched, found["path"], began)
+        return count
+
+    def _pause(self, watched: _Watched, path: str, began: float) -> None:
+        now = time.monotonic()
+        before = watched.pauses.get(path)
+        span = min(2 * before.span, LAST_PAUSE_S) if before is not None else FIRST_PAUSE_S
+        watched.pauses[path] = _Pause(now + span, span)
+        self._rests = {uid: until for uid, until in self._rests.items() if until > now}
+        if now - began > SLOW_S:
+            self._rests[watched.uid] = now + SLOW_FACTOR * (now - began)
+
+    def _open(self, process: list[int], path: str, uid: int) -> tuple[dict[str, Any], int]:
+        answer = self._readers.call("file", timeout=READ_TIMEOUT_S, process=process, path=path, uid=uid)
+        return answer.header, answer.take_fd()
+
+    def _read(self, found: dict[str, Any], fd: int, owners: list[Identity], *, final: bool = False) -> int:
+        try:
+            if not self._is_new(owners[0], found):
+                return 0
+            dump = self._parsers.call("flight_dump", fds=[fd], timeout=PARSE_TIMEOUT_S)
+            after = os.fstat(fd)
+        except ProbingError as e:
+            self._failed(found, owners[0], e, final=final)
+            return 0
+        finally:
+            os.close(fd)
+        if (after.st_size, after.st_mtime_ns) != (found["size"], found["mtime_ns"]):
+            return 0
+        self._tell(found, dump, owners)
+        return 1
+
+    def _tell(self, found: dict[str, Any], dump: dict[str, Any], owners: list[Identity]) -> None:
+        now = self._clock.pair().real_ns
+        ts = min(found["mtime_ns"], now)
+        snapshot_id = _snapshot_id(found)
+        who = owners[0] if len(owners) == 1 else None
+        common = {
+            "node": self._node,
+            "ts": ts,
+            "job": who and who.job,
+            "run": who and who.run,
+            "pid": who and who.pid,
+            "start_ns": who and who.start_ns,
+            "rank": owners[0].rank,
+            "world_size": (who and who.world_size) or dump["world_size"],
+            "snapshot_id": snapshot_id,
+            "dump": found["path"],
+            "version": dump["version"] or None,
+        }
+        self._sink.put(TABLE, batch_of(TABLE, [{**common, **row} for row in dump["rows"]]))
+        if dump["skipped"]:
+            reason = "records of a dump made no sense or were too many"
+            pid = who.pid if who is not None else None
+            self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, dump["skipped"], pid))
+        self._done.add(snapshot_id)
+
+    def _failed(self, found: dict[str, Any], who: Identity, error: ProbingError, *, final: bool = False) -> None:
+        stamp = _stamp(found)
+        self._failures[stamp] += 1
+        if len(self._failures) > MAX_FAILURES:
+            # A file that was written again is not tried as it was.
+            del self._failures[next(iter(self._failures))]
+        if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
+            return
+        del self._failures[stamp]
+        self._done.add(_snapshot_id(found))
+        self._lost(who, f"a dump cannot be read: {error.message}")
+
+    def _lost(self, who: Identity, reason: str) -> None:
+        _log.warning("flight recorder of process %d: %s", who.pid, reason)
+        ts = self._clock.pair().real_ns
+        self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, None, who.pid))
+
+
+def candidates(environ: dict[str, str], rank: int | None) -> tuple[str, ...]:
+    """The paths under which a trainer of this environment and rank writes its dump; none without a rank."""
+    if rank is None:
+        return ()
+    named = [environ[name] for name in _PREFIX_NAMES if environ.get(name)]
+    prefixes = [prefix for prefix in named if not prefix.startswith("$")] or _DEFAULTS
+    return tuple(dict.fromkeys(f"{prefix}{rank}" for prefix in prefixes))
+
+
+def _stamp(found: dict[str, Any]) -> _Stamp:
+    return found["dev"], found["inode"], found["mtime_ns"], found["size"]
+
+
+def _snapshot_id(found: dict[str, Any]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(_stamp(found)).encode(), digest_size=8).digest(), "big")
+

@@ -1,0 +1,240 @@
+"""Layouts of builds of NCCL that the shipped table does not have: from the library's own DWARF, while the probes run.
+
+The programs try all layouts of the map ``nccl_layouts`` on a communicator, and take the one at which NCCL's two magic
+words lie, so that a layout is added for all processes. It keeps its place: programs remember it by its index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.nccl_uprobes.layouts.nccl import (
+    ABSENT,
+    MAX_LAYOUTS,
+    NCCL_LAYOUTS,
+    UNGUARDED_LAYOUTS,
+    NcclLayout,
+)
+
+__all__ = ("LayoutFinder", "LayoutMap", "Parsers")
+
+_ONLY_MADE = "communicators are known only if their making was seen"
+_UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
+_MAX_WAITING = 64
+_MAX_FILES = 4096
+_TRIES = 3
+_STOP_S = 5.0
+_MAX_REASONS = 256
+_MAX_CACHE = 1 << 20
+_BUILD_ID = re.compile("[0-9a-f]{8,128}")
+# rank, nRanks, cudaDev and nvmlDev behind the hash.
+_ROW = 24
+_log = logging.getLogger(__name__)
+
+
+class Parsers(Protocol):
+    """What of ``probing.daemon.processes.pool.ParserPool`` is needed here."""
+
+    def nccl_layout(self, fd: int, known: Sequence[str]) -> dict[str, Any]: ...
+
+
+class LayoutMap(Protocol):
+    """The map ``nccl_layouts``."""
+
+    def update(self, key: Any, value: Any) -> None: ...
+
+
+class LayoutFinder:
+    """Adds layouts to ``layouts`` behind the shipped table, and keeps them in the file ``cache`` for the next start.
+
+    ``start`` before the first ``attach``; both from any thread.
+    """
+
+    def __init__(self, parsers: Parsers, layouts: LayoutMap, cache: Path | None = None) -> None:
+        self._parsers = parsers
+        self._layouts = layouts
+        self._cache = cache
+        self._added: list[NcclLayout] = []
+        self._reasons: dict[str, str] = {}
+        self._files: dict[tuple[int, ...], None] = {}
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._waiting: queue.Queue[int | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="nccl-layouts", daemon=True)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Build id (or device and inode of a file without one) -> why communicators of it cannot be read."""
+        with self._lock:
+            return dict(self._reasons)
+
+    @property
+    def added(self) -> tuple[NcclLayout, ...]:
+        """What is in the map behind the shipped table."""
+        with self._lock:
+            return tuple(self._added)
+
+    def start(self) -> None:
+        """Write the shipped table and what was found before into the map."""
+        for index, layout in enumerate(NCCL_LAYOUTS):
+            self._layouts.update(index, layout.pack())
+        for layout in self._load():
+            with contextlib.suppress(UnsupportedTarget):
+                self._add(layout)
+        # A daemon before this one may have written more, of which nobody knows now.
+        for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
+            self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What still waits to be looked at is left."""
+        with self._lock:
+            self._stopped = True
+            while not self._waiting.empty():
+                with contextlib.suppress(queue.Empty):
+                    if (fd := self._waiting.get_nowait()) is not None:
+                        os.close(fd)
+            self._waiting.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def attach(self, fd: int) -> None:
+        """Have the libnccl at ``fd``, which stays the caller's, looked at in the background if its build is unknown."""
+        status = os.fstat(fd)
+        file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        with self._lock:
+            if file in self._files or self._stopped:
+                return
+            if self._waiting.qsize() >= _MAX_WAITING:
+                self._explain(_name(fd, None), "too many builds of NCCL are looked at")
+                return
+            self._files[file] = None
+            if len(self._files) > _MAX_FILES:
+                del self._files[next(iter(self._files))]
+            self._waiting.put(os.dup(fd))
+
+    def _run(self) -> None:
+        while (fd := self._waiting.get()) is not None:
+            try:
+                self._look_again_if_late(fd)
+            except (ProbingError, OSError) as e:
+                with self._lock:
+                    self._explain(_name(fd, None), str(e))
+            finally:
+                os.close(fd)
+
+    def _look_again_if_late(self, fd: int) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._look(fd)
+            except (TargetTimeout, InternalError) as e:
+                if not left or self._stopped:
+                    raise
+                # Of the moment, as when the parsers have not started yet.
+                _log.info("a build of NCCL is looked at again: %s", e.message)
+            else:
+                return
+
+    def _look(self, fd: int) -> None:
+        unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
+        with self._lock:
+            known = [build for layout in (*NCCL_LAYOUTS, *self._added) for build in layout.build_ids]
+        answer = self._parsers.nccl_layout(fd, [*known, *unguarded])
+        build = answer.get("build_id")
+        if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
+            build = None
+        if build in known:
+            return
+        comm = {} if build in unguarded else answer.get("comm")
+        why = self._take(comm, build) if isinstance(comm, dict) else _stripped(answer.get("version"))
+        if why:
+            with self._lock:
+                self._explain(_name(fd, build), why)
+
+    def _take(self, comm: dict[str, Any], build: str | None) -> str | None:
+        """None, or why not."""
+        if "end_magic" not in comm:
+            return _UNGUARDED
+        try:
+            self._add(NcclLayout.of(comm, (), (build,) if build else ()))
+        except UnsupportedTarget as e:
+            return f"{e.message}: {_ONLY_MADE}"
+        self._save()
+        return None
+
+    def _add(self, layout: NcclLayout) -> None:
+        """Raises UnsupportedTarget for what must not be in the map."""
+        if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
+            raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
+        with self._lock:
+            entries = (*NCCL_LAYOUTS, *self._added)
+            if any(entry.offsets == layout.offsets for entry in entries):
+                return
+            # It is by the place of the second word that the programs tell them apart.
+            if any(entry.end_magic == layout.end_magic for entry in entries):
+                raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
+            if len(entries) >= MAX_LAYOUTS:
+                raise UnsupportedTarget("too many builds of NCCL are known")
+            self._layouts.update(len(entries), layout.pack())
+            self._added.append(layout)
+
+    def _explain(self, name: str, why: str) -> None:
+        if name not in self._reasons:
+            self._reasons[name] = why
+            _log.warning("NCCL %s: %s", name, why)
+            if len(self._reasons) > _MAX_REASONS:
+                del self._reasons[next(iter(self._reasons))]
+
+    def _load(self) -> list[NcclLayout]:
+        if self._cache is None:
+            return []
+        try:
+            with self._cache.open("rb") as file:
+                entries = json.loads(file.read(_MAX_CACHE))
+            return [NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))) for entry in entries]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, UnsupportedTarget) as e:
+            _log.warning("the layouts in %s cannot be used: %s", self._cache, e)
+            return []
+
+    def _save(self) -> None:
+        if self._cache is None:
+            return
+        entries = [
+            {name: value for name, value in asdict(layout).items() if value != ABSENT and name != "versions"}
+            for layout in self.added
+        ]
+        new = self._cache.with_suffix(".new")
+        try:
+            new.write_text(json.dumps(entries))
+            new.replace(self._cache)
+        except OSError as e:
+            _log.warning("the layouts cannot be kept in %s: %s", self._cache, e)
+
+
+def _stripped(version: Any) -> str | None:
+    """Why a build without debugging information cannot be read; None where it should be as the published one."""
+    if any(version in layout.versions for layout in NCCL_LAYOUTS):
+        return None
+    if any(version in layout.versions for layout in UNGUARDED_LAYOUTS):
+        return _UNGUARDED
+    return f"this build of NCCL is unknown and stripped: {_ONLY_MADE}"
+
+
+def _name(fd: int, build: str | None) -> str:
+    if build:
+        return build
+    status = os.fstat(fd)
+    return f"file {status.st_dev}:{status.st_ino}"

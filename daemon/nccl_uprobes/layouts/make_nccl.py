@@ -1,0 +1,106 @@
+"""Write the tables of ``nccl_layouts.py`` from NCCL's wheels.
+
+``packaging/dev/nccl-wheels.sh all && .venv/bin/python -m probing.daemon.nccl_uprobes.layouts.make_nccl .build/wheels``
+
+Entries that are there keep their places, since these are indexes of a map that outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from probing.api.errors import NotFound, ProbingError
+from probing.daemon.nccl_uprobes.layouts import nccl as nccl_layouts
+from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
+from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
+
+__all__ = ("layout_of", "main", "merged", "tables")
+
+_PREFIX = "nvidia-nccl-cu12-"
+_GUARDED, _UNGUARDED = "NCCL_LAYOUTS", "UNGUARDED_LAYOUTS"
+_TABLES = re.compile(r"^(\w+): tuple\[NcclLayout, \.\.\.\] = \(.*?\)$", re.MULTILINE | re.DOTALL)
+_WIDTH = 112
+
+
+def layout_of(wheel: Path) -> NcclLayout:
+    """The layout of the wheel that is unpacked at ``wheel``, named as ``nccl-wheels.sh`` does."""
+    fd = os.open(wheel / "lib" / "libnccl.so.2", os.O_RDONLY)
+    try:
+        found = nccl_layout(fd)
+    finally:
+        os.close(fd)
+    return NcclLayout.of(found["comm"], (wheel.name.removeprefix(_PREFIX),), (found["build_id"],))
+
+
+def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[NcclLayout, ...]:
+    """``known``, with the versions of ``found`` added to the entries with the same offsets, or after the last."""
+    entries = list(known)
+    for layout in found:
+        same = [index for index, entry in enumerate(entries) if entry.offsets == layout.offsets]
+        if not same:
+            entries.append(layout)
+        elif not set(layout.versions) <= set(entries[same[0]].versions):
+            entry = entries[same[0]]
+            entries[same[0]] = replace(
+                entry, versions=entry.versions + layout.versions, build_ids=entry.build_ids + layout.build_ids
+            )
+    return tuple(entries)
+
+
+def tables(text: str, guarded: Sequence[NcclLayout], unguarded: Sequence[NcclLayout]) -> str:
+    """The source ``text`` of nccl_layouts.py with these tables."""
+    new = {_GUARDED: guarded, _UNGUARDED: unguarded}
+
+    def table(match: re.Match[str]) -> str:
+        entries = "".join(_entry(layout) for layout in new[match[1]])
+        opening = "(\n" if entries else "("
+        return f"{match[1]}: tuple[NcclLayout, ...] = {opening}{entries})"
+
+    return _TABLES.sub(table, text)
+
+
+def _entry(layout: NcclLayout) -> str:
+    lines = ["    NcclLayout("]
+    for field in fields(layout):
+        value = getattr(layout, field.name)
+        if isinstance(value, tuple):
+            quoted = ", ".join(f'"{text}"' for text in value) + ("," if len(value) == 1 else "")
+            if len(quoted) <= _WIDTH - len(field.name):
+                lines.append(f"        {field.name}=({quoted}),")
+            else:
+                lines += [f"        {field.name}=(", *(f'            "{text}",' for text in value), "        ),"]
+        elif value != ABSENT:
+            lines.append(f"        {field.name}={value if field.name == 'seq_count' else f'0x{value:X}'},")
+        elif field.name == "end_magic":
+            lines.append(f"        {field.name}=ABSENT,")
+    return "\n".join([*lines, "    ),\n"])
+
+
+def _numbers(wheel: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", wheel.name.removeprefix(_PREFIX))]
+
+
+def main() -> int:
+    try:
+        wheels = sorted(Path(sys.argv[1]).glob(f"{_PREFIX}*"), key=_numbers)
+        if not wheels:
+            raise NotFound(f"no wheel of NCCL in {sys.argv[1]}", hint="packaging/dev/nccl-wheels.sh all")
+        found = [layout_of(wheel) for wheel in wheels]
+    except ProbingError as e:
+        print(f"error: {e.message}\nhint: {e.hint}", file=sys.stderr)
+        return e.exit_code
+    guarded = merged(NCCL_LAYOUTS, (layout for layout in found if layout.end_magic != ABSENT))
+    unguarded = merged(UNGUARDED_LAYOUTS, (layout for layout in found if layout.end_magic == ABSENT))
+    path = Path(nccl_layouts.__file__)
+    path.write_text(tables(path.read_text(), guarded, unguarded))
+    print(f"{len(found)} wheels, {len(guarded)} layouts with magic words, {len(unguarded)} without")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

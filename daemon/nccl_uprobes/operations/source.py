@@ -1,0 +1,274 @@
+"""The source of collectives: puts the probes on libraries that appear, and makes rows of what they saw."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.errors import ProbingError
+from probing.daemon.clock import ClockPair
+from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.nccl_uprobes.communicators.rows import Communicators
+from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, gloo_layout_index
+from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
+from probing.daemon.nccl_uprobes.operations.names import STATE_ABANDONED
+from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, Placement, library_of
+from probing.daemon.source import Processes
+
+__all__ = ("OBJECTS", "RING", "CollectivesSource", "Link", "Map", "Session", "replaced")
+
+OBJECTS = ("gloo", "nccl")
+"""The BPF objects that the session has to hold."""
+RING = "collectives"
+# Of the cookie: the slot, then what tells the file or its layout, then what the probe tells its program.
+_SLOT_BITS, _OPERATION_SHIFT = 16, 48
+_ABANDON = struct.Struct("<QQQQ")
+_CLOSE = struct.Struct("<QQQQQ")
+# enum communicator_event of communicators.bpf.h
+_DESTROYED, _ABORTED = 4, 5
+_MAX_ENDED = 16384
+_KEY = ("object", "position", "start_ns", "tgid")
+
+
+class Map(Protocol):
+    def update(self, key: Any, value: Any) -> None: ...
+
+    def items(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+
+
+class Link(Protocol):
+    @property
+    def adopted(self) -> bool: ...
+
+
+class Session(Protocol):
+    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    @property
+    def maps(self) -> Mapping[str, Map]: ...
+
+    @property
+    def blind(self) -> tuple[int, int] | None: ...
+
+    def attach_uprobe(
+        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "", *, on_return: bool = False
+    ) -> Link: ...
+
+    def identity(self, fd: int) -> tuple[int, int]: ...
+
+    def detach(self, link: Any) -> None: ...
+
+    def run_program(self, name: str, context: bytes) -> int: ...
+
+
+class CollectivesSource:
+    """``symbols`` finds symbols by pattern in the file at a descriptor.
+
+    ``assemble`` and ``assemble_communicators`` are for the thread that drains, and wait for no other; the rest is safe
+    for several threads.
+    """
+
+    name = "collectives"
+    files = (*GLOO.files, *NCCL.files)
+
+    def __init__(
+        self,
+        session: Session,
+        processes: Processes,
+        node: str,
+        symbols: SymbolFinder,
+    ) -> None:
+        self._session = session
+        self._symbols = symbols
+        self._rows = Rows(node, processes)
+        self._live = Rows(node, processes)
+        self._communicators = Communicators(node, processes)
+        self._attached: dict[tuple[int, int], list[Link]] = {}
+        self._attaching = threading.Lock()
+        # Of the thread that assembles: processes that ended, and those that had ended a drain before.
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
+        self._leaving: list[tuple[int, int]] = []
+        # Over ``_live`` only, for those who ask.
+        self._asking = threading.Lock()
+
+    def start(self) -> None:
+        """Tell the programs the layouts, and close what can no longer be followed."""
+        for index, gloo in enumerate(GLOO_LAYOUTS):
+            self._session.maps["gloo_layouts"].update(index, gloo.pack())
+        for index, nccl in enumerate(NCCL_LAYOUTS):
+            self._session.maps["nccl_layouts"].update(index, nccl.pack())
+        if self._session.blind:
+            self.abandon_before(self._session.blind[1])
+
+    def stop(self) -> None:
+        """The links are the session's: it keeps or ends them."""
+
+    @property
+    def slots(self) -> dict[int, str]:
+        """The slot of each probe -> what is counted there."""
+        return {
+            slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
+            for library in (GLOO, NCCL)
+            for slot, probe in enumerate(library.probes, library.first_slot)
+        }
+
+    def interesting(self, path: bytes) -> bool:
+        """Whether a file that a process maps can be one of ours, by its path."""
+        return library_of(path) is not None
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+
+        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Raises UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
+        """
+        library = library_of(path)
+        if library is None:
+            return 0
+        identity = self._session.identity(fd)
+        with self._attaching:
+            if identity in self._attached:
+                return 0
+            links = self._place(library, fd, identity)
+            self._attached[identity] = links
+        return sum(not link.adopted for link in links)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probes on a file."""
+        with self._attaching:
+            self._attached.pop(identity, None)
+
+    def _place(self, library: Library, fd: int, identity: tuple[int, int]) -> list[Link]:
+        symbols = self._symbols(fd, [*library.patterns, *library.marks])
+        tag = _attachment(library, [symbol.name for symbol in symbols], identity)
+        links: list[Link] = []
+        try:
+            for (program, on_return), placements in _by_program(library.placements(symbols)).items():
+                offsets = [placement.offset for placement in placements]
+                cookies = [_cookie(placement, tag) for placement in placements]
+                attach = self._session.attach_uprobe
+                links.append(attach(program, fd, offsets, cookies, library.name, on_return=on_return))
+        except ProbingError:
+            for link in links:
+                self._session.detach(link)
+            raise
+        return links
+
+    def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
+        batches = self._communicators.follow(self._rows.finished(records, pair), pair)
+        self._forget_ended()
+        return batches
+
+    def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """Records of the ring ``communicators`` -> a batch of ``comm.communicators``.
+
+        Operations that lie open on a communicator that is gone are closed: failed where it was aborted.
+        """
+        self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
+        return self._communicators.rows(records, pair)
+
+    def _forget_ended(self) -> None:
+        # A process that has ended may have records in the ring: it is forgotten with the drain after the next.
+        for key in self._leaving:
+            self._rows.forget(*key)
+            self._communicators.forget(*key)
+        self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def _close(self, gone: npt.NDArray[Any]) -> None:
+        if not len(gone):
+            return
+        ended = {(int(r["tgid"]), int(r["start_ns"]), int(r["comm"])): r for r in gone}
+        keys, values = self._session.maps["operations"].items()
+        chosen = np.flatnonzero(np.isin(values["comm"], gone["comm"]))
+        for key, value in zip(keys[chosen], values[chosen], strict=True):
+            record = ended.get((int(key["tgid"]), int(key["start_ns"]), int(value["comm"])))
+            if record is not None and value["t_call"] <= record["t"]:
+                aborted = int(record["event"] == _ABORTED)
+                self._session.run_program("nccl_close", _CLOSE.pack(*(int(key[field]) for field in _KEY), aborted))
+
+    def inflight(self, pair: ClockPair) -> pa.RecordBatch:
+        """``comm.inflight`` as it is now."""
+        _, records = self._session.maps["operations"].items()
+        # The map was read after the pair was taken: what began in between has no age yet.
+        return self._live_rows(records[records["t_call"] <= pair.mono_ns], pair)
+
+    def _live_rows(self, records: npt.NDArray[Any], pair: ClockPair) -> pa.RecordBatch:
+        with self._asking:
+            return self._live.inflight(np.ascontiguousarray(records), pair)
+
+    def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
+        """The backends of which operations of this process were seen: "gloo", "nccl"."""
+        return self._rows.backends.get((pid, start_ns), frozenset())
+
+    def processes_of(self, comm: str) -> list[tuple[int, int]]:
+        """(pid, start_ns) of the processes that have a communicator of this name."""
+        return self._communicators.processes_of(comm)
+
+    def process_exited(self, pid: int, start_ns: int) -> int:
+        """Close the open operations of a process that has ended; returns how many there were."""
+        closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        self._ended.append((pid, start_ns))
+        return closed
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> int:
+        """Close the open operations of processes that ended while nobody looked."""
+
+        def ended(keys: npt.NDArray[Any], _: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+            processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
+            gone = np.array([not alive(int(p["tgid"]), int(p["start_ns"])) for p in processes], bool)
+            return gone[inverse]
+
+        return self._abandon(ended)
+
+    def abandon_before(self, mono_ns: int, pid: int | None = None) -> int:
+        """Close what was called before ``mono_ns``, by all or one process: the probes may have missed how it ended."""
+        return self._abandon(
+            lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
+        )
+
+    def _abandon(self, which: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> int:
+        keys, values = self._session.maps["operations"].items()
+        if not len(keys):
+            return 0
+        chosen = keys[which(keys, values)]
+        return sum(
+            self._session.run_program(
+                "collectives_abandon", _ABANDON.pack(*(int(key[field]) for field in _KEY))
+            )
+            for key in chosen
+        )
+
+
+def replaced(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Open operations of a layout that is being replaced, as records: their ends can no longer be seen."""
+    records = values.copy()
+    records["state"] = STATE_ABANDONED
+    return records
+
+
+def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
+    """What the programs of a library get in the cookie: gloo the layout's index, NCCL what tells this file."""
+    if library is GLOO:
+        return gloo_layout_index(marks)
+    return zlib.crc32(repr(identity).encode())
+
+
+def _cookie(placement: Placement, tag: int) -> int:
+    return placement.operation << _OPERATION_SHIFT | tag << _SLOT_BITS | placement.slot
+
+
+def _by_program(placements: Iterable[Placement]) -> dict[tuple[str, bool], list[Placement]]:
+    grouped: dict[tuple[str, bool], list[Placement]] = {}
+    for placement in placements:
+        grouped.setdefault((placement.program, placement.on_return), []).append(placement)
+    return grouped

@@ -1,0 +1,212 @@
+"""Which functions of a library get which program.
+
+Mangled names carry types, which change between versions of torch: the patterns hold the parts that do not. ``*`` stands
+for anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from probing.api.errors import UnsupportedTarget
+from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.elf.file import Symbol
+
+__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "library_of")
+
+_GROUP = "_ZN4c10d16ProcessGroupGloo"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one.
+
+    ``unless``: a pattern; where a function matches it, that one sees all that this probe would. ``variant`` is another
+    pattern, of functions that do the same and take the same arguments first. ``operation`` is told to the program.
+    """
+
+    program: str
+    pattern: str
+    needed: bool = False
+    unless: str = ""
+    on_return: bool = False
+    variant: str = ""
+    operation: int = 0
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.pattern, self.variant) if self.variant else (self.pattern,)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``program`` at ``offset`` of the file; ``slot`` counts its hits, ``cost`` is what one costs: cheap or dear."""
+
+    program: str
+    slot: int
+    offset: int
+    symbol: str
+    cost: str
+    on_return: bool = False
+    operation: int = 0
+
+
+@dataclass(frozen=True)
+class Library:
+    """``files``: how the file's name begins. ``probes`` in the order to attach: what ends an operation comes first,
+    so that no operation is seen to begin whose end would be missed. ``marks`` are functions that tell builds apart."""
+
+    name: str
+    files: tuple[bytes, ...]
+    first_slot: int
+    probes: tuple[Probe, ...]
+    marks: tuple[str, ...] = ()
+
+    @property
+    def patterns(self) -> list[str]:
+        return [pattern for probe in self.probes for pattern in probe.patterns]
+
+    def placements(self, symbols: Iterable[Symbol]) -> list[Placement]:
+        """Where to attach, at the cheapest instruction of each function; aliases of one address count once.
+
+        Raises UnsupportedTarget where a needed function is missing.
+        """
+        found: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
+        for symbol in symbols:
+            for probe in self.probes:
+                if any(_matches(symbol.name, pattern) for pattern in probe.patterns):
+                    found[probe.pattern].append(symbol)
+        missing = [probe.pattern for probe in self.probes if probe.needed and not found[probe.pattern]]
+        if missing:
+            raise UnsupportedTarget(
+                f"this {self.name} library has no function {missing[0]}",
+                hint="its operations are not seen; report the version of torch or NCCL",
+            )
+        placements: dict[tuple[int, bool], Placement] = {}
+        for slot, probe in enumerate(self.probes, self.first_slot):
+            if any(symbol.file_offset is not None for symbol in found.get(probe.unless, ())):
+                continue
+            for symbol in found[probe.pattern]:
+                key = (symbol.address, probe.on_return)
+                if symbol.file_offset is not None and key not in placements:
+                    placements[key] = _placement(probe, slot, symbol, symbol.file_offset)
+        return list(placements.values())
+
+
+def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Placement:
+    point = point_of(symbol)
+    offset = file_offset + point.offset
+    return Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
+
+
+GLOO = Library(
+    "gloo",
+    (b"libtorch_cpu.so",),
+    64,
+    (
+        Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
+        Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
+        Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
+        Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
+        # The operation type and the sequence number came into the arguments together.
+        Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
+        Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
+        Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
+        Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
+        Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
+        Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
+        Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
+        Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
+        Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
+        Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
+        Probe("gloo_gather", f"{_GROUP}6gatherE*"),
+        Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
+        Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
+        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
+        Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
+        Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
+        Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
+        Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
+        Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
+        Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
+        # As torch 2.14 calls three of them. monitoredBarrier needs none: it calls send and recv.
+        Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
+        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
+        Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
+    ),
+    (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
+)
+
+# ncclEnqueueCheck(ncclInfo *): internal, and so only in .symtab. All operations go through it.
+_ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
+# The public calls, which nccl_call tells apart by enum nccl_function of nccl.bpf.c. From NCCL 2.31.2 on most have a
+# variant with a ncclCollConfig_t behind the arguments (nccl.h); neither calls the other (src/collectives.cc).
+_OPERATIONS = {
+    "ncclAllReduce": 4,
+    "ncclReduceScatter": 3,
+    "ncclAllGather": 2,
+    "ncclBroadcast": 0,
+    "ncclReduce": 1,
+    "ncclSend": 6,
+    "ncclRecv": 7,
+    "ncclAlltoAll": 8,
+    "ncclGather": 10,
+    "ncclScatter": 9,
+}
+_MAKERS = {
+    "ncclCommInitRank": "nccl_init_rank",
+    "ncclCommInitRankConfig": "nccl_init_rank_config",
+    "ncclCommInitRankScalable": "nccl_init_rank_scalable",
+    "ncclCommInitAll": "nccl_init_all",
+    "ncclCommSplit": "nccl_split",
+    "ncclCommShrink": "nccl_shrink",
+    "ncclCommGrow": "nccl_grow",
+}
+
+# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. What ends something comes first, and returns
+# come before their entries: an entry whose return is missed would stand for a later call.
+NCCL = Library(
+    "nccl",
+    (b"libnccl.so", b"libnccl-net.so", b"libnccl_static.so"),
+    92,
+    (
+        Probe("nccl_destroy", "ncclCommDestroy"),
+        Probe("nccl_abort", "ncclCommAbort"),
+        Probe("nccl_finalize", "ncclCommFinalize"),
+        Probe("nccl_error_string", "ncclGetErrorString"),
+        Probe("nccl_async_error_told", "ncclCommGetAsyncError", on_return=True),
+        Probe("nccl_async_error", "ncclCommGetAsyncError"),
+        *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
+        *(Probe(program, function) for function, program in _MAKERS.items()),
+        Probe("nccl_enqueue", _ENQUEUE),
+        *(
+            Probe(
+                "nccl_call",
+                function,
+                function in ("ncclAllReduce", "ncclBroadcast"),
+                _ENQUEUE,
+                variant=f"{function}Config",
+                operation=operation,
+            )
+            for function, operation in _OPERATIONS.items()
+        ),
+        Probe("nccl_group_end", "ncclGroupEnd", needed=True),
+        Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
+        Probe("nccl_group_start", "ncclGroupStart", needed=True),
+    ),
+)
+
+
+def library_of(path: bytes) -> Library | None:
+    """The library that a mapped file of this path could be, by its name."""
+    name = path.rpartition(b"/")[2]
+    for library in (GLOO, NCCL):
+        if name.startswith(library.files) and name.find(b".so") >= 0:
+            return library
+    return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None

@@ -1,0 +1,310 @@
+"""NCCL's own RAS as a second witness: what it says of each rank of each communicator, asked again and again.
+
+All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks who answers: it may be
+another job, or a process that is stopped. So an answer is told apart by its communicators, not by whom we meant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock
+from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
+from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, own_namespace, ras_address
+from probing.daemon.source import Identity, Loss, Sink
+
+__all__ = ("RasWitness",)
+
+TABLE = "comm.ras"
+READ_TIMEOUT_S = 2.0
+PARSE_TIMEOUT_S = 30.0
+# RAS takes twice 5 s for peers that do not answer; a text report asks twice.
+ANSWER_TIMEOUT_S = 25.0
+# Connections to one place for one round: stopped processes take some, and other jobs answer some.
+MAX_TRIES = 8
+# A place where nobody listens, or that answers with what is no report, is asked again after 1, 2, 4 ... intervals.
+MAX_SKIPPED = 16
+MAX_PLACES = 64
+_log = logging.getLogger(__name__)
+_Key = tuple[int, int]
+
+
+class _Readers(Protocol):
+    """``processes.pool.ReaderPool``."""
+
+    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
+
+
+class _Parsers(Protocol):
+    """``processes.pool.ParserPool``."""
+
+    def call(self, op: str, payload: bytes = b"", *, timeout: float = 10.0, **args: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """``namespace`` is (device, inode) of a network namespace."""
+
+    namespace: tuple[int, int]
+    address: RasAddress
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A place that is asked again when ``left`` rounds have passed. ``listens``: somebody does, and gives no report."""
+
+    left: int
+    skipped: int
+    listens: bool
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round has of a place: ``jobs`` that answered, ``seen`` communicators."""
+
+    ts: int
+    jobs: set[tuple[str, str]] = field(default_factory=set)
+    seen: set[tuple[str, str | None]] = field(default_factory=set)
+
+
+class RasWitness:
+    """A source, with a thread of its own.
+
+    ``processes`` gives the live processes that use NCCL; ``owners`` those of this node that have a communicator of a
+    hash (16 hex digits). ``port`` is where RAS listens unless a process says otherwise.
+    """
+
+    name = "ras"
+
+    def __init__(
+        self,
+        processes: Callable[[], Iterable[Identity]],
+        owners: Callable[[str], Sequence[Identity]],
+        readers: _Readers,
+        parsers: _Parsers,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        *,
+        port: int = 28028,
+        interval_s: Callable[[], float] = lambda: 60.0,
+        enabled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._processes = processes
+        self._owners = owners
+        self._readers = readers
+        self._parsers = parsers
+        self._sink = sink
+        self._clock = clock
+        self._node = node
+        self._port = port
+        self._interval_s = interval_s
+        self._enabled = enabled
+        self._addresses: dict[_Key, RasAddress | None] = {}
+        self._waiting: dict[_Place, _Waiting] = {}
+        self._reasons: dict[object, str] = {}
+        self._asked_ns: dict[_Place, int] = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="ras", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What is under way ends by its own deadline."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(READ_TIMEOUT_S)
+
+    @property
+    def reason(self) -> str:
+        """Why some process's RAS could not be asked at the last try; empty when all could."""
+        return next(iter(list(self._reasons.values())), "")
+
+    @property
+    def detail(self) -> str:
+        """Where nobody listens: NCCL before 2.24, or switched off there."""
+        waiting = list(self._waiting.items())
+        places = sorted(str(place.address) for place, how in waiting if not how.listens)
+        return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Its environment is another now."""
+        self._addresses.pop((pid, start_ns), None)
+
+    def ask_all(self) -> int:
+        """Ask every place once. Returns how many rows there are."""
+        places = self._places()
+        for known in (self._waiting, self._asked_ns):
+            for place in known.keys() - places.keys():
+                del known[place]
+        return sum(self._ask_place(place, places[place]) for place in list(places)[:MAX_PLACES] if not self._stopped)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                if self._enabled():
+                    self.ask_all()
+            except ProbingError as e:
+                _log.warning("NCCL RAS is not asked: %s", e.message)
+            except Exception:  # one strange report must not end the witness
+                _log.exception("asking NCCL RAS failed")
+            self._wake.wait(self._interval_s())
+
+    def _places(self) -> dict[_Place, list[Identity]]:
+        live = {(who.pid, who.start_ns): who for who in self._processes()}
+        for key in list(self._addresses.keys() - live.keys()):
+            self._addresses.pop(key, None)
+        places: dict[_Place, list[Identity]] = defaultdict(list)
+        for key, who in live.items():
+            try:
+                if (place := self._place(key)) is not None:
+                    places[place].append(who)
+            except ProcessGone:
+                continue
+            except ProbingError as e:
+                self._say(key, e.message)
+            else:
+                self._reasons.pop(key, None)
+        self._reasons = {about: why for about, why in self._reasons.items() if about in live or about in places}
+        return places
+
+    def _place(self, key: _Key) -> _Place | None:
+        pid, start_ns = key
+        try:
+            address = self._addresses[key]
+        except KeyError:
+            answer = self._readers.call("identity", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
+            address = self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
+        if address is None:
+            return None
+        # A namespace can be left: it is asked for each time.
+        answer = self._readers.call("network", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
+        answer.close_fds()
+        return _Place((answer.header["dev"], answer.header["inode"]), address)
+
+    def _ask_place(self, place: _Place, members: list[Identity]) -> int:
+        waiting = self._waiting.get(place)
+        if waiting is not None and waiting.left > 0:
+            waiting.left -= 1
+            return 0
+        now = self._clock.pair().real_ns
+        try:
+            rows = self._answers(place, members, now)
+        except NobodyListens:
+            self._wait(place, listens=False)
+            self._reasons.pop(place, None)
+            return 0
+        except ProcessGone:
+            return 0
+        except ProbingError as e:
+            # A process that is stopped can go on at any time; what never ends its report would hold up the others.
+            if not isinstance(e, RasSilent):
+                self._wait(place, listens=True)
+            if self._say(place, e.message):
+                since = self._asked_ns.get(place, now)
+                self._sink.lost(Loss(self.name, TABLE, "read", e.message, since, now))
+            return 0
+        self._waiting.pop(place, None)
+        self._reasons.pop(place, None)
+        self._asked_ns[place] = now
+        return rows
+
+    def _wait(self, place: _Place, *, listens: bool) -> None:
+        before = self._waiting.get(place)
+        skipped = min(MAX_SKIPPED, before.skipped * 2 if before else 1)
+        self._waiting[place] = _Waiting(skipped, skipped, listens)
+
+    def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
+        """Ask until each job of the place has answered, or the tries are used up."""
+        wanted = {(who.job, who.run) for who in members}
+        told, rows, silent, answered = _Round(now), 0, None, False
+        for _ in range(min(MAX_TRIES, 2 * len(wanted) + 2)):
+            try:
+                found = self._ask(place, members)
+            except RasSilent as e:
+                silent = e
+                continue
+            answered = True
+            rows += self._tell(found, members, told)
+            if len(wanted) == 1 or wanted <= told.jobs:
+                break
+        if silent is not None and not answered:
+            raise silent
+        return rows
+
+    def _ask(self, place: _Place, members: list[Identity]) -> dict[str, Any]:
+        namespace = None
+        if place.namespace != own_namespace():
+            namespace = self._namespace_of(place, members)
+        try:
+            connection = connect_ras(place.address, namespace)
+        except TargetTimeout as e:
+            raise RasSilent(e.message) from e
+        finally:
+            if namespace is not None:
+                os.close(namespace)
+        with connection:
+            answer = ask_ras(connection, ANSWER_TIMEOUT_S)
+        return self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
+
+    def _namespace_of(self, place: _Place, members: list[Identity]) -> int:
+        for who in members:
+            try:
+                answer = self._readers.call("network", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S)
+            except ProcessGone:
+                continue
+            if (answer.header["dev"], answer.header["inode"]) == place.namespace:
+                return answer.take_fd()
+            answer.close_fds()
+        raise ProcessGone("the processes of a network namespace ended")
+
+    def _tell(self, found: dict[str, Any], members: list[Identity], told: _Round) -> int:
+        owners: dict[str, dict[str, Any]] = {}
+        rows = []
+        for row in found["rows"]:
+            comm = row["comm"]
+            if comm not in owners:
+                owners[comm] = self._whose(comm, members, told)
+            if (comm, row.get("secondary_hash")) not in told.seen:
+                rows.append({"node": self._node, "ts": told.ts, **owners[comm], **row})
+        told.seen.update((row["comm"], row.get("secondary_hash")) for row in found["rows"])
+        if rows:
+            self._sink.put(TABLE, batch_of(TABLE, rows))
+        if found["skipped"]:
+            reason = "a report of NCCL RAS made no sense in parts, or was too long"
+            self._sink.lost(Loss(self.name, TABLE, "read", reason, told.ts, told.ts, found["skipped"]))
+        return len(rows)
+
+    def _whose(self, comm: str, members: list[Identity], told: _Round) -> dict[str, Any]:
+        """The job of a communicator, as far as its own calls told us; the process, where only one can have answered."""
+        having = self._owners(comm)
+        jobs = {(who.job, who.run) for who in having}
+        told.jobs |= jobs
+        if len(jobs) != 1:
+            return {}
+        ((job, run),) = jobs
+        theirs = [who for who in members if (who.job, who.run) == (job, run)]
+        who = theirs[0] if len(theirs) == 1 else None
+        return {"job": job, "run": run, "pid": who and who.pid, "start_ns": who and who.start_ns}
+
+    def _say(self, about: object, reason: str) -> bool:
+        """Whether it is another reason than before."""
+        if self._reasons.get(about) == reason:
+            return False
+        self._reasons[about] = reason
+        _log.warning("NCCL RAS: %s", reason)
+        return True
+

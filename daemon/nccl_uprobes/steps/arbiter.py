@@ -1,0 +1,136 @@
+"""Whether a period of the collectives is a step or a micro-step: the optimizer tells.
+
+Gradients that are accumulated without ``no_sync`` are reduced by every micro-step. Where nothing else comes once a
+step, the operations look as if each was one; only the optimizer runs once for several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from probing.daemon.nccl_uprobes.steps.collective_steps import Step
+
+__all__ = ("Arbiter",)
+
+_MAX_MARKS = 4096
+# Periods that wait for a word of the optimizer.
+_MAX_HELD = 512
+# So many runs of the optimizer, one after the other, with the same number of periods between them; or of so many most.
+_FEW, _MANY, _MOST = 3, 8, 0.8
+_RECENT = 32
+# Runs of the optimizer that may be late.
+_MISSED = 8
+_CONFIDENCE, _CONFIRMED = 0.95, 0.9
+
+
+class Arbiter:
+    """Takes periods and runs of the optimizer of one process, and gives steps.
+
+    ``periods``: how many periods a step has; 0: the optimizer does not tell, 1: they are steps, None: not known yet.
+    Nothing is held back where there is no sign of an optimizer.
+    """
+
+    def __init__(self) -> None:
+        self.periods: int | None = None
+        self._marks: deque[int] = deque(maxlen=_MAX_MARKS)
+        self._held: deque[Step] = deque()
+        self._group: list[Step] = []
+        self._whole = False
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        # For the count: runs and begins of periods that were not counted yet.
+        self._runs: deque[int] = deque(maxlen=_MAX_MARKS)
+        self._begins: deque[int] = deque(maxlen=_MAX_MARKS)
+        self._since = self._until = 0
+        self._counts: deque[int] = deque(maxlen=_MANY)
+
+    def ran(self, ends: Iterable[int]) -> None:
+        """The optimizer has run: when its last call was."""
+        for t in ends:
+            self._marks.append(t)
+            self._runs.append(t)
+
+    def judge(self, periods: Iterable[Step], running: bool) -> list[Step]:
+        """``periods`` that are over -> steps that are known. ``running``: an optimizer may yet tell."""
+        for step in periods:
+            if step.t_start != self._until:
+                # Others than the last ones: what lies between was no period.
+                self._since = step.t_start
+            self._until = step.t_end
+            self._begins.append(step.t_start)
+            self._held.append(step)
+        self._count()
+        before, self.periods = self.periods, self._verdict()
+        if (self.periods or 0) > 1:
+            if (before or 0) <= 1:
+                self._group, self._whole = [], False
+            return self._merged(self.periods or 1)
+        waits = self.periods is None and running and len(self._held) < _MAX_HELD
+        if waits:
+            return []
+        if self.periods is None and running:
+            self.periods = 0
+        found = [_confirmed(step) if self.periods == 1 else step for step in self._held]
+        self._held.clear()
+        return found
+
+    def _count(self) -> None:
+        while len(self._runs) > 1 and self._runs[1] < self._until:
+            first, last = self._runs.popleft(), self._runs[0]
+            while self._begins and self._begins[0] <= first:
+                self._begins.popleft()
+            if self._since <= first:
+                self._counts.append(sum(first < begin <= last for begin in self._begins))
+
+    def _verdict(self) -> int | None:
+        latest = [*self._counts][-_FEW:]
+        if len(latest) == _FEW and len(set(latest)) == 1:
+            return latest[0]
+        if self.periods is None and len(self._counts) == _MANY:
+            often, times = Counter(self._counts).most_common(1)[0]
+            return often if times >= _MOST * _MANY else 0
+        return self.periods
+
+    def _merged(self, periods: int) -> list[Step]:
+        found = []
+        while self._held:
+            step = self._held[0]
+            while self._marks and self._marks[0] < step.t_start:
+                self._marks.popleft()
+            if not self._marks and len(self._held) < min(_MISSED * periods, _MAX_HELD):
+                # Whether the optimizer ran in it is told when it has run again.
+                break
+            self._group.append(self._held.popleft())
+            # Where the optimizer is not seen any more, steps are as long as they were.
+            ended = self._marks[0] < step.t_end if self._marks else len(self._group) >= periods
+            if ended or len(self._group) >= _MAX_HELD:
+                if self._whole or len(self._group) == periods:
+                    found += self._together(periods)
+                self._group, self._whole = [], True
+        return found
+
+    def _together(self, periods: int) -> list[Step]:
+        """What lies between two runs: also several steps, where the optimizer was left out for an overflow."""
+        size = periods if len(self._group) % periods == 0 else len(self._group)
+        return [self._step(self._group[at : at + size], periods) for at in range(0, len(self._group), size)]
+
+    def _step(self, group: list[Step], periods: int) -> Step:
+        exact = len(group) == periods and all(step.exact for step in group)
+        self._recent.append(exact)
+        known = [step.comm_ns for step in group if step.comm_ns is not None]
+        return replace(
+            group[0],
+            t_end=group[-1].t_end,
+            ops=sum(step.ops for step in group),
+            comm_ns=sum(known) if len(known) == len(group) else None,
+            elapsed=max(round(sum(step.elapsed for step in group) / periods), 1),
+            exact=exact,
+            confidence=round(_CONFIDENCE * sum(self._recent) / len(self._recent), 3),
+            periods=len(group),
+        )
+
+
+def _confirmed(step: Step) -> Step:
+    confidence = max(step.confidence, _CONFIRMED) if step.exact else step.confidence
+    return replace(step, confidence=confidence, confirmed=True)

@@ -1,0 +1,127 @@
+"""When optimizers run: probes on the operators of torch that hardly anything but an optimizer calls.
+
+``at::_ops::NAME::call`` is what every call of an operator goes through, from Python as from C++ (torchgen's
+Operators.h). Seen so: the fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA
+parameters); SGD over lists. Not seen: loops over parameters, as a probe would be hit once a parameter, which the job
+could feel; optimizers with kernels of their own (apex, Transformer Engine, DeepSpeed); compiled ones.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probing.api.errors import UnsupportedTarget
+from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.elf.file import Symbol, SymbolFinder
+from probing.daemon.nccl_uprobes.operations.source import Link, Session
+from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD
+
+__all__ = ("OBJECTS", "RING", "OptimizerSource")
+
+OBJECTS = ("optimizer",)
+"""The BPF object; the session can do without it."""
+RING = "optimizer_steps"
+_PROGRAM = "optimizer_list"
+_CALL = "_ZN2at4_ops{}4callE*"
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """``names`` as in the mangled name, each behind its length; ``slot`` also tells what they are."""
+
+    slot: int
+    name: str
+    names: tuple[str, ...]
+
+    @property
+    def patterns(self) -> list[str]:
+        return [_CALL.format(name) for name in self.names]
+
+
+_OPERATORS = (
+    _Operators(
+        FUSED,
+        "fused optimizers",
+        (
+            "12_fused_adam_",
+            "22_fused_adam__tensor_lr",
+            "13_fused_adamw_",
+            "23_fused_adamw__tensor_lr",
+            "11_fused_sgd_",
+            "21_fused_sgd__tensor_lr",
+            "15_fused_adagrad_",
+            "25_fused_adagrad__tensor_lr",
+        ),
+    ),
+    _Operators(
+        FOREACH,
+        "_foreach_addcdiv_",
+        ("24_foreach_addcdiv__Scalar", "28_foreach_addcdiv__ScalarList", "24_foreach_addcdiv__Tensor"),
+    ),
+    _Operators(LIST_ADD, "_foreach_add_ of lists", ("18_foreach_add__List",)),
+)
+
+
+class OptimizerSource:
+    """A ``collector.libraries.ProbedLibrary``. ``symbols`` finds symbols by pattern in the file at a descriptor."""
+
+    name = "optimizer"
+    files = (b"libtorch_cpu.so",)
+
+    def __init__(self, session: Session, symbols: SymbolFinder) -> None:
+        self._session = session
+        self._symbols = symbols
+        self._attached: dict[tuple[int, int], Link] = {}
+        self._attaching = threading.Lock()
+
+    @property
+    def slots(self) -> dict[int, str]:
+        """The slot of each probe -> what is counted there."""
+        return {operators.slot: operators.name for operators in _OPERATORS}
+
+    def interesting(self, path: bytes) -> bool:
+        """Whether a file that a process maps can be libtorch_cpu, by its path."""
+        return path.rpartition(b"/")[2].startswith(self.files)
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+
+        Returns how many links are new: 0 where the one was there, also that of the daemon before this one.
+        Raises UnsupportedTarget where it has none of the operators, AttachError, PrivilegeError.
+        """
+        if not self.interesting(path):
+            return 0
+        identity = self._session.identity(fd)
+        with self._attaching:
+            if identity in self._attached:
+                return 0
+            link = self._attached[identity] = self._place(fd)
+        return int(not link.adopted)
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probe on a file."""
+        with self._attaching:
+            self._attached.pop(identity, None)
+
+    def _place(self, fd: int) -> Link:
+        symbols = self._symbols(fd, [pattern for operators in _OPERATORS for pattern in operators.patterns])
+        points = _points(symbols)
+        if not points:
+            hint = "steps are told by collectives or a watched variable only; report the version of torch"
+            raise UnsupportedTarget("this libtorch_cpu has no operator of an optimizer", hint=hint)
+        return self._session.attach_uprobe(_PROGRAM, fd, list(points), list(points.values()), self.name)
+
+
+def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
+    """Offset in the file -> slot; aliases of one address count once."""
+    found: dict[int, int] = {}
+    for operators in _OPERATORS:
+        wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]
+        for symbol in symbols:
+            if symbol.file_offset is not None and any(pattern.fullmatch(symbol.name) for pattern in wanted):
+                point = point_of(symbol)
+                found.setdefault(symbol.file_offset + point.offset, operators.slot)
+    return found

@@ -1,0 +1,286 @@
+"""The period of a sequence of operations: what a training does again and again, step by step.
+
+A period is a word of signatures. Words lie in each other: the layers of a micro-step, the micro-steps of a step, the
+steps between two logged losses. The step is the largest of them, but for what only adds a few bytes to many repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.nccl_uprobes.steps.operation_history import signs
+
+__all__ = ("MAX_MICRO_STEPS", "Period", "find_period", "least_rotation", "places", "signatures")
+
+Array = npt.NDArray[Any]
+MAX_MICRO_STEPS = 8
+"""What repeats so often inside a word that adds hardly a byte is a micro-step of it; what repeats more often is a step,
+and the rest of the word something that is done every so many steps, as logging is."""
+# So many repeats in a row are seen before a word is taken for a step: micro-steps come to an end before.
+_REPEATS = MAX_MICRO_STEPS + 1
+# Layers repeat as well, for as long as a micro-step takes: a word must go on for longer, most of all one of few
+# signatures. ns.
+_SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
+# Of long steps that have repeats within themselves, as large models make them, fewer are enough.
+_LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
+_MATCHING = 0.8
+# Words of shorter steps are no training.
+_MIN_STEP_NS = 1_000_000
+_SMALL_SHARE = 0.01
+# A longer word is better than a shorter one when it covers this share of what that left.
+_BETTER = 0.3
+_CHECKS = 16
+_FEWEST = 3
+_MANY_COUNTS = 8
+_NEAR = 0.8
+_MAX_TIES = 16
+_BASE = 0x9E3779B97F4A7C15 | 1
+_FEW = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """``word``: the signatures of a step from its first operation on; ``kinds`` and ``counts`` are those of the same
+    operations, a count -1 where it varies. ``varying``: kinds whose count is left out of signatures.
+    ``repeats``: how often it was found. ``inner``: how often a smaller word repeats in it, 1 for none; ``enclosing``:
+    how many of it lie in a larger word that only adds a few bytes, 0 for none.
+    """
+
+    word: npt.NDArray[np.uint64]
+    kinds: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    varying: npt.NDArray[np.int64]
+    repeats: int
+    inner: int
+    enclosing: int
+
+    def rotated(self, by: int) -> Period:
+        """The same period, begun ``by`` operations later."""
+        return replace(
+            self,
+            word=np.roll(self.word, -by),
+            kinds=np.roll(self.kinds, -by),
+            counts=np.roll(self.counts, -by),
+        )
+
+    @property
+    def abstract(self) -> list[tuple[int, int]]:
+        """(op and dtype, count) of each operation: the same on ranks that are in other communicators of a kind."""
+        return [(kind & 0xFFFF, count) for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True)]
+
+
+def find_period(operations: Array) -> Period | None:
+    """The period of ``operations`` (``step_history.OPERATION``), begun behind its longest pause; None: there is none.
+
+    Of pauses that are about equal the one counts that follows the rarest signature, and of those the one behind which
+    the word is the smallest.
+    """
+    varying = _varying(operations)
+    signed = signatures(operations, varying)
+    length, inner, enclosing = _length(signed, operations["bytes"])
+    if not length:
+        return None
+    starts = _apart(_commonest(signed, length), length)
+    if not _convincing(signed, operations["t"], starts, length):
+        return None
+    first = operations[starts[0] : starts[0] + length]
+    steady = ~np.isin(first["kind"], varying)
+    if not steady.any():
+        return None
+    counts = np.where(steady, first["count"], -1)
+    word = signed[starts[0] : starts[0] + length].copy()
+    found = Period(word, first["kind"].copy(), counts, varying, len(starts), inner, enclosing)
+    return found.rotated(_begin(found, operations["t"], starts))
+
+
+def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
+    """The signature of each operation; the count is left out where it varies."""
+    found: npt.NDArray[np.uint64] = operations["sign"]
+    if len(varying):
+        away = np.isin(operations["kind"], varying)
+        found = np.where(away, signs(operations["kind"], np.full(len(operations), -1)), found)
+    return found
+
+
+def places(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """Where ``word`` begins in ``signed``; copies may overlap."""
+    length = len(word)
+    if len(signed) < length:
+        return np.empty(0, np.intp)
+    hashes = _hashes(signed, length)
+    return np.flatnonzero(hashes == _hashes(word, length)[0])
+
+
+def least_rotation(items: list[Any]) -> int:
+    """Where the smallest rotation of ``items`` begins (Booth, Lexicographically least circular substrings, 1980)."""
+    twice = items + items
+    failure = [-1] * len(twice)
+    least = 0
+    for j in range(1, len(twice)):
+        i = failure[j - least - 1]
+        while i != -1 and twice[j] != twice[least + i + 1]:
+            if twice[j] < twice[least + i + 1]:
+                least = j - i - 1
+            i = failure[i]
+        if twice[j] != twice[least + i + 1]:
+            if twice[j] < twice[least]:
+                least = j
+            failure[j - least] = -1
+        else:
+            failure[j - least] = i + 1
+    return least % max(len(items), 1)
+
+
+def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np.intp], length: int) -> bool:
+    """Whether a word that begins at ``starts`` covers the sequence, and has come often and slowly enough."""
+    if len(starts) < _LONG_REPEATS or len(starts) * length < _MATCHING * (len(signed) - starts[0]):
+        return False
+    distinct = len(np.unique(signed[starts[0] : starts[0] + length]))
+    breaks = np.flatnonzero(np.diff(starts, append=len(signed) + length) != length)
+    span = t[-1] - t[starts[0]]
+    if int(np.diff(breaks, prepend=-1).max()) < _REPEATS:
+        if distinct * 2 > length or span < _LONG_SPAN_NS:
+            return False
+    elif span < (_FEW_SPAN_NS if distinct <= _FEW_SIGNATURES else _SPAN_NS):
+        return False
+    return bool(np.median(np.diff(t[starts])) >= _MIN_STEP_NS)
+
+
+def _varying(operations: Array) -> npt.NDArray[np.int64]:
+    """Kinds of operations that come with ever other counts: lengths of sequences, tokens of an expert."""
+    distinct = np.unique(operations["sign"], return_index=True)[1]
+    kinds, counts = np.unique(operations["kind"][distinct], return_counts=True)
+    totals = np.unique(operations["kind"], return_counts=True)[1]
+    found: npt.NDArray[np.int64] = kinds[(counts > _MANY_COUNTS) & (counts * 4 > totals)]
+    return found
+
+
+def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
+    """(length of the word of a step, repeats of a smaller word in it, repeats of it in a larger one); 0: no word."""
+    rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
+    tried, covered = _next_length(signed, rough, 0, 0.0)
+    chosen, inner = _primitive(signed, tried), 1
+    while tried:
+        tried, better = _next_length(signed, rough, tried, covered)
+        inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
+        if inside * chosen == tried:
+            # Nothing, or several words in a row.
+            continue
+        if adds_little and inside > MAX_MICRO_STEPS:
+            return chosen, inner, inside
+        chosen, covered, inner = tried, better, max(inside, 1)
+    return chosen, inner, 0
+
+
+def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
+    """The length of the smallest word of which the commonest one of ``length`` is a row of copies."""
+    if not length:
+        return 0
+    at = _commonest(signed, length)[0]
+    word = signed[at : at + length]
+    return next(n for n in range(1, length + 1) if length % n == 0 and bool((word[n:] == word[:-n]).all()))
+
+
+def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+    """For each length up to a third of the sequence, about the share of operations that equal the one so far before.
+
+    By random signs for each code, whose products vanish on average unless the codes are equal.
+    """
+    count = len(codes)
+    chance = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (8 if count < _FEW else 4, codes.max() + 1))
+    size = 1 << (2 * count - 1).bit_length()
+    spectrum = np.fft.rfft(chance[:, codes], size)
+    products = np.fft.irfft((np.abs(spectrum) ** 2).mean(axis=0), size)[: count // 3 + 1]
+    found: npt.NDArray[np.float64] = products / (count - np.arange(len(products)))
+    return found
+
+
+def _next_length(
+    signed: npt.NDArray[np.uint64], rough: npt.NDArray[np.float64], after: int, covered: float
+) -> tuple[int, float]:
+    """(the smallest length above ``after`` whose words cover clearly more than ``covered``, what they cover)."""
+    if covered > 1 - 1e-9:
+        return 0, 0.0
+    lengths = np.arange(len(rough))
+    noise = 4 * np.sqrt((1 - _MATCHING) / (4 * (len(signed) - lengths)))
+    likely = np.flatnonzero((rough >= _MATCHING - noise) & (lengths > after))
+    checks = _CHECKS if len(signed) > _FEW else 4 * _CHECKS
+    best = likely[np.argsort(-rough[likely], kind="stable")[:checks]]
+    wanted = max(_MATCHING, covered + (1 - covered) * _BETTER)
+    for length in np.unique(np.concatenate((likely[: _CHECKS // 4], best))).tolist():
+        share = _covered(signed, length)
+        if share >= wanted:
+            return length, share
+    return 0, 0.0
+
+
+def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
+    """The share of operations that lie in copies of the commonest word of this length, from the first of them on."""
+    starts = _apart(_commonest(signed, length), length)
+    if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
+        return 0.0
+    # At the end a copy may have begun.
+    rest = len(signed) - int(starts[-1]) - length
+    return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
+
+
+def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer: int) -> tuple[int, bool]:
+    """(how often the shorter word lies in the longer one, whether the rest of that is hardly a byte)."""
+    at = _commonest(signed, longer)[0]
+    around = np.concatenate((signed[at : at + longer], signed[at : at + shorter - 1]))
+    starts = _commonest(signed, shorter)
+    found = _apart(places(around, signed[starts[0] : starts[0] + shorter]), shorter)
+    within = np.zeros(longer, bool)
+    for start in found:
+        within[(start + np.arange(shorter)) % longer] = True
+    weight = np.maximum(sizes[at : at + longer], 1)
+    return len(found), bool(weight[~within].sum() <= _SMALL_SHARE * weight.sum())
+
+
+def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
+    """A hash of each run of ``length`` signatures."""
+    base, inverse = np.uint64(_BASE), np.uint64(pow(_BASE, -1, 1 << 64))
+    powers: Array = np.cumprod(np.full(len(signed), base))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum((signed ^ signed >> np.uint64(31)) * powers)))
+    back: Array = np.cumprod(np.full(len(signed), inverse))[: len(signed) - length + 1]
+    found: npt.NDArray[np.uint64] = (sums[length:] - sums[:-length]) * back
+    return found
+
+
+def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.intp]:
+    """Where the commonest word of this length begins."""
+    hashes = _hashes(signed, length)
+    values, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    most = np.flatnonzero(counts == counts.max())
+    return np.flatnonzero(hashes == values[most[np.argmin(first[most])]])
+
+
+def _apart(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
+    """Of copies that overlap the first."""
+    if len(starts) < 2 or int(np.diff(starts).min()) >= length:
+        return starts
+    kept: list[int] = []
+    for start in starts.tolist():
+        if not kept or start >= kept[-1] + length:
+            kept.append(start)
+    return np.array(kept, np.intp)
+
+
+def _begin(period: Period, t: Array, starts: npt.NDArray[np.intp]) -> int:
+    """Which operation of the word comes behind its longest pause."""
+    length = len(period.word)
+    inside = starts[starts > 0][-256:, None] + np.arange(length)
+    pauses = np.median(t[inside] - t[inside - 1], axis=0)
+    near = np.flatnonzero(pauses >= _NEAR * pauses.max())
+    if len(near) == 1:
+        return int(near[0])
+    abstract = period.abstract
+    # What comes once in a step, such as the norm of the gradients, ends it.
+    _, which, times = np.unique(period.word, return_inverse=True, return_counts=True)
+    rare = times[which][near - 1]
+    ties = near[rare == rare.min()][:_MAX_TIES]
+    return int(min(ties.tolist(), key=lambda r: abstract[r:] + abstract[:r]))

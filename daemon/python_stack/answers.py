@@ -1,0 +1,173 @@
+"""Stacks and variables for the control socket: who is meant, read by the readers, told with job and rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from probing.api.errors import NotFound, ProbingError
+from probing.daemon.arrow import batch_of
+from probing.daemon.processes.liveness import process_now
+from probing.daemon.python_stack.fanout import Failure
+from probing.daemon.source import Identity
+
+__all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
+
+TIMEOUT_S = 1.0
+# Beyond the Python stacks: the first look at a process's libraries reads their tables.
+NATIVE_TIMEOUT_S = 5.0
+NATIVE_PARALLEL = 2
+_Threads = list[dict[str, Any]]
+
+
+class Known(Protocol):
+    """What is asked of ``processes.discovery.Discovery``."""
+
+    def live(self) -> list[Identity]: ...
+
+
+class Stacks(Protocol):
+    """``python_stack.source.PythonStacks``."""
+
+    def stacks(
+        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
+    ) -> tuple[_Threads, list[Failure]]: ...
+
+    def packed(
+        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
+    ) -> tuple[list[tuple[tuple[int, int], bytes]], list[Failure]]: ...
+
+
+class Native(Protocol):
+    """``python_stack.native.source.NativeStacks``."""
+
+    def add(self, pid: int, start_ns: int, threads: _Threads, timeout: float) -> None: ...
+
+
+class Values(Protocol):
+    """``python_stack.values.source.Values``."""
+
+    def values(
+        self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float
+    ) -> tuple[list[dict[str, Any]], list[Failure]]: ...
+
+
+class StackAnswers:
+    def __init__(self, node: str, known: Known, stacks: Stacks, native: Native, values: Values) -> None:
+        self._node = node
+        self._known = known
+        self._stacks = stacks
+        self._native = native
+        self._values = values
+        self._pool = ThreadPoolExecutor(NATIVE_PARALLEL, thread_name_prefix="native")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def stacks(
+        self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
+    ) -> dict[str, Any]:
+        """``processes`` (job, run, rank, pid, start_ns, and ``stacks``, JSON for ``python_stack.wire.threads_of``) and
+        ``failures``. Raises NotFound for an unknown job or pid."""
+        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        if native:
+            threads, failures = self._read(by_key, timeout, native=True, with_locals=with_locals)
+            texts = [(key, json.dumps({"threads": own})) for key, own in _by_process(threads).items()]
+        else:
+            packed, failures = self._stacks.packed(by_key, timeout, with_locals=with_locals)
+            texts = [(key, text.decode(errors="replace")) for key, text in packed]
+        told = [_told(by_key[key], {"pid": key[0], "start_ns": key[1], "stacks": text}) for key, text in texts]
+        return {
+            "processes": sorted(told, key=lambda t: (t["job"], t["run"], t["rank"] is None, t["rank"], t["pid"])),
+            "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
+        }
+
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+        """``values`` and ``failures`` as VarsReply has them. Raises NotFound for an unknown job or pid."""
+        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        values, failures = self._values.values(by_key, names, timeout)
+        told = [_told(by_key[v["pid"], v["start_ns"]], v) for v in values]
+        return {
+            "values": sorted(told, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
+            "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
+        }
+
+    def backtrace(self, now_ns: int) -> pa.RecordBatch:
+        """``python.backtrace``: a row a frame, Python's and native ones, of all trainers and data loaders."""
+        by_key = {(i.pid, i.start_ns): i for i in self._training()}
+        threads, _ = self._read(by_key, TIMEOUT_S, native=True, with_locals=False)
+        rows = []
+        for thread in threads:
+            known = by_key[thread["pid"], thread["start_ns"]]
+            common = {**_told(known, thread), "node": self._node, "ts": now_ns}
+            for depth, frame in enumerate(thread["frames"]):
+                rows.append({**common, **frame, "depth": depth})
+        return batch_of("python.backtrace", rows)
+
+    def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
+        """The processes that are meant. Raises NotFound."""
+        if pids:
+            return [self._of_pid(pid) for pid in dict.fromkeys(pids)]
+        training = self._training()
+        if not job:
+            return training
+        found = [i for i in training if i.job == job]
+        if not found:
+            raise NotFound(
+                f"no running process of job {job!r} is known", hint="`probingctl ps` lists jobs and processes"
+            )
+        return found
+
+    def _read(
+        self, by_key: dict[tuple[int, int], Identity], timeout: float, *, native: bool, with_locals: bool
+    ) -> tuple[_Threads, list[Failure]]:
+        threads, failures = self._stacks.stacks(by_key, timeout, with_locals=with_locals)
+        if native:
+            self._add_native(threads, time.monotonic() + max(timeout, NATIVE_TIMEOUT_S))
+        return threads, failures
+
+    def _add_native(self, threads: _Threads, deadline: float) -> None:
+        """A process whose native frames cannot be had keeps its Python frames, and says why."""
+        by_process = _by_process(threads)
+
+        def add(key: tuple[int, int]) -> None:
+            try:
+                self._native.add(*key, by_process[key], max(0.0, deadline - time.monotonic()))
+            except ProbingError as e:
+                for thread in by_process[key]:
+                    thread["native_missing"] = e.message
+
+        list(self._pool.map(add, by_process))
+
+    def _training(self) -> list[Identity]:
+        return [i for i in self._known.live() if i.role in ("trainer", "data_loader")]
+
+    def _of_pid(self, pid: int) -> Identity:
+        known = next((i for i in self._known.live() if i.pid == pid), None)
+        if known is not None:
+            return known
+        # Any process may be asked for, also one that trains nothing.
+        found = process_now(pid)
+        if found is None:
+            raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
+        return Identity(pid, found.start_ns, "", "", "other")
+
+
+def _by_process(threads: _Threads) -> dict[tuple[int, int], _Threads]:
+    found: dict[tuple[int, int], _Threads] = {}
+    for thread in threads:
+        found.setdefault((thread["pid"], thread["start_ns"]), []).append(thread)
+    return found
+
+
+def _told(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:
+    return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
+
+
+def _failure(identity: Identity, failure: Failure) -> dict[str, Any]:
+    return {"pid": failure.pid, "rank": identity.rank, "job": identity.job, "error": failure.error.to_dict()}

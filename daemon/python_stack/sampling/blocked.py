@@ -1,0 +1,150 @@
+"""Where threads are that do not run, for the sampler in the kernel: the reader's request ``blocked``.
+
+The kernel tells of a thread only when it leaves the CPU; one that left before anybody looked has to be found from
+outside. That it did not run while its frames were read is proven by its count of context switches, before and after.
+This runs in a reader, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from probing.api.errors import InternalError, ProcessGone, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.sampling.threads import checked_layout, checked_request, read_file
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.snapshot import Snapshot
+from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread, Walker
+
+__all__ = ("MAX_BLOCKED", "MAX_FRAMES", "Away", "answer_blocked", "unpack_blocked")
+
+MAX_BLOCKED = 256
+MAX_FRAMES = 128
+"""PYTHON_FRAMES of bpf/python.bpf.h."""
+_STATUS = re.compile(rb"^State:\t(\w)|^(?:non)?voluntary_ctxt_switches:\t(\d+)$", re.MULTILINE)
+_AWAY = frozenset({b"S", b"D", b"T", b"t"})
+
+
+class Away(NamedTuple):
+    """A thread that is off the CPU since its ``switches``-th context switch, at ``seen_ns`` (CLOCK_MONOTONIC) at least.
+
+    ``frames``: (address of the code object, bytes from its begin), innermost first, as python_walk of
+    bpf/python_walk.bpf.h has them. ``cut``: outer ones are missing.
+    """
+
+    tid: int
+    switches: int
+    seen_ns: int
+    cut: bool
+    frames: list[tuple[int, int]]
+
+
+class _Chosen(Walker):
+    """Frames of the threads ``wanted`` (address, thread_id) only."""
+
+    def __init__(self, snapshot: Snapshot, layout: Layout, wanted: set[tuple[int, int]], deadline: float) -> None:
+        limits = Limits(frames=MAX_FRAMES, all_frames=MAX_FRAMES * MAX_BLOCKED)
+        super().__init__(snapshot, layout, limits, deadline)
+        self._wanted = wanted
+
+    def _tids(self, threads: list[RawThread]) -> None:
+        """Who they are is known already."""
+
+    def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
+        # A thread that runs may have no C frame there any more, which is nobody's concern.
+        pairs = zip(threads, tops, strict=True)
+        return super()._through_cframes(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
+
+    def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
+        pairs = zip(threads, tops, strict=True)
+        super()._frames(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
+
+    def _is_wanted(self, thread: RawThread) -> bool:
+        return (thread.address, thread.thread_id) in self._wanted
+
+
+def answer_blocked(request: dict[str, Any]) -> Message:
+    """What a reader answers to ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
+
+    ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` gave them. Payload: JSON,
+    ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``Away`` for each of them that did not run while
+    it was looked at. Without ``frames`` nothing of the process's memory is read.
+
+    Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, CorruptTarget and UsageError.
+    """
+    pid, _, runtime, deadline = checked_request(request)
+    threads = _asked(request.get("threads"))
+    before = _look(pid, (tid for tid, _, _ in threads))
+    seen_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    if request.get("frames"):
+        memory = ProcessMemory(pid)
+        layout = checked_layout(pid, runtime, memory)
+        still = [thread for thread in threads if thread[0] in before]
+        walked = _walk(memory, layout, runtime.runtime, still, deadline)
+        after = _look(pid, before)
+    else:
+        walked, after = {tid: (False, []) for tid in before}, before
+    rows = [[t, before[t], seen_ns, *what] for t, what in walked.items() if after.get(t) == before[t]]
+    return Message({}, json.dumps(rows, separators=(",", ":")).encode())
+
+
+def unpack_blocked(answer: Message) -> list[Away]:
+    """What ``answer_blocked`` said. Raises InternalError for anything else."""
+    try:
+        return [
+            Away(int(tid), int(switches), int(seen_ns), bool(cut), [(int(c), int(o)) for c, o in frames])
+            for tid, switches, seen_ns, cut, frames in json.loads(answer.payload)
+        ]
+    except (TypeError, ValueError) as e:
+        raise InternalError("a reader's answer holds no blocked threads") from e
+
+
+def _asked(threads: Any) -> list[tuple[int, int, int]]:
+    if not isinstance(threads, list) or len(threads) > MAX_BLOCKED:
+        raise UsageError(f"a request for blocked threads takes {MAX_BLOCKED} of them at most")
+    try:
+        return [(int(tid), int(state), int(thread_id)) for tid, state, thread_id in threads]
+    except (TypeError, ValueError) as e:
+        raise UsageError("a thread is its number, its state's address and its thread_id") from e
+
+
+def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
+    """How often each of the threads has left a CPU; without those that run, want to, or ended."""
+    found = {}
+    for tid in tids:
+        try:
+            status = read_file(f"/proc/{pid}/task/{tid}/status")
+        except ProcessGone:
+            continue
+        parts = _STATUS.findall(status)
+        if len(parts) == 3 and parts[0][0] in _AWAY:
+            found[tid] = int(parts[1][1]) + int(parts[2][1])
+    return found
+
+
+def _walk(
+    memory: Memory, layout: Layout, runtime: int, threads: list[tuple[int, int, int]], deadline: float
+) -> dict[int, tuple[bool, list[tuple[int, int]]]]:
+    """By tid: whether the stack was cut, and its frames. Threads whose state is not there any more are left out."""
+    tids = {(state, thread_id): tid for tid, state, thread_id in threads}
+    walker = _Chosen(Snapshot(memory), layout, set(tids), deadline)
+    found = {}
+    for thread in walker.walk(runtime) if tids else ():
+        tid = tids.get((thread.address, thread.thread_id))
+        if tid is not None:
+            found[tid] = (not thread.complete, [_frame(layout, frame) for frame in thread.frames])
+    return found
+
+
+def _frame(layout: Layout, frame: RawFrame) -> tuple[int, int]:
+    if layout.code_adaptive is not None:
+        offset = frame.instr - frame.code - layout.code_adaptive
+    else:
+        offset = frame.instr * 2 if layout.instr == "lasti_units" else frame.instr
+    # As an int of 32 bits, which is what it is in the kernel.
+    return frame.code, (offset + (1 << 31) & (1 << 32) - 1) - (1 << 31)

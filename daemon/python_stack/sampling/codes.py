@@ -1,0 +1,193 @@
+"""Code objects that samples name by address: the reader's request ``codes``, and what the collector keeps of them.
+
+An address is used again by other code as soon as its code is freed. So the sampler tells (address, check), and a code
+object that is read later counts only when its own check is the same. This imports nothing heavy: a reader uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.api.errors import CorruptTarget, InternalError, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.python_stack.sampling.threads import checked_layout, checked_request
+from probing.daemon.python_stack.walk.codes import read_codes
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.lines import line_of
+from probing.daemon.python_stack.walk.snapshot import Snapshot, word
+
+__all__ = ("MAX_ADDRESSES", "CodeKey", "KnownCodes", "SampledCode", "answer_codes", "code_check", "unpack_codes")
+
+MAX_ADDRESSES = 4096
+CodeKey = tuple[int, int]
+"""(address, check)."""
+# So many are read at once that the largest of them stay within what one ProcessMemory reads.
+_CHUNK = 32
+_MAX_PAYLOAD = 16 << 20
+_MAX_KNOWN = 32_768
+_MAX_KNOWN_BYTES = 32 << 20
+_MAX_GIVEN_UP = 8_192
+_U64 = (1 << 64) - 1
+# PyASCIIObject.hash, of every version.
+_STR_HASH = 24
+
+
+def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_hash: int) -> int:
+    """The same as ``code_check`` in bpf/python.bpf.h: pointers, co_firstlineno as an unsigned 32-bit number, and the
+    hash of co_name as an unsigned 64-bit one."""
+    mixed = filename * 0x9E3779B97F4A7C15 ^ name * 0xC2B2AE3D27D4EB4F ^ linetable * 0x165667B19E3779F9
+    mixed = (mixed ^ firstlineno * 0x27D4EB2F165667C5 ^ name_hash * 0xFF51AFD7ED558CCD) & _U64
+    return mixed >> 32 ^ mixed & 0xFFFF_FFFF
+
+
+def answer_codes(request: dict[str, Any]) -> Message:
+    """What a reader answers to ``codes`` {pid, start_ns, runtime, addresses (at most 4096), timeout_ms}.
+
+    Header ``index`` and ``asked``: the first ``asked`` addresses were looked at; ask again for the others. Payload:
+    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno,
+    name_hash], func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the
+    length of the line table or -1. A code object that cannot be read, or changed meanwhile, is left out.
+
+    Raises ProcessGone, PrivilegeError, UnsupportedTarget, CorruptTarget and UsageError.
+    """
+    pid, _, runtime, deadline = checked_request(request)
+    addresses = request.get("addresses")
+    if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
+        raise UsageError(f"a request for codes takes {MAX_ADDRESSES} addresses at most")
+    layout = checked_layout(pid, runtime, ProcessMemory(pid))
+    files: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    tables: list[bytes] = []
+    size = asked = 0
+    for start in range(0, len(addresses), _CHUNK):
+        # Whoever is too slow gets what there is; one chunk is always answered.
+        if size > _MAX_PAYLOAD or (start and time.monotonic() > deadline):
+            break
+        chunk = [int(a) for a in addresses[start : start + _CHUNK]]
+        for row, table in _read_chunk(pid, layout, chunk):
+            row[3] = files.setdefault(row[3], len(files))
+            rows.append(row)
+            tables.append(table)
+            size += len(table) + len(row[2])
+        asked = start + len(chunk)
+    index = json.dumps({"files": list(files), "codes": rows}, separators=(",", ":")).encode()
+    return Message({"index": len(index), "asked": asked}, b"".join([index, *tables]))
+
+
+def _read_chunk(pid: int, layout: Layout, addresses: list[int]) -> list[tuple[list[Any], bytes]]:
+    memory = ProcessMemory(pid)
+    snapshot = Snapshot(memory)
+    try:
+        codes = read_codes(snapshot, layout, addresses, {})
+        # What the texts were read for must still be there: else they may belong to what came after it.
+        heads = memory.read_many([(address, layout.code_size) for address in codes])
+        names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
+        hashes = memory.read_many(names)
+    except CorruptTarget:
+        return []  # they claim to be larger than anything that may be read
+    found = []
+    for (address, code), later, name_hash in zip(codes.items(), heads, hashes, strict=True):
+        head = snapshot.get(address, layout.code_size)
+        if head is None or later is None or name_hash is None or not _alive(later):
+            continue
+        proof = _proof(layout, head)
+        if proof != _proof(layout, later):
+            continue
+        table = code.table
+        row = [address, [*proof, word(name_hash, 0)], code.func, code.file, -1 if table is None else len(table)]
+        found.append((row, table or b""))
+    return found
+
+
+def _alive(head: bytes) -> bool:
+    # The allocator of CPython keeps its list of free blocks where the reference count was (Objects/obmalloc.c):
+    # there is an address, or nothing. Counts have 32 bits that say something; from 3.14 the top 16 are flags.
+    return bool(word(head, 0) & 0xFFFF_FFFF) and not word(head, 0) >> 32 & 0xFFFF
+
+
+def _proof(layout: Layout, head: bytes) -> list[int]:
+    at = layout.code_firstlineno
+    pointers = [word(head, offset) for offset in (layout.code_filename, layout.code_name, layout.code_linetable)]
+    return [*pointers, int.from_bytes(head[at : at + 4], "little")]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCode:
+    """A code object as it was when it was read."""
+
+    func: str
+    file: str
+    first_line: int
+    table: bytes | None
+
+    def line(self, layout: Layout, offset: int) -> int | None:
+        """The line of the instruction ``offset`` bytes into the code, or None when it has none there."""
+        return None if self.table is None else line_of(layout.lines, self.table, self.first_line, offset)
+
+
+def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
+    """What ``answer_codes`` said. Raises InternalError for anything else."""
+    try:
+        end = int(answer.header["index"])
+        index = json.loads(answer.payload[:end])
+        files = index["files"]
+        found = {}
+        for address, proof, func, file, length in index["codes"]:
+            table = None if length < 0 else answer.payload[end : end + length]
+            end += max(0, length)
+            first = proof[3] - (1 << 32) if proof[3] >> 31 else proof[3]
+            found[int(address), code_check(*proof)] = SampledCode(str(func), str(files[file]), first, table)
+    except (KeyError, IndexError, TypeError, ValueError) as e:
+        raise InternalError("a reader's answer holds no code objects") from e
+    return found
+
+
+class KnownCodes:
+    """The code objects of one process that samples have named, and those that cannot be had any more. Bounded.
+
+    Safe for any thread.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[CodeKey, SampledCode] = OrderedDict()
+        self._given_up: OrderedDict[CodeKey, float] = OrderedDict()
+        self._bytes = 0
+        self._learning = threading.Lock()
+
+    def get(self, key: CodeKey) -> SampledCode | None:
+        return self._known.get(key)
+
+    def missing(self, keys: Iterable[CodeKey], now: float) -> list[CodeKey]:
+        """Those that are neither known nor given up at ``now`` (time.monotonic())."""
+        return [k for k in keys if k not in self._known and self._given_up.get(k, 0.0) <= now]
+
+    def learn(self, found: dict[CodeKey, SampledCode]) -> None:
+        with self._learning:
+            for key, code in found.items():
+                if key not in self._known:
+                    self._known[key] = code
+                    self._given_up.pop(key, None)
+                    self._bytes += _weight(code)
+            while len(self._known) > _MAX_KNOWN or self._bytes > _MAX_KNOWN_BYTES:
+                self._bytes -= _weight(self._known.popitem(last=False)[1])
+
+    def give_up(self, keys: Sequence[CodeKey], until: float = math.inf) -> None:
+        """Not to be asked for again before ``until`` (time.monotonic())."""
+        with self._learning:
+            for key in keys:
+                self._given_up[key] = until
+                self._given_up.move_to_end(key)
+            while len(self._given_up) > _MAX_GIVEN_UP:
+                self._given_up.popitem(last=False)
+
+
+def _weight(code: SampledCode) -> int:
+    return 256 + len(code.func) + len(code.file) + len(code.table or b"")

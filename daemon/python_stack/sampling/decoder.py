@@ -1,0 +1,207 @@
+"""Reads code objects while they are there: right after the first sample that names them, before the sample is drained.
+
+The kernel wakes the decoder for a stack that it has not seen before, and for no other. A record may be drained when all
+its code is known or given up, and after a second at the latest: ``ready`` says up to where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from probing.daemon.python_stack.sampling.codes import CodeKey
+from probing.daemon.python_stack.sampling.rows import UNRESOLVED, Key, Sampled, code_keys
+
+__all__ = ("Decoder", "Peeked", "SampleRing")
+
+# How long a record is held back for its code, s; at the start its process may not have been found yet.
+HOLD_S = 1.0
+START_HOLD_S = 10.0
+RETRY_S = 0.1
+# Code of a process that did not let itself be read is asked for again after so long, s.
+GIVEN_UP_S = 30.0
+_PEEK_BYTES = 1 << 20
+_MAX_SEEN = 65_536
+_log = logging.getLogger(__name__)
+Missing = dict[Key, list[CodeKey]]
+
+
+class Peeked(Protocol):
+    """``bpf.ring.Drained``."""
+
+    @property
+    def records(self) -> npt.NDArray[Any]: ...
+
+    @property
+    def position(self) -> int: ...
+
+
+class SampleRing(Protocol):
+    """What of ``bpf.ring.Ring`` is needed here."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    def fileno(self) -> int: ...
+
+    def peek(self, position: int, max_bytes: int) -> Peeked: ...
+
+
+class _Pending(NamedTuple):
+    """Records up to ``end`` wait for code since ``since`` (time.monotonic())."""
+
+    end: int
+    since: float
+
+
+class Decoder:
+    """``ready`` belongs to the thread that drains, all else to a thread of its own.
+
+    ``find`` gives what is known of a process. ``fetch`` reads code and has it learnt or given up; what it leaves is
+    asked for again. ``unresolved`` is told of processes with threads that nobody knows.
+    """
+
+    def __init__(
+        self,
+        ring: SampleRing,
+        find: Callable[[Key], Sampled],
+        fetch: Callable[[Sampled, list[CodeKey]], None],
+        unresolved: Callable[[set[Key]], None],
+    ) -> None:
+        self._ring = ring
+        self._find = find
+        self._fetch = fetch
+        self._unresolved = unresolved
+        self._position = ring.position
+        self._pending: _Pending | None = None
+        self._seen: set[tuple[int, int, int]] = set()
+        self._looking = threading.Lock()
+        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopped = False
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+
+    def start(self) -> None:
+        """What the ring holds already is looked at first."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._looking:
+            os.close(self._nudge)
+
+    def ready(self) -> int:
+        """The position in the ring up to which records may be drained. Never waits."""
+        if self._looking.acquire(blocking=False):
+            try:
+                if not self._stopped and self._look():
+                    self._wake()
+            finally:
+                self._looking.release()
+        pending = self._pending
+        if pending is not None and self._is_late(pending):
+            # The code that is still missing then is given up by whoever draws the row.
+            self._position = max(self._position, pending.end)
+            self._pending = None
+        return max(self._position, self._ring.position)
+
+    def _is_late(self, pending: _Pending) -> bool:
+        now = time.monotonic()
+        full = self._ring.backlog * 2 > self._ring.size
+        starting = now - self._began < START_HOLD_S and not full
+        return now - pending.since > (START_HOLD_S if starting else HOLD_S)
+
+    def _run(self) -> None:
+        poll = select.epoll()
+        # Edges only: the ring is readable for as long as anything in it is not drained.
+        poll.register(self._ring.fileno(), select.EPOLLIN | select.EPOLLET)
+        poll.register(self._nudge, select.EPOLLIN)
+        wait: float | None = 0.0
+        with contextlib.closing(poll):
+            while not self._stopped:
+                poll.poll(wait)
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._nudge)
+                try:
+                    wait = RETRY_S if self._decode() else None
+                except Exception:  # one bad record must not end all decoding; drained late, it is shown undecoded
+                    _log.exception("samples cannot be decoded")
+                    wait = HOLD_S
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._nudge, 1)
+
+    def _decode(self) -> bool:
+        """Deal with all that waits. True: something has to be asked for again."""
+        with self._looking:
+            missing = self._look()
+        for key, codes in missing.items():
+            self._fetch(self._find(key), codes)
+        if not missing:
+            return False
+        with self._looking:
+            left = self._look()
+            pending = self._pending
+            if left and pending is not None and self._is_late(pending):
+                for key, codes in left.items():
+                    self._find(key).codes.give_up(codes, time.monotonic() + GIVEN_UP_S)
+                left = self._look()
+        return bool(left)
+
+    def _look(self) -> Missing:
+        """Go on behind records whose code is all known; what is missing for those that come next."""
+        while True:
+            self._position = max(self._position, self._ring.position)
+            records, end = self._peek()
+            if end == self._position:
+                self._pending = None
+                return {}
+            missing = self._missing(records)
+            if missing:
+                if self._pending is None:
+                    self._pending = _Pending(end, time.monotonic())
+                return missing
+            self._position, self._pending = end, None
+
+    def _peek(self) -> tuple[npt.NDArray[Any], int]:
+        peeked = self._ring.peek(self._position, _PEEK_BYTES)
+        return peeked.records, peeked.position
+
+    def _missing(self, records: npt.NDArray[Any]) -> Missing:
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.clear()
+        missing: dict[Key, dict[CodeKey, None]] = {}
+        unresolved: set[Key] = set()
+        looked: set[tuple[int, int, int]] = set()
+        columns = (records[name].tolist() for name in ("tgid", "start_ns", "hash", "kind"))
+        for index, (pid, start_ns, hashed, kind) in enumerate(zip(*columns, strict=True)):
+            stack = (pid, start_ns, hashed)
+            if kind == UNRESOLVED:
+                unresolved.add((pid, start_ns))
+            elif stack not in self._seen and stack not in looked:
+                looked.add(stack)
+                process, codes = self._find((pid, start_ns)), code_keys(records[index])
+                if lacking := process.codes.missing(codes, time.monotonic()):
+                    missing.setdefault((pid, start_ns), {}).update(dict.fromkeys(lacking))
+                elif all(process.codes.get(code) for code in codes):
+                    self._seen.add(stack)
+        if unresolved:
+            self._unresolved(unresolved)
+        return {key: list(codes) for key, codes in missing.items()}

@@ -1,0 +1,183 @@
+"""What the sampler's programs are told: which processes, how often, and which PyThreadState belongs to which thread.
+
+The maps are those of bpf/python_walk.bpf.h, their values those of bpf/python.bpf.h.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from probing.api.errors import AttachError, UnsupportedTarget
+from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.session import Session
+from probing.daemon.python_stack.walk.layouts import Layout
+
+__all__ = ("SampledProcesses",)
+
+_ABSENT = 0xFFFF
+_NO_SHIMS = 0xFF
+# The fields of a frame, and those of a code object, that the programs read at once.
+_WINDOW = 128
+_INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
+_GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
+_HINT = "its stacks can be read on demand, with `probingctl stacks`"
+
+_Key = tuple[int, int]
+
+# Parts of the room for threads: one process must leave others some.
+_SHARES = 4
+
+
+class SampledProcesses:
+    """The processes that ``session`` (with object ``python``) samples. Not safe for two threads.
+
+    What a daemon before this one left in the maps stays until ``clear``.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._processes, self._threads = session.maps["python_processes"], session.maps["python_threads"]
+        self._seen = session.maps["python_seen"]
+        self._told: dict[int, tuple[int, Any]] = {}
+        self._tids: dict[_Key, dict[int, tuple[int, int]]] = {}
+
+    @property
+    def room(self) -> int:
+        """How many threads of one process can be known; all have room for four times as many."""
+        return max(self._threads.max_entries // _SHARES, 1)
+
+    def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
+        """Sample process ``pid``: ``rate`` times a second on each CPU, and ``off_rate`` times a thread that leaves one.
+
+        ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
+        that holds it (0: where ``layout`` says), later that of the GIL's struct; 0 where not known.
+        Raises UnsupportedTarget for a layout that the programs cannot follow, AttachError when there is no room.
+        """
+        if not gil and layout.runtime_current is not None and runtime:
+            gil = runtime + layout.runtime_current
+        value = np.zeros((), self._processes.value)
+        value["start_ns"], value["gil"] = start_ns, gil
+        value["rate"], value["off_rate"] = rate, off_rate
+        for name, field in _fields(layout, gil).items():
+            value["layout"][name] = field
+        self._tell(pid, start_ns, value)
+
+    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
+        """For a process that was added; of another one there is nothing to say."""
+        told = self._told.get(pid)
+        if told is None or told[0] != start_ns:
+            return
+        value = told[1].copy()
+        value["rate"], value["off_rate"] = rate, off_rate
+        self._tell(pid, start_ns, value)
+
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        """All threads of the process that are known: tid -> (address of its PyThreadState, what its thread_id holds).
+
+        Address 0: it runs no Python, so nothing is told of it; of a tid that is not named, that it is not known.
+        Returns for how many there was no room: those stay unknown.
+        """
+        if self._told.get(pid, (0,))[0] != start_ns:
+            return 0
+        before = self._tids.get((pid, start_ns), {})
+        self._forget((pid, start_ns), before.keys() - threads.keys())
+        now: dict[int, tuple[int, int]] = {}
+        value = np.zeros((), self._threads.value)
+        value["start_ns"] = start_ns
+        for tid, thread in threads.items():
+            if before.get(tid) != thread:
+                value["state"], value["thread_id"] = thread
+                if len(now) >= self.room or not _put(self._threads, tid, value):
+                    continue
+            now[tid] = thread
+        self._tids[pid, start_ns] = now
+        return len(threads) - len(now)
+
+    def remove(self, pid: int, start_ns: int) -> None:
+        """Sample it no more; one that is not sampled is no error."""
+        self._forget((pid, start_ns), self._tids.pop((pid, start_ns), {}))
+        told = self._told.get(pid)
+        if told is not None and told[0] == start_ns:
+            del self._told[pid]
+            self._processes.delete(pid)
+
+    def clear(self) -> None:
+        """Sample nothing, whoever asked for it, and take no stack for one that was told already."""
+        for found in (self._processes, self._threads, self._seen):
+            for key in found.items()[0]:
+                found.delete(key)
+        self._told.clear()
+        self._tids.clear()
+
+    def _tell(self, pid: int, start_ns: int, value: Any) -> None:
+        told = self._told.get(pid)
+        if told is not None and told[0] != start_ns:
+            self.remove(pid, told[0])
+        if not _put(self._processes, pid, value):
+            raise AttachError(
+                f"process {pid} is not sampled: {self._processes.max_entries} processes are already",
+                hint="choose the jobs to be sampled",
+            )
+        self._told[pid] = (start_ns, value)
+
+    def _forget(self, key: _Key, tids: Any) -> None:
+        for tid in tids:
+            # The number may be that of another process's thread by now.
+            value = self._threads.lookup(tid)
+            if value is not None and int(value["start_ns"]) == key[1]:
+                self._threads.delete(tid)
+
+
+def _put(into: Map, key: int, value: Any) -> bool:
+    try:
+        into.update(key, value.tobytes())
+    except OSError as e:
+        # A full map.
+        if e.errno in (errno.E2BIG, errno.ENOMEM, errno.ENOSPC):
+            return False
+        raise
+    return True
+
+
+def _fields(layout: Layout, gil: int) -> dict[str, int]:
+    """The members of struct python_layout."""
+    frame = (layout.frame_previous + 8, layout.frame_code + 8, layout.frame_instr + 8, (layout.frame_owner or 0) + 1)
+    pointers = (layout.code_filename, layout.code_name, layout.code_short_name, layout.code_linetable)
+    code = (*pointers, layout.code_firstlineno)
+    words = (layout.frame_previous, layout.frame_code, layout.frame_instr, *pointers, layout.code_firstlineno * 2)
+    if max(frame) > _WINDOW or max(code) + 8 - min(code) // 8 * 8 > _WINDOW or any(offset % 8 for offset in words):
+        raise UnsupportedTarget("frames or code objects of this CPython are not laid out as known", hint=_HINT)
+    fields = {
+        "thread_id": layout.thread_id,
+        "thread_frame": layout.thread_frame,
+        "cframe_frame": layout.cframe_frame,
+        "frame_previous": layout.frame_previous,
+        "frame_code": layout.frame_code,
+        "frame_instr": layout.frame_instr,
+        "frame_owner": layout.frame_owner,
+        "code_firstlineno": layout.code_firstlineno,
+        "code_filename": layout.code_filename,
+        "code_name": layout.code_name,
+        "code_short_name": layout.code_short_name,
+        "code_linetable": layout.code_linetable,
+        "code_adaptive": layout.code_adaptive,
+        "gil_holder": layout.gil_holder,
+        "gil_locked": layout.gil_locked,
+    }
+    numbers = {name: _ABSENT if offset is None else offset for name, offset in fields.items()}
+    if any(offset > _ABSENT for offset in numbers.values()):
+        raise UnsupportedTarget("offsets of this CPython are too large to be sampled", hint=_HINT)
+    numbers["instr"] = _INSTR[layout.instr]
+    numbers["gil_kind"] = _gil_kind(layout, gil)
+    numbers["shim_owner"] = _NO_SHIMS if layout.is_shim_from is None else layout.is_shim_from
+    numbers["tag_mask"] = layout.tag_mask
+    return numbers
+
+
+def _gil_kind(layout: Layout, gil: int) -> int:
+    if not gil:
+        return _GIL_UNKNOWN
+    return _GIL_STRUCT if layout.runtime_current is None else _GIL_CURRENT

@@ -1,0 +1,146 @@
+"""The sampler's programs as its source wants them: told of processes, ticking, and attached to the scheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_release
+from probing.daemon.bpf.ring import Ring
+from probing.daemon.bpf.session import Session
+from probing.daemon.python_stack.sampling.away import AwayThreads
+from probing.daemon.python_stack.sampling.blocked import Away
+from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+
+__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SLOTS", "SamplingPrograms", "refusal")
+
+OBJECTS = ("python", "python_off")
+RING = "python_samples"
+# A sample is large: a ring that is a quarter full holds a second of a busy node.
+FULL_SHARE = 4
+# How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
+REST_S = 4.0
+# SAMPLES_SLOT and AWAY_SLOT of bpf/python_walk.bpf.h
+SLOTS = {
+    254: "this process had its share of the ring of samples",
+    255: "this process had its share of the threads off the CPU that are followed",
+}
+_ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
+
+
+def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
+    """Why stacks cannot be sampled here; None when they can."""
+    if OBJECTS[0] in session.refused:
+        return session.refused[OBJECTS[0]]
+    reason = known_to_freeze(running_release())
+    if reason is None or risk_freeze:
+        return None
+    return UnsupportedTarget(reason, hint="boot another kernel, or set sampling.risk_freeze at your own risk")
+
+
+class SamplingPrograms:
+    """``python_stack.sampler.Kernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
+
+    ``clock_refused``: why the clock does not tick as it should; empty when it does.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._processes = SampledProcesses(session)
+        self._clock = CpuClock(session.programs[_ON_CPU])
+        self._away = None if self.off_cpu_refused else AwayThreads(session)
+        self._hz = 0
+        self._setting = threading.Lock()
+        self.clock_refused = ""
+        self.off_cpu = False
+
+    @property
+    def ring(self) -> Ring:
+        return self._session.rings[RING]
+
+    @property
+    def room(self) -> tuple[int, int]:
+        return self._processes.room, 0 if self._away is None else self._away.room
+
+    @property
+    def off_cpu_refused(self) -> str:
+        """Why time off the CPU cannot be sampled here; empty when it can."""
+        error = self._session.refused.get(OBJECTS[1])
+        return "" if error is None else f"time off the CPU is not sampled: {error.message}"
+
+    def add(
+        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+    ) -> None:
+        self._processes.add(pid, start_ns, layout, runtime.runtime, gil, rate, off_rate)
+
+    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
+        self._processes.set_rate(pid, start_ns, rate, off_rate)
+
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        return self._processes.set_threads(pid, start_ns, threads)
+
+    def remove(self, pid: int, start_ns: int) -> None:
+        self._processes.remove(pid, start_ns)
+
+    def clear(self) -> None:
+        self._processes.clear()
+
+    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        generation = None if self._away is None or not self.off_cpu else self._away.generation
+        if self._away is None or generation is None:
+            return 0, []
+        return generation, self._away.lacking(start_ns, tids)
+
+    def adopt(
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
+    ) -> tuple[list[Away], int]:
+        # Who switches the scheduler's program off meanwhile empties the map when it is on again.
+        return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
+
+    def disown(self, tid: int, switches: int) -> None:
+        if self._away is not None:
+            self._away.drop(tid, switches)
+
+    def refresh(self) -> None:
+        """Sample on CPUs that came online since. Never waits."""
+        if self._setting.acquire(blocking=False):
+            try:
+                self._tick()
+            except ProbingError as e:
+                self.clock_refused = e.message
+            finally:
+                self._setting.release()
+
+    def set_clock(self, hz: int, off_cpu: bool) -> None:
+        """Sample on CPU at ``hz``, 0 for not at all, and off the CPU or not. Raises AttachError, PrivilegeError."""
+        with self._setting:
+            self._hz = hz
+            self._tick()
+        wanted = off_cpu and self._away is not None
+        if wanted and not self.off_cpu:
+            # Threads may have run since the program saw them switch.
+            if self._away is not None:
+                self._away.clear()
+            self._session.attach_tracepoint(_SWITCH)
+        elif self.off_cpu and not wanted:
+            self._session.detach(self._session.links[_SWITCH])
+        self.off_cpu = wanted
+
+    def flush(self) -> None:
+        """Have threads that are still off the CPU told of up to now."""
+        if self.off_cpu:
+            self._session.run_program(_FLUSH, bytes(8))
+
+    def _tick(self) -> None:
+        if self._clock.hz != self._hz:
+            self._clock.set(self._hz)
+        else:
+            self._clock.refresh()
+        self.clock_refused = ""
+
+    def close(self) -> None:
+        self.set_clock(0, False)
+        self._clock.close()

@@ -1,0 +1,297 @@
+"""Samples into rows: whole columns at a time, with Python only once a distinct stack of a thread.
+
+A record is one ``struct python_sample`` (bpf/python.bpf.h). Equal stacks of a thread within a second are one row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.tables import table_named
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import ClockPair
+from probing.daemon.python_stack.sampling.codes import CodeKey, KnownCodes
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.source import Identity, Loss, Processes, Sink
+
+__all__ = ("GRID_NS", "NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "stack_id_of")
+
+Array = npt.NDArray[Any]
+Key = tuple[int, int]
+"""(pid, start_ns) of a process."""
+Frames = list[tuple[str, str, int | None]]
+NAME = "python_samples"
+"""Name of the source, in losses too."""
+# enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
+ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
+CUT, FAULT, HOLDS_GIL, GIL_UNKNOWN = 1, 2, 4, 8
+# What a sample does not know need not be stored: it stands for a time longer than the grid, on the CPU and off it.
+GRID_NS = 62_500_000
+DIGITS = 5
+_SECOND_NS = 1_000_000_000
+_HOUR_NS = 3600 * _SECOND_NS
+# A drain comes once a second, and a little later when the machine is busy.
+_ABOUT_A_SECOND_NS = 1_500_000_000
+# No thread leaves the CPU for longer than its host runs.
+_MAX_DURATION_NS = 1 << 50
+_MAX_STACKS = 16_384
+_MAX_WRITTEN = 65_536
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What is known of one process that is sampled, or was. ``rate`` is in samples a second and CPU, 0 if not known.
+
+    ``stacks``: hash of the record and whether it was cut -> stack_id.
+    """
+
+    key: Key
+    who: Identity | None = None
+    runtime: RuntimeInfo | None = None
+    layout: Layout | None = None
+    rate: int = 0
+    codes: KnownCodes = field(default_factory=KnownCodes)
+    stacks: OrderedDict[tuple[int, bool], int] = field(default_factory=OrderedDict)
+    names: dict[int, str] = field(default_factory=dict)
+
+
+def code_keys(record: Any) -> list[CodeKey]:
+    """(address, check) of each frame of one record, innermost first."""
+    frames = record["frames"][: int(record["depth"])]
+    return list(zip(frames["code"].tolist(), frames["check"].tolist(), strict=True))
+
+
+def stack_id_of(frames: Frames, complete: bool) -> int:
+    """The first 8 bytes, little-endian, of the BLAKE2b of the frames: equal on every node.
+
+    Texts hold no control characters, so NUL and newline keep them apart.
+    """
+    text = "".join(f"{func}\0{file}\0{'' if line is None else line}\n" for func, file, line in frames)
+    digest = hashlib.blake2b((text if complete else text + "\0").encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+class SampleRows:
+    """Rows of ``python.samples`` and ``python.stacks`` for one node. One thread.
+
+    ``find`` gives what is known of a process, ``processes`` who it is.
+    """
+
+    def __init__(self, node: str, processes: Processes, find: Callable[[Key], Sampled], sink: Sink) -> None:
+        self._node = node
+        self._processes = processes
+        self._find = find
+        self._sink = sink
+        self._written: OrderedDict[int, int] = OrderedDict()
+        self.undecoded = 0
+
+    def assemble(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        """``records`` -> batches of ``python.samples`` and ``python.stacks``; what is missing goes to the sink."""
+        if not len(records):
+            return {}
+        self._tell_unresolved(records, pair)
+        groups = _Groups(records)
+        if not len(groups.first):
+            return {}
+        # Column by column: a record has 2 KB.
+        first = {name: records[name][groups.first] for name in ("tgid", "start_ns", "tid", "kind", "flags")}
+        keys = [*zip(first["tgid"].tolist(), first["start_ns"].tolist(), strict=True)]
+        known = {key: self._find(key) for key in dict.fromkeys(keys)}
+        stacks, rows, undecoded = self._stacks(records, groups, [known[key] for key in keys], pair)
+        self._tell_undecoded(records, groups, undecoded, pair)
+        batches = {"python.samples": self._samples(first, groups, keys, known, stacks, pair)}
+        if rows:
+            batches["python.stacks"] = batch_of("python.stacks", rows)
+        return batches
+
+    def _stacks(
+        self, records: Array, groups: _Groups, processes: Sequence[Sampled], pair: ClockPair
+    ) -> tuple[list[int], list[dict[str, Any]], list[bool]]:
+        """The stack_id of each group, rows of ``python.stacks``, and whether code of the group could not be decoded."""
+        ids, undecoded, rows = [], [], []
+        for index, hashed, cut, process in zip(
+            groups.first.tolist(), groups.hashes.tolist(), groups.cut.tolist(), processes, strict=True
+        ):
+            frames: Frames | None = None
+            lacks = False
+            stack_id = process.stacks.get((hashed, cut))
+            if stack_id is None:
+                frames, lacks = _frames(records[index], process)
+                stack_id = stack_id_of(frames, not cut)
+                if not lacks:
+                    _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
+            if self._due(stack_id, pair.real_ns):
+                frames = frames if frames is not None else _frames(records[index], process)[0]
+                # What was decoded when it was seen first can be forgotten an hour later.
+                if stack_id_of(frames, not cut) == stack_id:
+                    rows.append(self._row(stack_id, frames, not cut, pair))
+            ids.append(stack_id)
+            undecoded.append(lacks)
+        return ids, rows, undecoded
+
+    def _due(self, stack_id: int, now_ns: int) -> bool:
+        before = self._written.get(stack_id)
+        return before is None or now_ns - before >= _HOUR_NS
+
+    def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> dict[str, Any]:
+        _keep(self._written, stack_id, pair.real_ns, _MAX_WRITTEN)
+        told = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
+        return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": told}
+
+    def _samples(
+        self,
+        first: dict[str, Array],
+        groups: _Groups,
+        keys: Sequence[Key],
+        known: dict[Key, Sampled],
+        stacks: Sequence[int],
+        pair: ClockPair,
+    ) -> pa.RecordBatch:
+        who = {key: self._processes.identity(*key) or process.who for key, process in known.items()}
+        each = [who[key] for key in keys]
+        on_cpu = first["kind"] == ON_CPU
+        rate = np.array([known[key].rate for key in keys], np.int64)
+        of_rate = groups.count * _SECOND_NS // np.maximum(rate, 1)
+        flags = first["flags"]
+        tids = first["tid"].tolist()
+        columns: dict[str, pa.Array[Any]] = {
+            "node": _names([self._node] * len(keys)),
+            "ts": _numbers((groups.ktime + pair.mono_to_utc_ns) // GRID_NS * GRID_NS).view(pa.timestamp("ns")),
+            "job": _names([one.job if one else None for one in each]),
+            "run": _names([one.run if one else None for one in each]),
+            "pid": _numbers(first["tgid"].astype(np.int32)),
+            "start_ns": _numbers(first["start_ns"].astype(np.int64)),
+            "rank": pa.array([one.rank if one else None for one in each], pa.int32()),
+            "tid": _numbers(first["tid"].astype(np.int32)),
+            "thread": pa.array([known[k].names.get(t) for k, t in zip(keys, tids, strict=True)], pa.string()),
+            "stack_id": _numbers(np.array(stacks, np.uint64)),
+            "on_cpu": _bits(on_cpu),
+            "gil": _bits(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),
+            "count": _numbers(groups.count.astype(np.int64)),
+            "duration_ns": _numbers(np.where(on_cpu, of_rate, _rounded(groups.duration)), on_cpu & (rate == 0)),
+        }
+        schema = table_named("python.samples").physical
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+    def _tell_unresolved(self, records: Array, pair: ClockPair) -> None:
+        some = records[records["kind"] == UNRESOLVED]
+        self._tell(some, "resolve", "threads whose Python state was not known yet", pair)
+
+    def _tell_undecoded(
+        self, records: Array, groups: _Groups, undecoded: list[bool], pair: ClockPair
+    ) -> None:
+        if any(undecoded):
+            some = records[groups.members(np.array(undecoded))]
+            self.undecoded += len(some)
+            self._tell(some, "decode", "code that was gone before it could be read", pair)
+
+    def _tell(self, some: Array, stage: str, reason: str, pair: ClockPair) -> None:
+        by_key: defaultdict[int, list[int]] = defaultdict(list)
+        for pid, ktime in zip(some["tgid"].tolist(), some["ktime"].tolist(), strict=True):
+            by_key[pid].append(ktime)
+        for pid, times in by_key.items():
+            since, until = (min(t, pair.mono_ns) + pair.mono_to_utc_ns for t in (min(times), max(times)))
+            self._sink.lost(Loss(NAME, "python.samples", stage, reason, since, until, len(times), pid))
+
+
+class _Groups:
+    """Records with a stack, grouped; arrays with one element a group, in order of ``first``, an index of a record."""
+
+    def __init__(self, records: Array) -> None:
+        taken = np.flatnonzero((records["kind"] == ON_CPU) | (records["kind"] == OFF_CPU))
+        ktime = records["ktime"][taken].astype(np.int64)
+        span = int(ktime.max() - ktime.min()) if len(taken) else 0
+        second = (ktime - ktime.min()) // _SECOND_NS if span > _ABOUT_A_SECOND_NS else np.zeros(len(taken), np.int64)
+        thread = records["tgid"][taken].astype(np.uint64) << np.uint64(32) | records["tid"][taken]
+        cut = records["flags"][taken] & (CUT | FAULT) != 0
+        gil = records["flags"][taken] & (HOLDS_GIL | GIL_UNKNOWN)
+        how = records["kind"][taken].astype(np.uint32) << 16 | gil.astype(np.uint32) << 1 | cut
+        columns = (second, how, records["hash"][taken], thread, records["start_ns"][taken])
+        order = np.lexsort(columns)
+        begins = np.flatnonzero(_begins(*(column[order] for column in columns)))
+        self._sorted, self._begins = taken[order], begins
+        self.first = self._sorted[begins]
+        self.hashes = records["hash"][self.first]
+        self.cut = cut[order][begins]
+        self.count = np.diff(np.append(begins, len(order)))
+        duration = np.minimum(records["duration_ns"][taken], _MAX_DURATION_NS).astype(np.int64)
+        empty = np.zeros(0, np.int64)
+        self.duration = np.add.reduceat(duration[order], begins) if len(begins) else empty
+        self.ktime = np.minimum.reduceat(ktime[order], begins) if len(begins) else empty
+
+    def members(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """Indices of the records of the ``chosen`` groups."""
+        members: npt.NDArray[np.intp] = self._sorted[np.repeat(chosen, self.count)]
+        return members
+
+
+def _rounded(numbers: Array) -> Array:
+    """Non-negative ``numbers`` to DIGITS significant binary digits: each within 1 in 2^DIGITS, their sum nearer."""
+    shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
+    rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift
+    return rounded
+
+
+def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
+    """Where a row of sorted ``columns`` differs from the one before it."""
+    begins = np.ones(len(columns[0]), bool)
+    begins[1:] = False
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return begins
+
+
+def _frames(record: Any, process: Sampled) -> tuple[Frames, bool]:
+    """The frames of a record, innermost first, and whether code of them is not known."""
+    layout, lacks, frames = process.layout, False, Frames()
+    offsets = record["frames"]["offset"][: int(record["depth"])].tolist()
+    for key, offset in zip(code_keys(record), offsets, strict=True):
+        code = process.codes.get(key)
+        if code is None or layout is None:
+            lacks = True
+            frames.append(("?", "?", None))
+        else:
+            frames.append((code.func, code.file, code.line(layout, offset)))
+    return frames, lacks
+
+
+def _keep(kept: OrderedDict[Any, int], key: Any, value: int, limit: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > limit:
+        kept.popitem(last=False)
+
+
+def _numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
+    """From buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [_valid(unknown), pa.py_buffer(values.view(np.uint8).data)]
+    )
+
+
+def _bits(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
+    packed = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [_valid(unknown), pa.py_buffer(packed.data)])
+
+
+def _valid(unknown: Array | None) -> Any:
+    if unknown is None or not unknown.any():
+        return None
+    return pa.py_buffer(np.packbits(~unknown, bitorder="little").data)
+
+
+def _names(values: Sequence[str | None]) -> pa.Array[Any]:
+    """As a dictionary array."""
+    known = {value: index for index, value in enumerate(dict.fromkeys(v for v in values if v is not None))}
+    indices = np.array([-1 if value is None else known[value] for value in values], np.int32)
+    return pa.DictionaryArray.from_arrays(_numbers(indices, indices < 0), pa.array(known, pa.string()))

@@ -1,0 +1,191 @@
+"""Which PyThreadState belongs to which thread, for the sampler in the kernel: the reader's request ``threads``.
+
+No frame is read, and what the last scan of a process used is read in one call: a scan of hundreds of threads is cheap.
+This runs in a reader, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import CorruptTarget, ProcessGone, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import Memory, ProcessMemory, Range
+from probing.daemon.processes.procfs import clean_text, parse_status
+from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.snapshot import Snapshot
+from probing.daemon.python_stack.walk.threads import MAX_THREADS, KernelThread, check_process, match_threads
+from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker
+
+__all__ = ("answer_threads", "checked_layout", "checked_request", "read_file", "scan_threads")
+
+_ATTEMPTS = 3
+_MAX_PROCESSES = 64
+_MAX_USED = 16_384
+# How long a thread's name is believed, s: each costs a file in /proc.
+_NAME_S = 60.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """Hints for the next scan: what the last one read, and (own tid, name, when it was read) of each thread."""
+
+    used: list[Range] = field(default_factory=list)
+    names: dict[int, tuple[int, str, float]] = field(default_factory=dict)
+
+
+_processes: OrderedDict[tuple[int, int], _Known] = OrderedDict()
+
+
+class _Lists(Walker):
+    """The lists of interpreters and threads, without frames. ``interpreters``: their addresses, newest first."""
+
+    interpreters: list[int]
+
+    def _interpreters(self, address: int) -> list[int]:
+        self.interpreters = super()._interpreters(address)
+        return self.interpreters
+
+    def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:  # noqa: ARG002
+        return tops
+
+    def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
+        """None are wanted."""
+
+
+def answer_threads(request: dict[str, Any]) -> Message:
+    """What a reader answers to ``threads`` {pid, start_ns, runtime, timeout_ms}: header as ``scan_threads`` gives it.
+
+    Raises like ``scan_threads``, and UsageError.
+    """
+    pid, start_ns, runtime, deadline = checked_request(request)
+    return Message(scan_threads(pid, start_ns, runtime, deadline))
+
+
+def scan_threads(
+    pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None = None
+) -> dict[str, Any]:
+    """Every thread of a process, and where its GIL is.
+
+    ``{"threads": [[tid, state, thread_id, name], ...], "gil": address, "complete"}``: ``tid`` as the host sees it,
+    ``state`` the address of its PyThreadState and ``thread_id`` its pthread_self(), both 0 for a thread that has none.
+    ``gil`` is the address of the pointer to the holder (up to 3.11), of the main interpreter's GIL (3.12+), or 0.
+    ``complete`` is False when threads may be missing.
+
+    ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
+    CorruptTarget when ``runtime`` does not hold for the process.
+    """
+    memory = memory or ProcessMemory(pid)
+    layout = checked_layout(pid, runtime, memory)
+    known = _remembered(pid, start_ns)
+    for _ in range(_ATTEMPTS):
+        snapshot = Snapshot(memory)
+        snapshot.load(known.used)
+        walker = _Lists(snapshot, layout, Limits(), deadline)
+        found = walker.walk(runtime.runtime)
+        known.used = list(snapshot.used)[:_MAX_USED]
+        if walker.complete:
+            break
+    kernel = _kernel_threads(pid, known)
+    states = _states(found, match_threads(found, kernel))
+    return {
+        "threads": [[k.tid, *states.get(k.tid, (0, 0)), k.name] for k in kernel],
+        "gil": _gil(runtime.runtime, layout, walker.interpreters, snapshot),
+        "complete": walker.complete,
+    }
+
+
+def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, float]:
+    """(pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
+
+    Raises UsageError, and ProcessGone when the number belongs to another process.
+    """
+    pid, start_ns, timeout_ms = request.get("pid"), request.get("start_ns"), request.get("timeout_ms", 1000)
+    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
+        raise UsageError("a request about a CPython takes pid, start_ns and timeout_ms")
+    check_process(pid, start_ns)
+    return pid, start_ns, RuntimeInfo.from_dict(request.get("runtime") or {}), time.monotonic() + timeout_ms / 1000
+
+
+def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> Layout:
+    """The layout of the process's CPython. Raises CorruptTarget when it runs another one than ``runtime`` says."""
+    if runtime.version not in TABLE:
+        return layout_of(runtime.version, memory.read_many([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
+    if runtime.version_at:
+        found = memory.read_many([(runtime.version_at, 4)])[0]
+        if found is None or int.from_bytes(found, "little") != runtime.hexversion:
+            raise CorruptTarget(f"process {pid} does not run the CPython that it ran before")
+    return TABLE[runtime.version]
+
+
+def _remembered(pid: int, start_ns: int) -> _Known:
+    known = _processes.setdefault((pid, start_ns), _Known())
+    _processes.move_to_end((pid, start_ns))
+    while len(_processes) > _MAX_PROCESSES:
+        _processes.popitem(last=False)
+    return known
+
+
+def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
+    """By tid. A thread that works for several interpreters is in the one whose GIL it holds, else in the oldest."""
+    found: dict[int, tuple[int, int]] = {}
+    for holds in (False, True):
+        for thread, tid in zip(threads, tids, strict=True):
+            if tid is not None and (thread.gil is True) >= holds:
+                found[tid] = (thread.address, thread.thread_id)
+    return found
+
+
+def _gil(runtime: int, layout: Layout, interpreters: list[int], snapshot: Snapshot) -> int:
+    if layout.runtime_current is not None:
+        return runtime + layout.runtime_current
+    if layout.interp_gil is None or not interpreters:
+        return 0
+    # New interpreters are put in front (CPython Python/pystate.c, init_interpreter), so the main one is last.
+    return snapshot.word(interpreters[-1] + layout.interp_gil) or 0
+
+
+def _kernel_threads(pid: int, known: _Known) -> list[KernelThread]:
+    status = parse_status(read_file(f"/proc/{pid}/status"))
+    namespaced = len(status.get("NSpid") or ()) > 1
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            tids = sorted((int(e.name) for e in entries), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
+    except OSError as e:
+        raise ProcessGone(f"process {pid} exited") from e
+    now = time.monotonic()
+    names = {}
+    for tid in tids:
+        one = known.names.get(tid)
+        if one is None or now - one[2] > _NAME_S:
+            try:
+                names[tid] = _thread(pid, tid, namespaced, now)
+            except (CorruptTarget, ProcessGone):
+                continue  # it ended after it was listed
+        else:
+            names[tid] = one
+    known.names = names
+    return [KernelThread(tid, own, name, "") for tid, (own, name, _) in names.items()]
+
+
+def _thread(pid: int, tid: int, namespaced: bool, now: float) -> tuple[int, str, float]:
+    folder = f"/proc/{pid}/task/{tid}"
+    own = parse_status(read_file(f"{folder}/status")).get("NSpid", [tid])[-1] if namespaced else tid
+    return own, clean_text(read_file(f"{folder}/comm").rstrip(b"\n"), 64), now
+
+
+def read_file(path: str) -> bytes:
+    """At most 16 KiB of a file in /proc. Raises ProcessGone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 16_384)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ProcessGone(f"{path} is gone") from e

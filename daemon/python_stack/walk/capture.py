@@ -1,0 +1,167 @@
+"""Stacks of a process that runs on while they are read.
+
+All that the last capture of the process used is read in one call. In it each thread's chain is read twice, outermost
+frame first up to the pointer to the innermost one, and back: a stack whose links are equal on both ways was whole when
+the turn was made. What is not in the chains is read before and after them: code objects that are the same are those
+that ran meanwhile. Threads for which that cannot be shown are read again; what stays unproven is marked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from probing.daemon.processes.memory import PAGE, Memory, Range
+from probing.daemon.python_stack.walk.codes import Code, read_codes, same_code
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.snapshot import BothWays, Snapshot, both_ways
+from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, held
+
+__all__ = ("LIMITS", "Capture", "Known", "capture")
+
+ATTEMPTS = 6
+# How often the chain of a thread that does not hold still is read in both ways.
+PASSES = 4
+_MAX_KNOWN = 16_384
+# More stacks of one process than a message holds help nobody; the rest of its threads is counted.
+LIMITS = Limits(threads=16_384, stacks=512)
+# No further attempt is made that would read more, in bytes: ``Memory`` bounds a whole dump.
+_MOST_BYTES = 48 << 20
+# Of a thread that does not hold still, so many innermost frames are read with all that is around them.
+_RESTLESS_FRAMES = 64
+
+_Key = tuple[int, int]
+_Found = tuple[RawThread, dict[int, Code]]
+
+
+@dataclass(slots=True)
+class Known:
+    """What the last capture of a process used. Only hints: they make the next one cheap, and never wrong."""
+
+    chains: dict[_Key, list[Range]] = field(default_factory=dict)
+    others: list[Range] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
+    restless: set[_Key] = field(default_factory=set)
+    again: _Again | None = None
+
+
+@dataclass(slots=True)
+class Capture:
+    """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing.
+
+    ``unread``: threads that were listed and not read, being too many.
+    """
+
+    threads: list[_Found]
+    complete: bool
+    unread: list[RawThread] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A capture that was proven, and all that was read for it in one call: the same bytes prove the same again."""
+
+    plan: BothWays
+    read: list[bytes | None]
+    found: Capture
+
+
+def capture(
+    memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits = LIMITS
+) -> Capture:
+    """Read the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``; ``known`` is brought up to date.
+
+    ``deadline`` is on time.monotonic(): what was read by then is what there is, not proven. Raises TargetTimeout when
+    not even the threads are listed then, CorruptTarget when no interpreter is there or the walk costs more than
+    ``memory`` allows, ProcessGone and PrivilegeError.
+    """
+    proven: dict[_Key, _Found] = {}
+    again, known.again = known.again, None
+    for _ in range(ATTEMPTS):
+        began, cost = time.monotonic(), memory.bytes_read
+        plan = _plan(known) if again is None else again.plan
+        read = memory.read_many(plan.wanted) if plan.wanted else []
+        if again is not None and read == again.read:
+            # It stands still, as a rank that hangs does.
+            known.again = again
+            return again.found
+        again = None
+        calls = memory.calls
+        before, snapshot = plan.snapshots(memory, read)
+        walker = Walker(snapshot, layout, limits, deadline)
+        threads = walker.walk(runtime)
+        codes = read_codes(snapshot, layout, (f.code for t in threads for f in t.frames), known.sizes)
+        same = {a: same_code(before[0], snapshot, layout, a, known.sizes) for a in codes}
+        may_run = walker.may_run(before[0])
+        for thread in threads:
+            still = _held_still(thread, before, known, may_run(thread))
+            if still and all(same.get(f.code, False) for f in thread.frames):
+                proven[_key(thread)] = (thread, codes)
+        _remember(known, threads, snapshot, layout)
+        complete = walker.complete and held(walker.links, before[0])
+        if complete and all(_key(t) in proven for t in threads):
+            break
+        now = time.monotonic()
+        if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
+            # Another attempt would take as much again.
+            break
+    found = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
+    if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
+        known.again = _Again(plan, read, found)
+    return found
+
+
+def _plan(known: Known) -> BothWays:
+    chains = [(chain, PASSES if key in known.restless else 1) for key, chain in known.chains.items()]
+    return both_ways(chains, known.others)
+
+
+def _key(thread: RawThread) -> _Key:
+    return thread.address, thread.thread_id
+
+
+def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
+    """Whether the stack was the same each time it was read; ``known`` is told if the thread moves, or may move."""
+    key = _key(thread)
+    rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
+    # To be equal twice is proof for what did not move; what runs may come by the same place again, as a loop does.
+    often = rests or key in known.restless
+    if rests:
+        known.restless.discard(key)
+    elif key in known.chains:
+        known.restless.add(key)
+    return often and not thread.torn and all(held(thread.links, one) for one in before)
+
+
+def _best(thread: RawThread, codes: dict[int, Code], proven: dict[_Key, _Found]) -> _Found:
+    if found := proven.get(_key(thread)):
+        # Only one thread holds the GIL, so that must come from one and the same reading.
+        found[0].gil = thread.gil
+        return found
+    thread.complete = False
+    return thread, codes
+
+
+def _remember(known: Known, threads: list[RawThread], snapshot: Snapshot, layout: Layout) -> None:
+    known.chains, room = {}, _MAX_KNOWN
+    for thread in threads:
+        chain = _chain(thread, layout, _key(thread) in known.restless)[: max(0, room)]
+        known.chains[_key(thread)] = chain
+        room -= len(chain)
+    chained = {link[0] for thread in threads for link in thread.links}
+    known.others = [r for r in snapshot.used if r not in chained][:_MAX_KNOWN]
+    known.restless &= known.chains.keys()
+
+
+def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
+    """The ranges that hold the thread's stack together, from the pointer to the innermost frame outwards."""
+    ranges = [link[0] for link in thread.links]
+    if not restless or layout.frame_owner is None:
+        return ranges
+    # It pushes and pops frames around those seen: take all of its data stack there (3.11+).
+    frames = len(ranges) - min(len(thread.frames), len(ranges))
+    pages = {a & -PAGE for a, _ in ranges[frames : frames + _RESTLESS_FRAMES]}
+    pages |= {p + PAGE for p in pages}
+    within: Iterable[Range] = (r for r in ranges[frames:] if r[0] & -PAGE not in pages)
+    return [*ranges[:frames], *((p, PAGE) for p in sorted(pages, reverse=True)), *within]

@@ -1,0 +1,166 @@
+"""Code objects of a target: names, files and line tables.
+
+Nothing is kept from one dump to the next but what was decoded from equal bytes: a code object's address is used again
+by another one as soon as it is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from probing.daemon.processes.memory import PAGE
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.lines import line_of
+from probing.daemon.python_stack.walk.snapshot import Snapshot, word
+from probing.daemon.python_stack.walk.walker import RawFrame
+
+__all__ = ("Code", "read_codes", "same_code")
+
+MAX_CHARACTERS = 4096
+MAX_TABLE = 1 << 20
+_GUESS = 256
+# No str or bytes object that says something is shorter, and objects begin at multiples of 16.
+_SHORTEST = 48
+_HEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """``func`` is the qualified name from 3.11 on; texts are fit to be shown.
+
+    ``cut`` is True when a text or the table is not all of it.
+    """
+
+    address: int
+    func: str
+    file: str
+    first_line: int
+    table: bytes | None
+    cut: bool
+
+    def line(self, layout: Layout, frame: RawFrame) -> int | None:
+        """The line that ``frame`` executes, or None when the code has none there."""
+        if self.table is None:
+            return None
+        return line_of(layout.lines, self.table, self.first_line, self._offset(layout, frame))
+
+    def _offset(self, layout: Layout, frame: RawFrame) -> int:
+        if layout.code_adaptive is not None:
+            return frame.instr - (self.address + layout.code_adaptive)
+        return frame.instr * 2 if layout.instr == "lasti_units" else frame.instr
+
+
+def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], sizes: dict[int, int]) -> dict[int, Code]:
+    """The code objects at ``addresses`` that can be read.
+
+    ``sizes`` remembers how long the object at an address was, so that the next dump reads it in one go.
+    """
+    wanted = list(dict.fromkeys(addresses))
+    snapshot.load([(a, layout.code_size) for a in wanted])
+    heads = {a: h for a in wanted if (h := snapshot.get(a, layout.code_size))}
+    texts = {word(h, o) for h in heads.values() for o in (layout.code_filename, layout.code_name)}
+    tables = {word(h, layout.code_linetable) for h in heads.values()}
+    snapshot.load([(a, sizes.get(a) or _guess(a)) for a in sorted(texts | tables)])
+    text_sizes = {a: _text_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in texts}
+    table_sizes = {a: _table_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in tables}
+    sizes.clear()
+    sizes.update(text_sizes)
+    sizes.update(table_sizes)
+    snapshot.load([(a, s) for a, s in sizes.items() if s])
+    return {a: _code(snapshot, layout, a, head, sizes) for a, head in heads.items()}
+
+
+def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> bool:
+    """Whether two snapshots, taken before and after, hold the same code object at ``address``, so it was not replaced.
+
+    From 3.12 on two code objects with all else equal still differ in ``co_version``.
+    """
+    first, second = one.get(address, layout.code_size), other.get(address, layout.code_size)
+    if first is None or second is None or _lasting(first, layout) != _lasting(second, layout):
+        return False
+    for at in (layout.code_filename, layout.code_name, layout.code_linetable):
+        held = word(first, at), sizes.get(word(first, at), 0)
+        before, after = (s.get(*held) if held[1] else b"" for s in (one, other))
+        # What is counted and hashed lies before the length.
+        if before is None or after is None or before[layout.str_length :] != after[layout.str_length :]:
+            return False
+    return True
+
+
+def _lasting(head: bytes, layout: Layout) -> bytes:
+    """What a code object is made with: not the number of its users, nor how warm it is (3.11)."""
+    if (at := layout.code_warmup) is None:
+        return head[_HEAD:]
+    return head[_HEAD:at] + head[at + 2 :]
+
+
+def _guess(address: int) -> int:
+    # Not over the end of a page: what follows may not be mapped.
+    left = PAGE - address % PAGE
+    return left if _SHORTEST <= left < _GUESS else _GUESS
+
+
+def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
+    """Bytes of the str at ``address`` that are wanted, 0 when it is none."""
+    data = snapshot.get(address, guess)
+    if data is None or len(data) < layout.str_ascii:
+        return 0
+    length, kind, start = _text_shape(layout, data)
+    return start + min(length, MAX_CHARACTERS) * kind if kind in (1, 2, 4) and length < 1 << 40 else 0
+
+
+def _text_shape(layout: Layout, data: bytes) -> tuple[int, int, int]:
+    state = int.from_bytes(data[layout.str_state : layout.str_state + 4], "little")
+    kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
+    start = layout.str_ascii if ascii_only else layout.str_compact
+    return word(data, layout.str_length), kind if compact else 0, start
+
+
+def _table_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
+    data = snapshot.get(address, guess)
+    if data is None or len(data) < layout.bytes_data:
+        return 0
+    return layout.bytes_data + min(word(data, layout.bytes_length), MAX_TABLE - layout.bytes_data)
+
+
+def _code(snapshot: Snapshot, layout: Layout, address: int, head: bytes, sizes: dict[int, int]) -> Code:
+    func, func_cut = _text(snapshot, layout, word(head, layout.code_name), sizes)
+    file, file_cut = _text(snapshot, layout, word(head, layout.code_filename), sizes)
+    table, table_cut = _table(snapshot, layout, word(head, layout.code_linetable), sizes)
+    at = layout.code_firstlineno
+    first = int.from_bytes(head[at : at + 4], "little", signed=True)
+    return Code(address, func, file, first, table, func_cut or file_cut or table_cut)
+
+
+def _text(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[str, bool]:
+    data = snapshot.get(address, sizes[address]) if sizes.get(address) else None
+    if data is None or len(data) < layout.str_ascii:
+        return "?", True
+    length, kind, start = _text_shape(layout, data)
+    coding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind)
+    if coding is None:
+        return "?", True
+    raw = data[start : start + min(length, MAX_CHARACTERS) * kind]
+    return _decoded(raw, coding), length > MAX_CHARACTERS
+
+
+@lru_cache(maxsize=2048)
+def _decoded(raw: bytes, coding: str) -> str:
+    try:
+        text = raw.decode(coding, "replace" if coding == "latin-1" else "surrogatepass")
+    except UnicodeDecodeError:
+        text = raw.decode(coding, "replace")
+    # Also of lone surrogates, which file names with bytes that are no UTF-8 hold, and neither Arrow nor protobuf takes.
+    return clean_text(text, MAX_CHARACTERS)
+
+
+def _table(snapshot: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> tuple[bytes | None, bool]:
+    size = sizes.get(address, 0)
+    data = snapshot.get(address, size) if size else None
+    if data is None:
+        return None, True
+    length = word(data, layout.bytes_length)
+    return data[layout.bytes_data :], length > size - layout.bytes_data

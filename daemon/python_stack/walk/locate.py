@@ -1,0 +1,124 @@
+"""Where the CPython runtime of a process lies, from its mappings and the symbols of the file that holds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping as Dict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
+from probing.daemon.processes.procfs import Mapping, clean_text
+from probing.daemon.python_stack.walk.release import release_of
+
+__all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate", "mapped_name", "named_python")
+
+# Exported since the version beside them, so they tell older versions apart; from 3.11 Py_Version says it all.
+_SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
+SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
+MAX_CANDIDATES = 3
+_LIBRARY = re.compile(rb"/libpython3\.\d+[a-z]*\.so[^/]*$")
+_PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeInfo:
+    """The CPython of one process. ``version`` is (3, minor), ``python`` as precise as it is known ("3.11.7", "3.10").
+
+    ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
+    ``hexversion`` is what stands there.
+    """
+
+    runtime: int
+    version_at: int
+    hexversion: int
+    version: tuple[int, int]
+    python: str
+    path: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
+        """Raises UsageError when a request holds something else."""
+        try:
+            major, minor = data["version"]
+            numbers = (int(data["runtime"]), int(data["version_at"]), int(data["hexversion"]))
+            return cls(*numbers, (int(major), int(minor)), str(data["python"]), str(data["path"]))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UsageError("a request for stacks does not say where the runtime is") from e
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSymbols:
+    """Addresses of SYMBOLS and of the first PT_LOAD, as the file has them; ``relocated``: it is loaded elsewhere."""
+
+    addresses: Dict[str, int]
+    first_address: int
+    relocated: bool
+
+    @classmethod
+    def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
+        """Raises InternalError when a parser answered something else."""
+        try:
+            addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
+            return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
+        except (KeyError, TypeError, ValueError) as e:
+            raise InternalError("a parser's answer holds no symbols") from e
+
+    def address(self, name: str, mapping: Mapping) -> int:
+        """Where ``name`` is in a process that maps the file's begin at ``mapping``; 0 when the file has it not."""
+        if name not in self.addresses:
+            return 0
+        bias = mapping.start - (self.first_address & -_PAGE) if self.relocated else 0
+        return self.addresses[name] + bias
+
+
+def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
+    """The mappings, each the begin of a file, that may hold the runtime, likeliest first; at most three.
+
+    A libpython comes before the program: programs that link it only start it.
+    """
+    begins: dict[tuple[tuple[int, int], int], Mapping] = {}
+    for mapping in mappings:
+        if mapping.inode and mapping.offset == 0 and mapping.path.startswith(b"/"):
+            begins.setdefault((mapping.device, mapping.inode), mapping)
+    found = list(begins.values())
+    libraries = [m for m in found if _LIBRARY.search(m.path)]
+    programs = [m for m in found if _PROGRAM.search(m.path)]
+    # Without address randomisation, and nearly always with it, the program itself is mapped lowest.
+    return list(dict.fromkeys([*libraries, *programs, *found[:1]]))[:MAX_CANDIDATES]
+
+
+def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
+    """The runtime in the file that ``mapping`` begins. ``hexversion`` is what Py_Version holds, where there is one.
+
+    Raises NotPython when the file holds no runtime, UnsupportedTarget when its version is not known.
+    """
+    runtime, version_at = (symbols.address(name, mapping) for name in ("_PyRuntime", "Py_Version"))
+    if not runtime:
+        raise NotPython(f"{mapped_name(mapping)} holds no CPython runtime")
+    if hexversion:
+        version = (hexversion >> 24 & 0xFF, hexversion >> 16 & 0xFF)
+        return RuntimeInfo(runtime, version_at, hexversion, version, release_of(hexversion), mapped_name(mapping))
+    known = [v for name, v in _SINCE.items() if name in symbols.addresses]
+    if version_at or not known:
+        raise UnsupportedTarget(
+            f"the version of the CPython in {mapped_name(mapping)} cannot be told",
+            hint="stacks are read of CPython 3.8 to 3.15",
+        )
+    version = max(known)
+    return RuntimeInfo(runtime, 0, 0, version, f"{version[0]}.{version[1]}", mapped_name(mapping))
+
+
+def named_python(mapping: Mapping) -> bool:
+    """Whether the file is called as a CPython is: ``libpython3.*.so*``, or ``python*``."""
+    return bool(_LIBRARY.search(mapping.path) or _PROGRAM.search(mapping.path))
+
+
+def mapped_name(mapping: Mapping) -> str:
+    """The path of the file, fit to be shown, at most 256 characters."""
+    return clean_text(mapping.path, 256)

@@ -1,0 +1,130 @@
+"""What was read of a target for one walk: exact ranges, and whole pages around frames."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from probing.daemon.processes.memory import PAGE, Memory, Range
+
+__all__ = ("BothWays", "Snapshot", "both_ways", "word")
+
+_WORD = struct.Struct("<Q").unpack_from
+
+
+class Snapshot:
+    """Bytes of a target by address. ``load`` reads what is missing in one batch; ``get`` never reads.
+
+    ``used`` are the ranges that were asked for, in order: reading them all at once repeats the walk in one call.
+    """
+
+    def __init__(self, memory: Memory, base: Snapshot | None = None) -> None:
+        self.used: dict[Range, None] = {}
+        self._memory = memory
+        self._ranges: dict[Range, bytes | None] = dict(base._ranges) if base else {}
+        self._pages: dict[int, bytes | None] = dict(base._pages) if base else {}
+
+    def load(self, ranges: Iterable[Range]) -> None:
+        missing = [r for r in dict.fromkeys(ranges) if self._find(r) is None and r not in self._ranges]
+        if missing:
+            self.fill(zip(missing, self._memory.read_many(missing), strict=True))
+
+    def fill(self, read: Iterable[tuple[Range, bytes | None]]) -> None:
+        """Take what was read already; whole pages also answer for what lies in them."""
+        for wanted, data in read:
+            if wanted[1] == PAGE and wanted[0] % PAGE == 0:
+                self._pages[wanted[0]] = data
+            else:
+                self._ranges[wanted] = data
+
+    def load_pages(self, ranges: Iterable[Range]) -> None:
+        """Like ``load``, but with all of the pages that the ranges lie in: their neighbours are wanted next."""
+        pages = {p: None for r in ranges if self._find(r) is None for p in _pages(r)}
+        missing = [p for p in pages if p not in self._pages]
+        if missing:
+            read = self._memory.read_many([(p, PAGE) for p in missing])
+            self._pages.update(zip(missing, read, strict=True))
+
+    def get(self, address: int, size: int) -> bytes | None:
+        """The bytes at ``address``, or None when they could not be read."""
+        wanted = (address, size)
+        self.used[wanted] = None
+        return self._find(wanted)
+
+    def word(self, address: int) -> int | None:
+        """The pointer-sized word at ``address``."""
+        data = self.get(address, 8)
+        return None if data is None else word(data, 0)
+
+    def _find(self, wanted: Range) -> bytes | None:
+        if data := self._ranges.get(wanted):
+            return data
+        address, size = wanted
+        page = address & -PAGE
+        first = self._pages.get(page)
+        if first is None:
+            return None
+        end = address - page + size
+        if end > PAGE:
+            second = self._pages.get(page + PAGE)
+            if second is None or end > 2 * PAGE:
+                return None
+            first += second
+        return first[address - page : end]
+
+
+@dataclass(frozen=True, slots=True)
+class BothWays:
+    """What is read in one call, and which of it each snapshot holds: the ``ways``, and the ``last`` time of others."""
+
+    wanted: list[Range]
+    ways: list[list[int]]
+    last: range
+
+    def snapshots(self, memory: Memory, read: Sequence[bytes | None]) -> tuple[list[Snapshot], Snapshot]:
+        """``read`` holds the bytes of each range of ``wanted``.
+
+        The last snapshot holds the last way back and what the others are after it; the ones before it hold what was
+        read until then, and all of it.
+        """
+        before: list[Snapshot] = []
+        for way in self.ways:
+            # A chain that is read less often is there what it was before.
+            snapshot = Snapshot(memory, before[-1] if before else None)
+            snapshot.fill((self.wanted[i], read[i]) for i in way)
+            before.append(snapshot)
+        final = Snapshot(memory, before.pop() if len(before) > 1 else None)
+        final.fill((self.wanted[i], read[i]) for i in self.last)
+        return before, final
+
+
+def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
+    """Each chain is read from its end to its begin and at once back again, ``others`` before and after them.
+
+    With each chain comes how often it is read so.
+    """
+    wanted: list[Range] = list(others)
+    ways: list[list[int]] = [list(range(len(wanted)))]
+    for chain, times in chains:
+        for number in range(2 * times):
+            if number == len(ways):
+                ways.append([])
+            if number and number % 2 == 0:
+                # Else a loop as long as one pass would be met at the same places each time.
+                wanted += chain[:1] * (number // 2) ** 2
+            ways[number] += range(len(wanted), len(wanted) + len(chain))
+            wanted += chain if number % 2 else reversed(chain)
+    last = range(len(wanted), len(wanted) + len(others))
+    return BothWays([*wanted, *others], ways, last)
+
+
+def word(data: bytes, offset: int) -> int:
+    """The little-endian 64-bit word at ``offset``."""
+    found: int = _WORD(data, offset)[0]
+    return found
+
+
+def _pages(wanted: Range) -> range:
+    address, size = wanted
+    return range(address & -PAGE, address + size, PAGE)

@@ -1,0 +1,92 @@
+"""The kernel's view of a process's threads, and which Python thread is which of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probing.api.errors import CorruptTarget, ProcessGone
+from probing.daemon.processes.procfs import clean_text, parse_stat, parse_status
+from probing.daemon.python_stack.walk.walker import RawThread
+
+__all__ = ("KernelThread", "check_process", "match_threads", "read_start_ns", "read_threads")
+
+MAX_THREADS = 4096
+MAX_LISTED = 16_384
+_STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie", "x": "zombie"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelThread:
+    """``tid`` is ours, ``own_tid`` the one in the process's PID namespace; ``state`` as in ``python.backtrace``."""
+
+    tid: int
+    own_tid: int
+    name: str
+    state: str
+
+
+def read_start_ns(pid: int) -> int:
+    """Start of process ``pid``, ns since boot in steps of a tick. Raises ProcessGone."""
+    return parse_stat(_read(pid, "stat")).start_ns
+
+
+def check_process(pid: int, start_ns: int) -> None:
+    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 takes whoever has the number."""
+    if start_ns not in (0, read_start_ns(pid)):
+        raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
+
+
+def read_threads(pid: int) -> list[KernelThread]:
+    """The threads of process ``pid``, at most 16,384, the main one first. Raises ProcessGone."""
+    namespaced = len(_own_tids(_read(pid, "status"))) > 1
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            tids = sorted(int(entry.name) for entry in entries)
+    except OSError as e:
+        raise ProcessGone(f"process {pid} exited") from e
+    tids.sort(key=lambda tid: tid != pid)
+    found = []
+    for tid in tids[:MAX_LISTED]:
+        try:
+            stat = parse_stat(_read(pid, f"task/{tid}/stat"))
+            own = _own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else tid
+        except (CorruptTarget, ProcessGone):
+            continue  # it ended after it was listed
+        found.append(KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping")))
+    if not found:
+        raise ProcessGone(f"process {pid} exited")
+    return found
+
+
+def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:
+    """The tid of each Python thread, None for one that the kernel does not know.
+
+    ``native_thread_id`` (3.11+) can be stale after a fork, and older versions have none. The C library keeps the tid
+    in its own structure at pthread_self(): where that is differs, so the place that fits the kernel's threads best is
+    taken.
+    """
+    tids = {k.own_tid: k.tid for k in kernel}
+    candidates = [[t.pthread_tids[i] for t in threads] for i in range(len(threads[0].pthread_tids))] if threads else []
+    from_libc = max(candidates, key=lambda own: len(tids.keys() & set(own)), default=[0] * len(threads))
+    matched = []
+    for thread, libc in zip(threads, from_libc, strict=True):
+        native = tids.get(thread.native_id) if thread.native_id is not None else None
+        matched.append(native if native is not None else tids.get(libc))
+    return matched
+
+
+def _own_tids(status: bytes) -> list[int]:
+    return parse_status(status).get("NSpid") or [0]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 16_384)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ProcessGone(f"process {pid} exited") from e

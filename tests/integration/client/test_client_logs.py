@@ -1,0 +1,113 @@
+"""``probingctl logs`` over two nodes with known lines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_fake_node import SECOND, FakeNode, process
+
+from probing.client.cluster import Cluster
+from probing.client.commands import logs
+from probing.client.main import main
+
+
+def line(node: str, rank: int, ago_s: int, kind: str, text: str, **more: Any) -> dict[str, Any]:
+    """A row of process.logs."""
+    return {
+        "node": node, "ts": time.time_ns() - ago_s * SECOND, "job": "j1", "run": "r1", "pid": 1000 + rank,
+        "start_ns": SECOND, "tid": 1000 + rank, "rank": rank, "stream": "stderr", "kind": kind, "line": text,
+        "suppressed": 0, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[FakeNode]]:
+    alpha = [
+        line("alpha", 0, 30, "NCCL WARN", "host:1 [0] NCCL WARN gone\x1b[31m"),
+        line("alpha", 1, 7200, "out of memory", "long ago"),
+    ]
+    beta = [line("beta", 2, 20, "out of memory", "CUDA out of memory", stream="stdout", suppressed=1200)]
+    made = [
+        FakeNode(tmp_path, "alpha", {"process.logs": alpha, "process.processes": [process("alpha", 0, 1000)]}),
+        FakeNode(tmp_path, "beta", {"process.logs": beta}),
+    ]
+    yield made
+    for node in made:
+        node.stop()
+
+
+@pytest.fixture
+def ask(nodes: list[FakeNode], capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(["logs", "--nodes", ",".join(node.address for node in nodes), *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_lines_stand_in_the_order_of_their_time(ask: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = ask("-f", "json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [(row["node"], row["rank"], row["kind"], row["suppressed"]) for row in rows] == [
+        ("alpha", 0, "NCCL WARN", 0), ("beta", 2, "out of memory", 1200),
+    ]  # fmt: skip
+    assert list(rows[0]) == [
+        "node", "ts", "job", "run", "rank", "pid", "tid", "stream", "kind", "line", "suppressed",
+    ]  # fmt: skip
+
+
+def test_lines_for_people(ask: Callable[..., tuple[int, str, str]]) -> None:
+    first, second = ask()[1].splitlines()
+    assert first[12:] == " rank 0 stderr: host:1 [0] NCCL WARN gone\\x1b[31m"
+    assert second[12:] == " rank 2 stdout: CUDA out of memory  (1,200 such lines before it were left out)"
+    assert first[:12].count(":") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (("--rank", "2"), [2]),
+        (("--kind", "MEMORY"), [2]),
+        (("--kind", "memory", "--since", "3h"), [1, 2]),
+        (("--job", "j1", "--kind", "warn"), [0]),
+    ],
+)
+def test_lines_are_chosen(ask: Callable[..., tuple[int, str, str]], words: tuple[str, ...], ranks: list[int]) -> None:
+    assert [row["rank"] for row in json.loads(ask(*words, "-f", "json")[1])] == ranks
+
+
+def test_nothing_is_explained(ask: Callable[..., tuple[int, str, str]], nodes: list[FakeNode]) -> None:
+    for node in nodes:
+        node.settings["logs.enabled"] = "false"
+    code, out, err = ask("--since", "5s")
+    assert (code, out) == (0, "(no line was stored in the last 5 s)\n")
+    assert err.startswith("warning: lines are not collected: `probingctl config logs.enabled=true`")
+    nodes[0].settings["logs.enabled"] = "true"
+    assert ask("--since", "5s")[2] == ""
+    code, _, err = ask("--job", "nobody")
+    assert (code, err.splitlines()[0]) == (1, "error: there is no job nobody")
+
+
+def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
+    with Cluster(nodes[0].address, nodes=tuple(node.address for node in nodes)) as cluster:
+        chosen = logs.Filter("j1", None, None)
+        going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, 60))
+        assert [row["rank"] for row in next(going)] == [0, 2]
+        assert next(going) == []
+        nodes[1].insert("process.logs", [line("beta", 3, 0, "NCCL WARN", "new")])
+        assert [row["line"] for row in next(going)] == ["new"]
+        assert next(going) == []
+
+
+@pytest.mark.parametrize("words", [("--follow", "-f", "json"), ("--follow", "-o", "/tmp/x")])
+def test_follow_has_no_end_to_write(ask: Callable[..., tuple[int, str, str]], words: tuple[str, ...]) -> None:
+    code, _, err = ask(*words)
+    assert (code, err.startswith("error: --follow writes")) == (2, True)

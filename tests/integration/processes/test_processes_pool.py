@@ -1,0 +1,362 @@
+"""Readers: what they answer, and what a target that cannot be read costs (nothing but its own answer)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from processes_helpers import Listener, listening, start_ns_of, started, wait_for
+
+from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
+from probing.daemon.ipc import Channel, Message
+from probing.daemon.processes.pool import ReaderPool, _Pool
+from probing.daemon.processes.procfs import parse_maps
+
+PROGRAMS = Path(__file__).parents[1] / "processes_programs"
+SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
+# Who asks for so long gets an answer on any machine; nothing waits for it to pass.
+PATIENCE = 20.0
+
+
+@dataclass
+class Stuck:
+    """A process with a page at ``address`` that cannot be read."""
+
+    pid: int
+    start_ns: int
+    address: int
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    with listening(tmp_path / "reader.sock", "probing.daemon.confined.reader") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(listener: Listener) -> Iterator[ReaderPool]:
+    made = ReaderPool(listener.path, size=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with started([sys.executable, "-c", SLEEPER], until="ready", env={"RANK": "3", "SECRET": "x"}) as process:
+        yield process
+
+
+def test_identity(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
+    start_ns = start_ns_of(sleeper.pid)
+    seen = pool.call("identity", pid=sleeper.pid, start_ns=start_ns, timeout=PATIENCE).header
+    assert (seen["pid"], seen["start_ns"], seen["ppid"], seen["uid"]) == (
+        sleeper.pid,
+        start_ns,
+        os.getpid(),
+        os.getuid(),
+    )
+    assert seen["environ"] == {"RANK": "3"}
+    assert seen["cmdline"][1:] == ["-c", SLEEPER]
+    assert Path(seen["exe"]) == Path(sys.executable).resolve()
+
+
+def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ProcessGone):
+        pool.call("identity", pid=sleeper.pid, start_ns=start_ns_of(sleeper.pid) + 10_000_000, timeout=PATIENCE)
+    sleeper.kill()
+    sleeper.wait(10)
+    with pytest.raises(ProcessGone):
+        pool.call("maps", pid=sleeper.pid, timeout=PATIENCE)
+
+
+def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    wait_for(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
+    with pytest.raises(ProcessGone):
+        pool.call("identity", pid=sleeper.pid, timeout=PATIENCE)
+
+
+def test_processes_that_exit_while_they_are_read(pool: ReaderPool) -> None:
+    # Each either answers as itself or is gone: nothing else may come of it.
+    for _ in range(30):
+        process = subprocess.Popen(["/bin/true"])
+        try:
+            seen = pool.call("identity", pid=process.pid, timeout=PATIENCE).header
+            assert seen["pid"] == process.pid
+        except ProcessGone:
+            pass
+        process.wait(10)
+
+
+def test_hostile_command_line_and_environment(pool: ReaderPool) -> None:
+    environment = {"RANK": "1\n\x1b[2J", "MASTER_ADDR": "a" * 100_000, "JUNK": "x" * 100_000, "LAST": "y"}
+    arguments = [sys.executable, "-c", SLEEPER, "\x1b]0;owned\x07\n", *["z" * 100_000] * 10]
+    with started(arguments, until="ready", env=environment) as process:
+        seen = pool.call("identity", pid=process.pid, timeout=PATIENCE).header
+    assert seen["environ"] == {"RANK": "1\\n\\x1b[2J", "MASTER_ADDR": "a" * 511 + "…"}
+    assert seen["cmdline"][3] == "\\x1b]0;owned\\x07\\n"
+    assert sum(map(len, seen["cmdline"])) <= 5000
+
+
+def test_maps_and_open(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
+    text = pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload
+    mapping = next(m for m in parse_maps(text) if m.path == os.fsencode(Path(sys.executable).resolve()))
+    answer = pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=mapping.start)
+    fd = answer.take_fd()
+    try:
+        assert os.fstat(fd).st_ino == mapping.inode == answer.header["inode"]
+        assert os.pread(fd, 4, 0) == b"\x7fELF"
+    finally:
+        os.close(fd)
+    with pytest.raises(UnsupportedTarget):
+        pool.call("open", pid=sleeper.pid, timeout=PATIENCE, start=4096)
+
+
+MAPPER = (
+    "import mmap, sys, time; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ);"
+    "print('ready', flush=True); time.sleep(600)"
+)
+# Root without what /proc/PID/map_files takes, as the readers of a daemon are.
+LESS = ("setpriv", "--bounding-set", "-sys_admin,-checkpoint_restore") if os.geteuid() == 0 else ()
+
+
+def replace_by_other(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"other" * 4000)
+
+
+def replace_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_device(path: Path) -> None:
+    path.unlink()
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+
+
+def replace_by_link_out(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/proc/self/environ")
+
+
+@pytest.mark.parametrize(
+    "change", [Path.unlink, replace_by_other, replace_by_fifo, replace_by_device, replace_by_link_out]
+)
+def test_a_file_that_is_not_what_is_mapped(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    mapped = tmp_path / "mapped"
+    mapped.write_bytes(b"mapped" * 4000)
+    with (
+        listening(tmp_path / "reader.sock", "probing.daemon.confined.reader", LESS) as listener,
+        started([sys.executable, "-c", MAPPER, str(mapped)], until="ready") as process,
+    ):
+        pool = ReaderPool(listener.path, size=1)
+        text = pool.call("maps", pid=process.pid, timeout=PATIENCE, files=True).payload
+        (mapping,) = [m for m in parse_maps(text) if m.path == os.fsencode(mapped)]
+        answer = pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        assert answer.header["identity"] == "exact"
+        assert os.pread(answer.fds[0], 6, 0) == b"mapped"
+        answer.close_fds()
+        change(mapped)
+        with pytest.raises(UnsupportedTarget):
+            pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        pool.close()
+
+
+def test_a_deleted_file_with_the_right_for_it(pool: ReaderPool, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs CAP_CHECKPOINT_RESTORE")
+    mapped = tmp_path / "mapped"
+    mapped.write_bytes(b"mapped" * 4000)
+    with started([sys.executable, "-c", MAPPER, str(mapped)], until="ready") as process:
+        mapped.unlink()
+        text = pool.call("maps", pid=process.pid, timeout=PATIENCE, files=True).payload
+        (mapping,) = [m for m in parse_maps(text) if m.path == os.fsencode(mapped)]
+        assert mapping.deleted
+        answer = pool.call("open", pid=process.pid, timeout=PATIENCE, start=mapping.start)
+        assert os.pread(answer.fds[0], 6, 0) == b"mapped"
+        answer.close_fds()
+
+
+def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
+    mapping = parse_maps(pool.call("maps", pid=sleeper.pid, timeout=PATIENCE, files=True).payload)[0]
+    answer = pool.call(
+        "memory", pid=sleeper.pid, timeout=PATIENCE, ranges=[[mapping.start, 4], [8, 8], [mapping.start + 1, 3]]
+    )
+    assert answer.header["lengths"] == [4, -1, 3]
+    assert answer.payload == b"\x7fELFELF"
+    states = pool.call("state", timeout=PATIENCE, targets=[[sleeper.pid, 0], [sleeper.pid, 7]], threads=True).payload
+    assert states == b'[{"state": "S", "ppid": %d, "threads": ["%s"]}, null]' % (
+        os.getpid(),
+        Path(f"/proc/{sleeper.pid}/comm").read_bytes().strip(),
+    )
+    assert b"[%d, " % sleeper.pid in pool.call("list", timeout=PATIENCE).payload
+
+
+def test_wrong_requests(pool: ReaderPool) -> None:
+    with pytest.raises(UsageError):
+        pool.call("maps", pid=0, timeout=PATIENCE)
+    with pytest.raises(UsageError):
+        pool.call("memory", pid=os.getpid(), timeout=PATIENCE, ranges=[[0, 1]] * 5000)
+
+
+def test_a_killed_reader_is_replaced(listener: Listener, pool: ReaderPool) -> None:
+    pool.call("ping", timeout=PATIENCE)
+    for process in list(listener.processes):
+        process.kill()
+        process.wait(10)
+    assert pool.call("identity", pid=os.getpid(), timeout=PATIENCE).header["pid"] == os.getpid()
+
+
+@pytest.fixture
+def stuck() -> Iterator[list[Stuck]]:
+    with ExitStack() as stack:
+        yield [_stuck(stack) for _ in range(2)]
+
+
+def _stuck(stack: ExitStack) -> Stuck:
+    process = stack.enter_context(started([sys.executable, str(PROGRAMS / "stuck.py")], until="ready"))
+    _, address = process.line.split()  # type: ignore[attr-defined]
+    return Stuck(process.pid, start_ns_of(process.pid), int(address))
+
+
+def read_stuck(pool: ReaderPool, stuck: Stuck, timeout: float) -> None:
+    pool.call("memory", pid=stuck.pid, start_ns=stuck.start_ns, timeout=timeout, ranges=[[stuck.address, 8]])
+
+
+def test_a_target_that_blocks_its_reader(
+    listener: Listener, pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
+) -> None:
+    target = stuck[0]
+    wait_for(lambda: len(listener.processes) == 2)
+    pool.call("ping", timeout=PATIENCE)
+    # WHEN it is read with a deadline
+    with pytest.raises(TargetTimeout):
+        read_stuck(pool, target, 0.5)
+    # THEN it is left alone, which costs no reader
+    assert [(q.pid, q.start_ns, q.op) for q in pool.quarantined()] == [(target.pid, target.start_ns, "memory")]
+    with pytest.raises(TargetTimeout, match="left alone"):
+        pool.call("identity", pid=target.pid, start_ns=target.start_ns, timeout=PATIENCE)
+    # AND the reader that was stuck ends although its target never answered, and there is another
+    wait_for(lambda: any(p.poll() is not None for p in listener.processes))
+    wait_for(lambda: len(listener.processes) == 3)
+    # AND others are served meanwhile
+    for _ in range(10):
+        assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid
+    pool.forget(target.pid, target.start_ns)
+    assert pool.quarantined() == []
+
+
+def test_stuck_targets_hold_nobody_up(pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]) -> None:
+    failures: list[str] = []
+
+    def read(target: Stuck) -> None:
+        try:
+            read_stuck(pool, target, 1.0)
+        except TargetTimeout as e:
+            failures.append(e.kind)
+
+    threads = [threading.Thread(target=read, args=(target,)) for target in stuck]
+    for thread in threads:
+        thread.start()
+    # Both readers are stuck now or soon; an innocent target is answered all the same, and not quarantined.
+    assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert failures == ["TargetTimeout"] * 2
+    assert {q.pid for q in pool.quarantined()} <= {target.pid for target in stuck}
+
+
+def test_no_readers_at_all(tmp_path: Path) -> None:
+    pool = ReaderPool(str(tmp_path / "nobody.sock"))
+    with pytest.raises(InternalError, match=r"nobody\.sock"):
+        pool.call("identity", pid=os.getpid(), timeout=0.3)
+    pool.close()
+
+
+def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
+    """The keeper waits for the same condition: a wake-up that reached only it would leave the caller asleep."""
+    pool = _Pool.__new__(_Pool)
+    pool._changed = threading.Condition()
+    pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
+    pool._waiting, pool._used, pool._idle_s = 0, 0.0, None
+    keeper_waits = threading.Event()
+
+    def keeper() -> None:
+        with pool._changed:
+            keeper_waits.set()
+            pool._changed.wait_for(lambda: pool._closed)
+
+    threading.Thread(target=keeper, daemon=True).start()
+    assert keeper_waits.wait(10)
+    taken: list[Channel] = []
+    waiter = threading.Thread(target=lambda: taken.append(pool.acquire(time.monotonic() + 30)), daemon=True)
+    waiter.start()
+    left, right = socket.socketpair()
+    # Until the caller waits behind the keeper: the condition's own list of waiters tells.
+    deadline = time.monotonic() + 10
+    while len(pool._changed._waiters) < 2 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        os.sched_yield()
+    pool.release(Channel(left))
+    waiter.join(10)
+    assert len(taken) == 1
+    with pool._changed:
+        pool._closed = True
+        pool._changed.notify_all()
+    left.close()
+    right.close()
+
+
+def test_many_at_once_with_some_that_block_their_reader(
+    pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
+) -> None:
+    me, other = (os.getpid(), start_ns_of(os.getpid())), (sleeper.pid, start_ns_of(sleeper.pid))
+    gone = (sleeper.pid, start_ns_of(sleeper.pid) + 10_000_000)
+    blocked = [(s.pid, s.start_ns) for s in stuck]
+    asks = {key: partial(dict, ranges=[[s.address, 8]]) for key, s in zip(blocked, stuck, strict=True)}
+    # Those that block come first, and there are as many of them as readers.
+    everybody = {**asks, **{key: partial(dict, ranges=[]) for key in (me, gone, other)}}
+    answers = dict(pool.call_each("memory", everybody, timeout=PATIENCE, patience=0.04))
+    assert answers.keys() == everybody.keys()
+    assert [type(answers[key]) for key in blocked] == [TargetTimeout, TargetTimeout]
+    assert isinstance(answers[gone], ProcessGone)
+    for key in (me, other):
+        answer = answers[key]
+        assert isinstance(answer, Message)
+        assert answer.header == {"lengths": []}
+    assert {q.pid for q in pool.quarantined()} == {pid for pid, _ in blocked}
+    again = dict(pool.call_each("memory", everybody, timeout=PATIENCE, patience=0.04))
+    assert all("left alone" in str(again[key]) for key in blocked)
+    assert isinstance(again[other], Message)
+
+
+def test_many_at_once_when_readers_are_killed(
+    listener: Listener, pool: ReaderPool, sleeper: subprocess.Popen[bytes]
+) -> None:
+    keys = [(sleeper.pid, start_ns_of(sleeper.pid)), (os.getpid(), start_ns_of(os.getpid()))]
+    assert len(dict(pool.call_each("maps", dict.fromkeys(keys, dict), timeout=PATIENCE, patience=PATIENCE))) == 2
+    for process in list(listener.processes):
+        process.kill()
+        process.wait(10)
+    answers = dict(pool.call_each("maps", dict.fromkeys(keys, dict), timeout=PATIENCE, patience=PATIENCE))
+    assert all(isinstance(answers[key], Message) for key in keys)
+
+
+def test_many_at_once_without_readers(tmp_path: Path) -> None:
+    pool = ReaderPool(str(tmp_path / "none.sock"), size=1)
+    try:
+        answers = dict(pool.call_each("maps", {(1, 1): dict, (2, 2): dict}, timeout=0.2, patience=0.1))
+        assert [type(answer) for answer in answers.values()] == [InternalError, InternalError]
+    finally:
+        pool.close()

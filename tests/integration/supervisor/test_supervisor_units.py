@@ -1,0 +1,112 @@
+"""The systemd units: valid, hardened, with the same rights and commands as the supervisor gives."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probing.daemon.config import Config
+from probing.daemon.supervisor.children import COLLECTOR_MEMORY, PROGRAMS
+from probing.daemon.supervisor.rights import COLLECTOR, READER
+
+ROOT = Path(__file__).resolve().parents[3]
+UNITS = ROOT / "packaging" / "systemd"
+SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
+PYTHON = "/opt/probingd/bin/python"
+# Hides from a reader what it is there to read.
+BLINDING = ("PrivateTmp", "ProtectProc", "RestrictNamespaces", "PrivatePIDs", "PrivateUsers")
+
+
+def settings(name: str) -> dict[str, str]:
+    lines = (UNITS / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The units with the interpreter of this checkout, so that their commands exist."""
+    for path in UNITS.iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace(PYTHON, sys.executable))
+    return tmp_path
+
+
+def test_systemd_takes_all_units(installed: Path) -> None:
+    assert shutil.which("systemd-analyze"), "systemd-analyze is needed: `make deps` installs it"
+    words = ["systemd-analyze", "verify", "--man=no", *map(str, sorted(installed.iterdir()))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "probingd" in line]
+    assert (done.returncode, complaints) == (0, [])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_exposure_is_small(name: str, installed: Path) -> None:
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(installed / name)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "user", "capabilities"),
+    [
+        ("probingd-collector.service", "collector", "probing", (*COLLECTOR, "SYSLOG")),
+        ("probingd-reader@.service", "reader", "probing", READER),
+        ("probingd-parser@.service", "parser", "probing-worker", ()),
+        ("probingd-maintenance@.service", "maintenance", "probing-worker", ()),
+        ("probingd-sql@.service", "sql", "probing-worker", ()),
+        ("probingd-service.service", "service", "probing-service", ()),
+        ("probingd.service", "ready", "probing-service", ()),
+    ],
+)
+def test_rights_and_commands_are_those_of_the_supervisor(
+    name: str, kind: str, user: str, capabilities: tuple[str, ...]
+) -> None:
+    unit = settings(name)
+    wanted = {f"CAP_{capability}" for capability in capabilities}
+    assert set(unit["CapabilityBoundingSet"].split()) == wanted
+    assert set(unit.get("AmbientCapabilities", "").split()) == wanted
+    assert unit["User"] == user
+    assert unit["NoNewPrivileges"] == "yes"
+    python, *words = unit["ExecStart"].split()
+    assert python == PYTHON
+    # Under the supervisor the processes say themselves that they answer.
+    assert words[:3] == list({**PROGRAMS, "ready": ("-I", "-m", "probing.daemon.supervisor.ready")}[kind])
+    Config.from_args([word for word in words[3:] if not word.startswith("--config=")])
+    if "SYS_PTRACE" in capabilities:
+        assert not set(BLINDING) & set(unit)
+
+
+def test_the_collector_has_the_memory_settings_of_the_supervisor() -> None:
+    given = dict(pair.split("=", 1) for pair in settings("probingd-collector.service")["Environment"].split())
+    assert given == {"MALLOC_ARENA_MAX": "2", **COLLECTOR_MEMORY}
+
+
+def test_the_sockets_belong_to_those_who_connect() -> None:
+    inner = Config.from_args([]).runtime_dir
+    for name, user in (
+        ("reader", "probing"), ("parser", "probing"), ("maintenance", "probing"), ("sql", "probing-service"),
+    ):
+        unit = settings(f"probingd-{name}.socket")
+        assert unit["ListenStream"] == f"{inner}/{name}.sock"
+        assert (unit["SocketUser"], unit["SocketMode"], unit["Accept"]) == (user, "0600", "yes")
+
+
+def test_only_a_stop_reaches_the_pins() -> None:
+    unit = settings("probingd-pins.service")
+    assert unit["StopPropagatedFrom"] == "probingd.target"
+    assert "PartOf" not in unit
+    assert re.search(r"probing\.daemon\.main cleanup\b", unit["ExecStop"])
+
+
+def test_users_and_directories_are_made() -> None:
+    users = (ROOT / "packaging" / "sysusers.d" / "probingd.conf").read_text()
+    for user in ("probing", "probing-service", "probing-worker"):
+        assert re.search(rf"^u\s+{user}\s", users, re.M)
+    config = Config.from_args([])
+    made = (ROOT / "packaging" / "tmpfiles.d" / "probingd.conf").read_text()
+    for path in (config.runtime_dir, config.state_dir, config.pin_dir, config.socket):
+        assert re.search(rf"^\S+\s+{re.escape(path)}\s", made, re.M)

@@ -1,0 +1,162 @@
+"""What the client prints: escaped, aligned, with units; and how it reads its options."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probing.api.errors import UsageError
+from probing.client.connection import Connection
+from probing.client.render.rows import dump_json, plain, rows_of
+from probing.client.render.table import Field, render
+from probing.client.render.text import age, bandwidth, escape, ranks_text, size
+from probing.client.settings import hoist, node_list, read_token
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("训练 é", "训练 é"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\x7f\x9b2J", "\\x7f\\x9b2J"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\ud800", "\\ud800"),
+        ("\u2028", "\\u2028"),
+    ],
+)
+def test_nothing_that_a_terminal_acts_on_is_left(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+@given(st.text())
+def test_json_stays_json_and_is_safe(text: str) -> None:
+    dumped = dump_json([{"x": text}])
+    assert json.loads(dumped) == [{"x": text}]
+    assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 for c in dumped)
+
+
+@pytest.mark.parametrize(
+    ("ns", "shown"),
+    [
+        (None, "-"), (0, "0 ns"), (812_000, "812 us"), (999_400, "999 us"), (999_900, "1.00 ms"),
+        (4_310_000_000, "4.31 s"), (59_940_000_000, "59.9 s"), (59_999_000_000, "1m00s"), (307_000_000_000, "5m07s"),
+        (11_520_000_000_000, "3h12m"), (187_200_000_000_000, "2d04h"), (-56_200, "-56.2 us"),
+    ],
+)  # fmt: skip
+def test_ages_are_short_and_have_units(ns: int | None, shown: str) -> None:
+    assert age(ns) == shown
+
+
+def test_sizes_have_units() -> None:
+    assert [size(n) for n in (None, 0, 512, 4_190_000, 999_600, 2**62)] == [
+        "-", "0 B", "512 B", "4.19 MB", "1.00 MB", "4612 PB",
+    ]  # fmt: skip
+    assert bandwidth(12.34) == "12.3 GB/s"
+
+
+def test_tables_are_aligned_and_only_flexible_columns_are_cut() -> None:
+    rows = [{"a": 1, "b": "训练", "c": "x" * 200}, {"a": 1000, "b": "\x1b[2J", "c": "y"}]
+    fields = (Field("A", "a", right=True), Field("B", "b"), Field("C", "c", flex=True))
+    text = render(fields, rows, 60)
+    lines = text.splitlines()
+    assert lines[0] == "   A  B        C"
+    assert lines[1].startswith("   1  训练     xxx")
+    assert lines[1].endswith("…")
+    assert lines[2] == "1000  \\x1b[2J  y"
+    assert "x" * 200 in render(fields, rows, None)
+
+
+def test_rows_are_plain_data() -> None:
+    table = pa.table(
+        {
+            "ts": pa.array([1_790_000_000_123_456_789, None], pa.timestamp("ns")),
+            "us": pa.array([1, None], pa.timestamp("us")),
+            "whole": pa.array([Decimal(2**70), None], pa.decimal128(38, 0)),
+            "nan": [float("nan"), 1.5],
+            "raw": [b"\x00\xff", None],
+            "list": pa.array([[1_790_000_000_123_456_000], None], pa.list_(pa.timestamp("ns"))),
+            "day": [date(2026, 1, 2), None],
+        }
+    )
+    first, second = rows_of(table)
+    assert first == {
+        "ts": "2026-09-21T14:13:20.123456789Z", "us": "1970-01-01T00:00:00.000001000Z", "whole": 2**70, "nan": None,
+        "raw": "00ff", "list": ["2026-09-21T14:13:20.123456Z"], "day": "2026-01-02",
+    }  # fmt: skip
+    assert second == {"ts": None, "us": None, "whole": None, "nan": 1.5, "raw": None, "list": None, "day": None}
+    assert rows_of(pa.table([[1], [2]], names=["a", "a"])) == [{"a": 1, "a_1": 2}]
+
+
+def test_intervals_are_iso() -> None:
+    interval = pa.array([(1, 2, 3_500_000_000)], pa.month_day_nano_interval())
+    assert rows_of(pa.table({"i": interval})) == [{"i": "P1M2DT3.5S"}]
+    assert plain(timedelta(seconds=90)) == "PT90S"
+    assert plain(datetime(2026, 1, 2)) == "2026-01-02T00:00:00Z"
+
+
+def test_ranks_are_told_as_ranges() -> None:
+    assert ranks_text([3, 0, 1, 2, 7]) == "0-3,7"
+    assert ranks_text([5]) == "5"
+    assert ranks_text([None, 1, 2]) == "1-2,?"
+    assert ranks_text([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("given_", "hoisted"),
+    [
+        (["ps", "-f", "json"], ["-f", "json", "ps"]),
+        (["-f", "json", "ps"], ["-f", "json", "ps"]),
+        (["query", "SELECT 1", "--all-nodes", "--strict"], ["--all-nodes", "--strict", "query", "SELECT 1"]),
+        (["query", "--", "-f"], ["query", "--", "-f"]),
+        (["nccl", "--job", "x", "-tHOST:1", "--format=json"], ["-tHOST:1", "--format=json", "nccl", "--job", "x"]),
+        (["stacks", "-t"], ["-t", "stacks"]),
+    ],
+)
+def test_global_options_stand_anywhere(given_: list[str], hoisted: list[str]) -> None:
+    assert hoist(given_) == hoisted
+
+
+def test_nodes_come_from_a_list_or_a_file(tmp_path: Path) -> None:
+    assert node_list("unix:/a,127.0.0.1:1") == ("unix:/a", "127.0.0.1:1")
+    file = tmp_path / "nodes"
+    file.write_text("# ours\nunix:/a  # first\n\n127.0.0.1:1, 127.0.0.1:2\n")
+    assert node_list(str(file)) == ("unix:/a", "127.0.0.1:1", "127.0.0.1:2")
+    file.write_text("# none\n")
+    for wrong in (str(file), str(tmp_path / "absent"), ","):
+        with pytest.raises(UsageError):
+            node_list(wrong)
+
+
+def test_a_token_on_the_command_line_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    monkeypatch.setenv("PROBING_AUTH_TOKEN", "env")
+    assert read_token(None, str(file)) == "secret"
+    assert read_token(None, None) == "env"
+    assert capsys.readouterr().err == ""
+    assert read_token("given", None) == "given"
+    assert "process list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["unix:", "host", "host:0", "host:99999", ":1", "http://x"])
+def test_what_is_no_address_is_said(address: str) -> None:
+    with pytest.raises(UsageError):
+        Connection(address)
+
+
+def test_a_token_never_travels_in_the_clear_to_another_host() -> None:
+    Connection("127.0.0.1:9", token="t").close()
+    Connection("[::1]:9", token="t").close()
+    with pytest.raises(UsageError, match="in the clear"):
+        Connection("10.0.0.1:9", token="t")

@@ -1,0 +1,261 @@
+"""Builds of NCCL that the table lacks: what gets into the map, where, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probing.api.errors import TargetTimeout
+from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
+from probing.daemon.nccl_uprobes.layouts.nccl import MAX_LAYOUTS, NCCL_LAYOUTS, UNGUARDED_LAYOUTS
+
+DEADLINE = 30.0
+SIZE = len(NCCL_LAYOUTS[0].pack())
+FIRST = len(NCCL_LAYOUTS)
+
+
+class Map:
+    """As the kernel's: what is written stays, also over a restart."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, bytes] = {}
+
+    def update(self, key: int, value: bytes) -> None:
+        assert 0 <= key < MAX_LAYOUTS
+        assert len(value) == SIZE
+        self.values[key] = value
+
+    @property
+    def entries(self) -> list[bytes]:
+        """Up to the end of the list, as the programs see them."""
+        values = [self.values[index] for index in sorted(self.values)]
+        return values[: next((i for i, value in enumerate(values) if not any(value[:4])), len(values))]
+
+
+class Parsers:
+    """Answers by what is written in the file: the JSON of an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def nccl_layout(self, fd: int, known: Sequence[str]) -> dict[str, Any]:
+        assert self.go_on.wait(DEADLINE)
+        self.asked.append(os.fstat(fd).st_ino)
+        answer: dict[str, Any] = json.loads(os.pread(fd, 1 << 16, 0))
+        if self.asked.count(self.asked[-1]) <= answer.get("stuck", 0):
+            raise TargetTimeout("a file could not be parsed in time")
+        if answer.get("build_id") in known:
+            return {**answer, "known": True, "comm": None}
+        return answer
+
+
+def comm(end_magic: int, comm_hash: int = 64, **more: Any) -> dict[str, Any]:
+    return {"end_magic": end_magic, "comm_hash": comm_hash, "start_magic": 0, "size": end_magic + 8, **more}
+
+
+Library = Callable[..., Path]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    numbers = iter(range(1000))
+
+    def make(build_id: Any = None, layout: Any = None, **more: Any) -> Path:
+        path = tmp_path / f"libnccl.so.{next(numbers)}"
+        path.write_text(json.dumps({"build_id": build_id, "known": False, "comm": layout, "why": "", **more}))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., LayoutFinder]]:
+    started: list[LayoutFinder] = []
+
+    def make(parsers: Parsers, layouts: Map, cache: Path | None = None) -> LayoutFinder:
+        finder = LayoutFinder(parsers, layouts, cache)
+        finder.start()
+        started.append(finder)
+        return finder
+
+    yield make
+    for finder in started:
+        finder.stop()
+
+
+def attach(finder: LayoutFinder, path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        finder.attach(fd)
+    finally:
+        os.close(fd)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.002)
+
+
+def test_the_shipped_table_comes_first_and_unknown_builds_behind_it(
+    library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    layouts, parsers = Map(), Parsers()
+    finder = start(parsers, layouts)
+    table = [layout.pack() for layout in NCCL_LAYOUTS]
+    assert layouts.entries == table
+    attach(finder, library("aa" * 20, comm(4096, 1024, seq_number=2048, seq_count=5)))
+    attach(finder, library(None, comm(8192, 1024)))
+    wait_for(lambda: len(finder.added) == 2)
+    assert layouts.entries == [*table, *(layout.pack() for layout in finder.added)]
+    assert [layout.end_magic for layout in finder.added] == [4096, 8192]
+    assert finder.reasons == {}
+
+
+def test_a_file_and_a_layout_are_looked_at_once(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    path, same, last = library("aa" * 20, comm(4096)), library("bb" * 20, comm(4096)), library("cc" * 20, comm(512))
+    for file in (path, path, same, path, library(NCCL_LAYOUTS[0].build_ids[0]), last):
+        attach(finder, file)
+    wait_for(lambda: len(finder.added) == 2)
+    assert parsers.asked[:2] == [path.stat().st_ino, same.stat().st_ino]
+    assert len(parsers.asked) == 4
+    assert finder.reasons == {}
+
+
+def test_a_restart_needs_no_library(library: Library, start: Callable[..., LayoutFinder], tmp_path: Path) -> None:
+    layouts, cache = Map(), tmp_path / "layouts.json"
+    before = start(Parsers(), layouts, cache)
+    for end_magic in (4096, 512, 2048):
+        attach(before, library(f"{end_magic:040x}", comm(end_magic, bus_id=80)))
+    wait_for(lambda: len(before.added) == 3)
+    before.stop()
+    entries = layouts.entries
+    parsers = Parsers()
+    after = start(parsers, layouts, cache)
+    assert layouts.entries == entries
+    attach(after, library(f"{512:040x}", comm(512, bus_id=80)))
+    attach(after, library("dd" * 20, comm(256)))
+    wait_for(lambda: len(after.added) == 4)
+    assert layouts.entries[: len(entries)] == entries
+    after.stop()
+    # Without the file nobody knows what they were: they end the list.
+    assert start(Parsers(), layouts).added == ()
+    assert layouts.entries == [layout.pack() for layout in NCCL_LAYOUTS]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[", "{}", "7", "null", "[1]", '[{"build_ids": 1}]', '[{"build_ids": [], "end_magic": -1, "comm_hash": 1}]',
+     '[{"build_ids": [], "end_magic": 9, "comm_hash": 8}]', '["\\ud800"]', "[" * 100_000],
+)  # fmt: skip
+def test_a_damaged_file_is_as_none(content: str, start: Callable[..., LayoutFinder], tmp_path: Path) -> None:
+    cache = tmp_path / "layouts.json"
+    cache.write_text(content)
+    layouts = Map()
+    assert start(Parsers(), layouts, cache).added == ()
+    assert layouts.entries == [layout.pack() for layout in NCCL_LAYOUTS]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"layout": None}, "unknown and stripped: communicators are known only if their making was seen"),
+        ({"layout": None, "version": "2.99.1"}, "unknown and stripped"),
+        ({"layout": None, "version": ["2.27.5"]}, "unknown and stripped"),
+        ({"layout": None, "version": UNGUARDED_LAYOUTS[0].version}, "before 2.21"),
+        ({"layout": {"comm_hash": 16}}, "before 2.21"),
+        ({"layout": comm(4100)}, "impossible offsets"),
+        ({"layout": comm(4096, 4080)}, "impossible offsets"),
+        ({"layout": comm(4096, 0)}, "impossible offsets"),
+        ({"layout": comm(4096, "x")}, "impossible offsets"),  # type: ignore[arg-type]
+        ({"layout": comm(4096, bus_id=1 << 40)}, "impossible offsets"),
+        ({"layout": comm(NCCL_LAYOUTS[0].end_magic)}, "laid out in another way"),
+        ({"layout": None, "stuck": 3}, "could not be parsed in time"),
+    ],
+)
+def test_what_is_not_taken_has_a_reason(
+    answer: dict[str, Any], why: str, library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    layouts = Map()
+    finder = start(Parsers(), layouts)
+    path = library("ab" * 20, answer.pop("layout"), **answer)
+    attach(finder, path)
+    wait_for(lambda: finder.reasons)
+    (name, reason), *more = finder.reasons.items()
+    status = path.stat()
+    assert name == ("ab" * 20 if "stuck" not in answer else f"file {status.st_dev}:{status.st_ino}")
+    assert why in reason
+    assert more == []
+    assert len(layouts.entries) == FIRST
+    # It goes on.
+    attach(finder, library("cd" * 20, comm(4096)))
+    wait_for(lambda: len(finder.added) == 1)
+
+
+def test_a_stripped_build_of_a_known_version_needs_nothing(
+    library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    attach(finder, library("ab" * 20, None, version=NCCL_LAYOUTS[0].version))
+    attach(finder, library("cd" * 20, comm(4096)))
+    wait_for(lambda: finder.added)
+    assert len(parsers.asked) == 2
+    assert finder.reasons == {}
+
+
+def test_builds_without_magic_words_are_known(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    finder = start(Parsers(), Map())
+    build = UNGUARDED_LAYOUTS[0].build_ids[0]
+    attach(finder, library(build))
+    wait_for(lambda: finder.reasons)
+    assert "before 2.21" in finder.reasons[build]
+
+
+def test_a_parser_that_is_late_is_asked_again(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    attach(finder, library("ab" * 20, comm(4096), stuck=2))
+    wait_for(lambda: finder.added)
+    assert len(parsers.asked) == 3
+    assert finder.reasons == {}
+
+
+def test_the_map_has_an_end(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    layouts = Map()
+    finder = start(Parsers(), layouts)
+    for number in range(MAX_LAYOUTS - FIRST + 1):
+        attach(finder, library(f"{number:040x}", comm(4096 + 8 * number)))
+    wait_for(lambda: finder.reasons)
+    assert len(layouts.entries) == MAX_LAYOUTS
+    assert "too many builds" in next(iter(finder.reasons.values()))
+
+
+def test_what_waits_is_bounded_and_left_at_the_end(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    parsers = Parsers()
+    parsers.go_on.clear()
+    finder = start(parsers, Map())
+    open_before = descriptors()
+    for number in range(80):
+        attach(finder, library(f"{number:040x}", None))
+    assert 64 <= descriptors() - open_before <= 65
+    assert "too many builds of NCCL are looked at" in finder.reasons.values()
+    parsers.go_on.set()
+    finder.stop()
+    assert descriptors() == open_before

@@ -1,0 +1,280 @@
+"""Whom the witness asks, how often, and to which job an answer belongs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from doubles.ras_listener import RasListener
+
+from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.daemon.clock import FakeClock
+from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.ras import client as ras_client
+from probing.daemon.nccl_uprobes.ras import endpoint as ras_place
+from probing.daemon.nccl_uprobes.ras.endpoint import RasAddress, connect_ras, own_namespace, ras_address
+from probing.daemon.nccl_uprobes.ras.json_report import handlers
+from probing.daemon.nccl_uprobes.ras.witness import RasWitness
+from probing.daemon.source import Identity, Loss
+
+
+def report(*comms: int, ranks: int = 2) -> bytes:
+    communicators = [
+        {"hash": f"0x{comm:x}", "secondary_hash": "0x1:0x2", "size": ranks,
+         "ranks": [{"rank": rank, "status": {"init_state": 0}} for rank in range(ranks)], "missing_ranks": []}
+        for comm in comms
+    ]  # fmt: skip
+    return json.dumps({"nccl_version": "2.30.7", "communicators": communicators, "ras": {}}).encode()
+
+
+def rank(pid: int, job: str = "job") -> Identity:
+    return Identity(pid, 1_000, job, "run", "trainer", 0, 0, 2, 0)
+
+
+class World:
+    """Processes, readers, parsers and the sink in one; all processes are in our network namespace unless said."""
+
+    def __init__(self) -> None:
+        self.living = [rank(100), rank(101)]
+        self.environ: dict[int, dict[str, str]] = {}
+        self.namespace: dict[int, str] = {}
+        self.communicators: dict[int, list[Identity]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.losses: list[Loss] = []
+        self.asked: list[str] = []
+        self.listeners: list[RasListener] = []
+
+    def listen(self, content: bytes = b"", manner: str = "json", port: int = 0) -> RasListener:
+        self.listeners.append(RasListener(content, manner, port=port))
+        return self.listeners[-1]
+
+    def owners(self, comm: str) -> list[Identity]:
+        return self.communicators.get(int(comm, 16), [])
+
+    def call(self, op: str, payload: bytes = b"", **args: Any) -> Any:
+        self.asked.append(op)
+        if op == "ras_report":
+            return json.loads(handlers()[op](Message({"form": args["form"]}, payload)))
+        pid = args["pid"]
+        if all(who.pid != pid for who in self.living):
+            raise ProcessGone(f"process {pid} exited")
+        if op == "identity":
+            return Message({"environ": self.environ.get(pid, {})})
+        fd = os.open(self.namespace.get(pid, "/proc/self/ns/net"), os.O_RDONLY)
+        found = os.fstat(fd)
+        return Message({"dev": found.st_dev, "inode": found.st_ino}, fds=[fd])
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        assert table == "comm.ras"
+        self.rows.extend(batch.drop_columns(["ts"]).to_pylist())
+
+    def lost(self, loss: Loss) -> None:
+        self.losses.append(loss)
+
+    def witness(self, port: int) -> RasWitness:
+        return RasWitness(
+            lambda: self.living, self.owners, self, self, self, FakeClock(real_ns=1_700_000_000 * 10**9), "node",
+            port=port,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for listener in made.listeners:
+        listener.close()
+
+
+def free_port(world: World) -> int:
+    """A port that nobody listens on."""
+    listener = RasListener(b"")
+    listener.close()
+    return listener.port
+
+
+def test_the_ranks_of_a_place_are_asked_once_together(world: World) -> None:
+    world.communicators = {0xA: world.living}
+    listener = world.listen(report(0xA, 0xB))
+    assert world.witness(listener.port).ask_all() == 4
+    assert listener.connections == 1
+    found = {(row["comm"], row["comm_rank"]): row for row in world.rows}
+    known, unknown = found[f"{0xA:016x}", 1], found[f"{0xB:016x}", 1]
+    assert (known["job"], known["run"], known["node"], known["nccl_version"]) == ("job", "run", "node", "2.30.7")
+    # Which of the two answered cannot be known.
+    assert known["pid"] is None
+    assert unknown["job"] is unknown["run"] is None
+
+
+def test_a_process_alone_is_the_one_that_answered(world: World) -> None:
+    world.living = [rank(100)]
+    world.communicators = {0xA: world.living}
+    world.witness(world.listen(report(0xA)).port).ask_all()
+    assert {(row["pid"], row["start_ns"]) for row in world.rows} == {(100, 1_000)}
+
+
+def test_a_hash_of_two_jobs_is_of_neither(world: World) -> None:
+    world.communicators = {0xA: [rank(100), rank(200, "other")]}
+    world.witness(world.listen(report(0xA)).port).ask_all()
+    assert {row["job"] for row in world.rows} == {None}
+
+
+def test_two_jobs_behind_one_address_are_both_asked_for(world: World) -> None:
+    world.living = [rank(100), rank(200, "other")]
+    world.communicators = {0xA: [rank(100)], 0xB: [rank(200, "other")]}
+    listener = world.listen(report(0xA))
+    world.witness(listener.port).ask_all()
+    # Only one of them ever answers: it is told once, and the tries end.
+    assert len(world.rows) == 2
+    assert listener.connections == 6
+    both = world.listen(report(0xA, 0xB))
+    world.witness(both.port).ask_all()
+    assert both.connections == 1
+    assert {row["job"] for row in world.rows} == {"job", "other"}
+
+
+def test_a_process_that_is_stopped_is_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras_client, "GREETING_S", 0.02)
+    listener = world.listen(manner="mute")
+    witness = world.witness(listener.port)
+    assert [witness.ask_all(), witness.ask_all()] == [0, 0]
+    assert "does not answer" in witness.reason
+    # Told once, tried again each time.
+    assert len(world.losses) == 1
+    assert listener.connections == 8
+
+
+def test_where_nobody_listens_is_asked_less_and_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port(world)
+    witness = world.witness(port)
+    tried = []
+    connecting = "probing.daemon.nccl_uprobes.ras.witness.connect_ras"
+    monkeypatch.setattr(connecting, lambda *a: tried.append(1) or connect_ras(*a))
+    for _ in range(16):
+        witness.ask_all()
+    assert len(tried) == 4
+    assert witness.reason == ""
+    assert str(port) in witness.detail
+    assert not world.losses
+    world.listen(report(0xA), port=port)
+    while not witness.ask_all():
+        assert len(tried) < 6
+    assert witness.detail == ""
+
+
+def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:
+    witness = world.witness(world.listen(manner="stranger").port)
+    witness.ask_all()
+    witness.ask_all()
+    assert [loss.reason for loss in world.losses] == ["what listens there is no NCCL RAS"]
+    world.living = []
+    witness.ask_all()
+    assert witness.reason == ""
+
+
+def test_a_report_without_end_is_asked_for_less_and_less_often(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ras_client, "MAX_REPORT", 1_000_000)
+    listener = world.listen(manner="endless")
+    witness = world.witness(listener.port)
+    for _ in range(16):
+        assert witness.ask_all() == 0
+    assert listener.connections == 4
+    assert "more than" in witness.reason
+    assert witness.detail == ""
+    assert len(world.losses) == 1
+
+
+def test_a_report_that_is_none_is_a_loss(world: World) -> None:
+    witness = world.witness(world.listen(b"{").port)
+    assert witness.ask_all() == 0
+    assert "no JSON" in world.losses[0].reason
+    witness = world.witness(world.listen(b'{"communicators": [3]}').port)
+    assert witness.ask_all() == 0
+    assert world.losses[1].count == 1
+
+
+def test_processes_say_where_and_whether(world: World) -> None:
+    listener = world.listen(report(0xA))
+    world.living = [rank(1), rank(2), rank(3)]
+    world.environ = {
+        1: {"NCCL_RAS_ADDR": f"localhost:{listener.port}"},
+        2: {"NCCL_RAS_ENABLE": "0"},
+        3: {"NCCL_RAS_ADDR": "example.org:5000"},
+    }
+    witness = world.witness(free_port(world))
+    assert witness.ask_all() == 2
+    assert "names are not looked up" in witness.reason
+    world.environ[3] = {"NCCL_RAS_ENABLE": "0"}
+    witness.process_replaced(3, 1_000)
+    witness.ask_all()
+    assert witness.reason == ""
+    assert world.asked.count("identity") == 4
+
+
+def test_another_namespace_needs_a_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any other file: it is another (device, inode), and no namespace that can be entered.
+    world.namespace = {100: "/proc/self/ns/uts", 101: "/proc/self/ns/uts"}
+    witness = world.witness(world.listen(report(0xA)).port)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert witness.ask_all() == 0
+    assert witness.reason
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    refused = type("Libc", (), {"setns": staticmethod(lambda *_: -1)})
+    monkeypatch.setattr(ras_place, "_libc", refused)
+    monkeypatch.setattr(ras_place.ctypes, "get_errno", lambda: errno.EPERM)
+    # The first of them is left out.
+    witness.ask_all()
+    witness.ask_all()
+    assert witness.reason == "the process is in another network namespace, which needs CAP_SYS_ADMIN"
+    assert [loss.pid for loss in world.losses] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("named", "hosts", "port"),
+    [
+        ("", ("127.0.0.1", "::1"), 28028),
+        ("localhost:4000", ("127.0.0.1", "::1"), 4000),
+        ("127.0.0.2:4000", ("127.0.0.2",), 4000),
+        ("0.0.0.0:4000", ("127.0.0.1",), 4000),
+        ("[::]:4000", ("::1", "127.0.0.1"), 4000),
+        ("[::1]:4000", ("::1",), 4000),
+        ("10.1.2.3:4000", ("10.1.2.3",), 4000),
+    ],
+)
+def test_addresses(named: str, hosts: tuple[str, ...], port: int) -> None:
+    assert ras_address({"NCCL_RAS_ADDR": named}, 28028) == RasAddress(hosts, port)
+
+
+@pytest.mark.parametrize("named", ["host", "host:1", ":4000", "a:b:4000", "127.0.0.1:22", "127.0.0.1:70000", "x" * 600])
+def test_addresses_that_are_not_asked(named: str) -> None:
+    with pytest.raises(UnsupportedTarget):
+        ras_address({"NCCL_RAS_ADDR": named}, 28028)
+
+
+def test_another_machine_is_not_connected_to() -> None:
+    # TEST-NET-1 of RFC 5737: nobody has it.
+    with pytest.raises(UnsupportedTarget, match="no address of this machine"):
+        connect_ras(RasAddress(("192.0.2.1",), 4000))
+
+
+def test_our_own_namespace_is_where_we_are() -> None:
+    found = Path("/proc/self/ns/net").stat()
+    assert own_namespace() == (found.st_dev, found.st_ino)
+
+
+def test_a_reader_that_does_not_answer_is_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(op: str, *args: Any, **more: Any) -> Any:
+        raise TargetTimeout("slow")
+
+    monkeypatch.setattr(world, "call", call)
+    witness = world.witness(free_port(world))
+    assert witness.ask_all() == 0
+    assert witness.reason == "slow"

@@ -1,0 +1,307 @@
+"""Steps from operations: sequences made by hand, with what trainings do besides, and hostile ones by chance."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.steps.source import Steps
+from probing.daemon.source import Identity, Loss
+
+MS = 1_000_000
+PAIR = ClockPair(mono_ns=0, boot_ns=0, real_ns=1_700_000_000_000_000_000)
+# (communicator, elements, pause before it in ns)
+Call = tuple[str, int, int]
+STEP: list[Call] = [("0", 5000, 100 * MS), ("0", 6000, MS), ("0", 7000, MS)]
+NORM: list[Call] = [("0", 1, MS)]
+
+
+class Processes:
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=2) if pid < 4 else None
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        assert table == "train.steps"
+        batch.validate(full=True)
+        columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
+        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        self.rows += [dict(zip(batch.schema.names, row, strict=True)) for row in values]
+
+    def lost(self, loss: Loss) -> None:
+        raise AssertionError(loss)
+
+
+def operations(calls: list[Call], pid: int = 0, late: int = 0, exact: bool = True) -> list[dict[str, Any]]:
+    """Rows of ``comm.ops``: each runs for a millisecond from 0.1 ms after its call."""
+    made, t = [], PAIR.real_ns + late
+    for seq, (comm, count, pause) in enumerate(calls):
+        t += pause
+        row = {"node": "n1", "ts": t, "job": "job", "run": "run", "pid": pid, "start_ns": 7, "comm": comm, "seq": seq}
+        row |= {"comm_name": "default_pg", "op": "all_reduce", "dtype": "float32", "count": count, "bytes": 4 * count}
+        made.append(row | ({"start_ns_after": MS // 10, "done_hi_ns": MS + MS // 10} if exact else {}))
+    return made
+
+
+def feed(steps: Steps, rows: list[dict[str, Any]], size: int = 40) -> None:
+    for start in range(0, len(rows), size):
+        steps.observe(batch_of("comm.ops", rows[start : start + size]), PAIR)
+
+
+def told(calls: list[Call], size: int = 40) -> list[dict[str, Any]]:
+    sink = Sink()
+    feed(Steps("n1", Processes(), sink), operations(calls), size)
+    return sink.rows
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["step"] for row in rows]
+
+
+def test_a_row_says_what_is_known() -> None:
+    rows = told([*STEP, *NORM] * 30)
+    assert numbers(rows) == list(range(29))
+    assert rows[0] == {
+        "node": "n1",
+        "ts": PAIR.real_ns + 100 * MS,
+        "job": "job",
+        "run": "run",
+        "pid": 0,
+        "start_ns": 7,
+        "rank": 0,
+        "step": 0,
+        "duration_ns": 103 * MS,
+        # 1 ms each; the last three begin when the one before is just over.
+        "comm_ns": 4 * MS,
+        "wait_ns": None,
+        "ops": 4,
+        "source": "collective_period",
+        "confidence": 0.95,
+        "why": "4 operations repeat (4 all_reduce of 4 sizes), from all_reduce of 5000 float32 on default_pg",
+    }
+
+
+def test_times_that_are_not_known_are_null() -> None:
+    sink = Sink()
+    feed(Steps("n1", Processes(), sink), operations(STEP * 30, exact=False))
+    assert {row["comm_ns"] for row in sink.rows} == {None}
+
+
+VALIDATION: list[Call] = [*[("0", 77, MS)] * 40, ("0", 3, MS)]
+LAYERS: list[Call] = [("tp", 100_000, MS)] * 256
+LAYERED: list[Call] = [*[("tp", 100 + n % 3, MS) for n in range(57)], ("0", 9000, 20 * MS), ("0", 9001, MS), *NORM]
+SHARDED: list[Call] = [("0", 1000 + n % 30, 20 * MS) for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "steps"),
+    [
+        (STEP * 100, 100),
+        # DDP makes its buckets anew after the first step.
+        ([("0", 9, MS)] * 10 + [("0", 18_000, 20 * MS)] + STEP * 100, 100),
+        # Gradients that are reduced by every micro-step.
+        ([*STEP * 4, *NORM] * 50, 50),
+        ([*STEP * 8, *NORM] * 50, 50),
+        # A loss that is logged, a validation.
+        ([*STEP * 10, *NORM] * 20, 200),
+        ([*STEP * 50, *NORM] * 4, 200),
+        ([*STEP * 100, *VALIDATION] * 3, 300),
+        # Layers, buckets of gradients, a norm.
+        ([*LAYERS, ("dp", 10**7, MS), ("dp", 10**7 + 1, MS), *NORM] * 40, 40),
+        ([*LAYERED * 10, ("0", 2, MS)] * 12, 120),
+        # Twice the same is two steps.
+        (SHARDED * 30, 60),
+        # A pause, as for a checkpoint.
+        ([*STEP * 60, ("0", 5000, 5000 * MS), *STEP[1:], *STEP * 60], 121),
+    ],
+)
+def test_steps_are_counted(calls: list[Call], steps: int) -> None:
+    rows = told(calls)
+    # The last has not ended; where all pauses are alike, a step may begin in the middle of the job's own.
+    assert numbers(rows) in ([*range(steps - 1)], [*range(steps - 2)])
+    for row, following in pairwise(rows):
+        assert row["ts"] + row["duration_ns"] == following["ts"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_batches_do_not_matter(size: int) -> None:
+    assert numbers(told([*STEP * 4, *NORM] * 40, size)) == list(range(39))
+
+
+def test_numbers_go_on_behind_a_long_validation() -> None:
+    rows = told(STEP * 100 + ([("0", 77, MS)] * 3000 + [("0", 3, MS)] + STEP * 100) * 2)
+    assert sorted(set(numbers(rows))) == numbers(rows)
+    assert numbers(rows)[-1] == 298
+    first = PAIR.real_ns + 100 * MS
+    again = [row for row in rows if row["step"] >= 100]
+    assert again[0]["ts"] >= first + 100 * 102 * MS + 3000 * MS
+
+
+def test_a_sequence_that_changes_keeps_the_numbers() -> None:
+    other: list[Call] = [("0", 8000, 30 * MS), ("0", 9000, MS), ("0", 9001, MS)]
+    rows = told(STEP * 60 + other * 100)
+    # The last step of the old sequence has no successor to tell its end by.
+    assert numbers(rows) == [*range(59), *range(60, 159)]
+    assert rows[60]["duration_ns"] == 32 * MS
+
+
+def test_operations_that_were_lost_lower_the_confidence() -> None:
+    chance = random.Random(3)
+    calls = [call for call in STEP * 300 if chance.random() > 0.01]
+    rows = told(calls)
+    assert abs(numbers(rows)[-1] - 298) <= 1
+    assert min(row["confidence"] for row in rows) < 0.95
+
+
+def test_sizes_that_vary() -> None:
+    chance = random.Random(5)
+    calls: list[Call] = []
+    for _ in range(200):
+        calls += [("0", 500, 19 * MS), ("ep", chance.randrange(1, 10**6), MS), ("0", 700, MS)]
+    rows = told(calls)
+    assert numbers(rows) == list(range(199))
+    assert "sizes of 1 kinds vary" in rows[0]["why"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_period_no_steps(seed: int) -> None:
+    chance = random.Random(seed)
+    assert told([("0", chance.choice((10, 20, 30)), MS) for _ in range(3000)]) == []
+    assert told([(chance.choice("abc"), chance.randrange(9999), MS) for _ in range(3000)]) == []
+    assert told([("0", chance.randrange(9999), MS) for _ in range(3000)]) == []
+
+
+def test_what_is_too_fast_for_a_step_is_none() -> None:
+    assert told([("0", 5000, 1000), ("0", 4, 1000), ("0", 9, 1000)] * 3000) == []
+
+
+def test_one_operation_a_step_takes_longer_and_is_worth_less() -> None:
+    one: list[Call] = [("0", 5000, 100 * MS)]
+    assert told(one * 50) == []
+    rows = told(one * 300)
+    assert numbers(rows)[0] == 0
+    assert {row["confidence"] for row in rows} == {0.5}
+
+
+def test_ranks_agree() -> None:
+    """One was seen from later on than the other, and waits for its data at another place."""
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    rows = [operations(STEP * 60), operations([("0", 5000, 2 * MS), ("0", 6000, 99 * MS), ("0", 7000, MS)] * 60, 1)]
+    late = [row for row in rows[1] if row["seq"] >= 40]
+    for start in range(0, 180, 30):
+        for part in (rows[0], late):
+            known = [row for row in part if start <= row["seq"] < start + 30]
+            if known:
+                steps.observe(batch_of("comm.ops", known), PAIR)
+    found = [{r["step"]: r["ts"] for r in sink.rows if r["rank"] == rank} for rank in range(2)]
+    assert list(found[0]) == list(range(59))
+    assert list(found[1]) == list(range(14, 59))
+    assert all(abs(found[0][step] - found[1][step]) < 102 * MS for step in found[1])
+
+
+def test_a_batch_that_comes_again_changes_nothing() -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    rows = operations(STEP * 60)
+    for start in range(0, len(rows), 25):
+        part = rows[start : start + 25]
+        chance = random.Random(start)
+        feed(steps, part)
+        feed(steps, chance.sample(part, len(part)))
+    assert numbers(sink.rows) == list(range(59))
+
+
+def test_operations_that_end_in_another_order() -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    rows = operations(STEP * 60)
+    for start in range(0, len(rows) - 6, 6):
+        # The first of these six ends after the first of the next.
+        early = [row for row in rows[start : start + 7] if row["seq"] % 6 != 0 or row["seq"] > start]
+        feed(steps, [*early, rows[start]] if start == 0 else [*early[:-1], early[-1], rows[start]])
+    assert numbers(sink.rows) == list(range(len(sink.rows)))
+    assert {row["ops"] for row in sink.rows} == {3}
+
+
+def test_a_process_that_ended_is_forgotten() -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    feed(steps, operations(STEP * 30))
+    steps.forget(0, 7)
+    feed(steps, operations(STEP * 3, late=10**12))
+    assert len(sink.rows) == 29
+
+
+def metric(ts: int, step: int | None, pid: int = 0) -> pa.RecordBatch:
+    return batch_of("python.training_metrics", [{"node": "n1", "ts": ts, "pid": pid, "start_ns": 7, "step": step}])
+
+
+def test_a_variable_names_the_steps() -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    rows = operations(STEP * 100)
+    for start in range(0, len(rows), 30):
+        feed(steps, rows[start : start + 30])
+        # Read in the middle of step 10, 20, ...: the job calls them 1010, 1020, ...
+        steps.observe_metric(metric(rows[start]["ts"] + 10 * MS, 1000 + start // 3), PAIR)
+    by_source = {name: [r for r in sink.rows if r["source"] == name] for name in ("collective_period", "variable")}
+    assert numbers(by_source["collective_period"]) == list(range(len(by_source["collective_period"])))
+    named = numbers(by_source["variable"])
+    assert named == list(range(named[0], 1099))
+    assert all(row["ts"] == rows[3 * (row["step"] - 1000)]["ts"] for row in by_source["variable"])
+    assert by_source["variable"][0]["why"].startswith("counted by the variable step; 3 operations repeat")
+
+
+def test_a_variable_alone() -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    for second, value in enumerate((7, 8, None, 9, 30, 31)):
+        steps.observe_metric(metric(PAIR.real_ns + second * 10**9, value), PAIR)
+    # How long each of 9 to 29 took is not known.
+    assert [(r["step"], r["duration_ns"], r["source"]) for r in sink.rows] == [
+        (7, 10**9, "variable"),
+        (8, 2 * 10**9, "variable"),
+        (30, 10**9, "variable"),
+    ]
+
+
+numbers_by_chance = st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(0, 9))
+hostile = st.fixed_dictionaries(
+    {
+        "ts": st.integers(0, 2**62),
+        "pid": st.integers(0, 5),
+        "start_ns": st.integers(0, 2),
+        "comm": st.sampled_from(["0", "1", None]),
+        "op": st.sampled_from(["all_reduce", "broadcast", "odd", None]),
+        "count": numbers_by_chance,
+        "bytes": numbers_by_chance,
+        "seq": numbers_by_chance,
+        "start_ns_after": numbers_by_chance,
+        "done_hi_ns": numbers_by_chance,
+        "done_hi": st.none() | st.integers(0, 2**62),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(hostile, max_size=12), max_size=4), st.integers(1, 12))
+def test_hostile_operations_are_taken(parts: list[list[dict[str, Any]]], times: int) -> None:
+    sink = Sink()
+    steps = Steps("n1", Processes(), sink)
+    for part in parts:
+        if part:
+            steps.observe(batch_of("comm.ops", part * times), PAIR)
+    assert all(row["ops"] > 0 and 0 <= row["confidence"] <= 1 for row in sink.rows)

@@ -1,0 +1,294 @@
+"""Which processes are sampled, how often, and what the programs are told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sampler_records import SLOT, START, FakeRing, record
+
+from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.daemon.clock import ClockPair
+from probing.daemon.ipc import Message
+from probing.daemon.python_stack.sampling import known as sampled_known
+from probing.daemon.python_stack.sampling.blocked import Away
+from probing.daemon.python_stack.sampling.codes import code_check
+from probing.daemon.python_stack.sampling.known import KnownProcesses
+from probing.daemon.python_stack.sampling.source import PythonSampler
+from probing.daemon.python_stack.walk.layouts import TABLE, Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.source import Identity, Loss
+
+Until = Callable[..., Any]
+PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
+RUNTIME = RuntimeInfo(4096, 8192, 0x030B07F0, (3, 11), "3.11.7", "python3.11")
+PROOF = (16, 32, 48, 7, 5)
+
+
+def who(pid: int, role: str = "trainer", job: str = "job") -> Identity:
+    return Identity(pid, START, job, "run", role, rank=pid)
+
+
+class FakeKernel:
+    """What the programs know now: ``told`` [pid] is (rate, off_rate, gil), ``threads`` [pid] its threads."""
+
+    def __init__(self, ring: FakeRing) -> None:
+        self.ring = ring
+        self.told: dict[int, tuple[int, int, int]] = {}
+        self.threads: dict[int, Mapping[int, tuple[int, int]]] = {}
+        self.clock = (0, False)
+        self.room = (100, 10)
+        self.no_room = 0
+        self.refuses: ProbingError | None = None
+
+    def add(
+        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+    ) -> None:
+        assert (start_ns, layout, runtime) == (START, TABLE[3, 11], RUNTIME)
+        if self.refuses is not None:
+            raise self.refuses
+        self.told[pid] = (rate, off_rate, gil)
+
+    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
+        self.told[pid] = (rate, off_rate, self.told[pid][2])
+
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        self.threads[pid] = threads
+        return self.no_room
+
+    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        # As where nobody sees threads switch.
+        return 0, []
+
+    def adopt(
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
+    ) -> tuple[list[Away], int]:
+        raise AssertionError("no thread is away")
+
+    def disown(self, tid: int, switches: int) -> None:
+        raise AssertionError("no thread is away")
+
+    def remove(self, pid: int, start_ns: int) -> None:
+        self.told.pop(pid, None)
+        self.threads.pop(pid, None)
+
+    def clear(self) -> None:
+        self.told.clear()
+        self.threads.clear()
+
+    def set_clock(self, hz: int, off_cpu: bool) -> None:
+        self.clock = (hz, off_cpu)
+
+
+class World:
+    """Readers, runtimes, identities and settings of processes that are all alike, but for what a test changes."""
+
+    def __init__(self, ring: FakeRing) -> None:
+        self.kernel = FakeKernel(ring)
+        self.scans = 0
+        self.more_threads: dict[int, tuple[int, int]] = {}
+        self.errors: dict[int, ProbingError] = {}
+        self.jobs: dict[str, tuple[int, bool]] = {}
+        self.forgotten: list[int] = []
+        self.losses: list[Loss] = []
+        self.sampler = PythonSampler(self.kernel, self, self, self, self, "n1", self.settings)
+
+    def settings(self, identity: Identity) -> tuple[int, bool]:
+        return self.jobs.get(identity.job, (19, True))
+
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        return who(pid)
+
+    def prepare(self, pid: int, start_ns: int, timeout: float) -> RuntimeInfo:
+        if pid in self.errors:
+            raise self.errors[pid]
+        return RUNTIME
+
+    def layout(self, pid: int, start_ns: int, timeout: float) -> Layout:
+        return TABLE[3, 11]
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        self.forgotten.append(pid)
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        raise AssertionError("rows go back to the drain")
+
+    def lost(self, loss: Loss) -> None:
+        self.losses.append(loss)
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        assert args["runtime"] == RUNTIME.to_dict()
+        if op == "threads":
+            self.scans += 1
+            threads = {pid: (pid * 4096, pid * 8), **self.more_threads}
+            told = [[tid, *state, f"thread {tid}"] for tid, state in threads.items()]
+            return Message({"threads": told, "gil": 77, "complete": True})
+        assert op == "codes"
+        # Only half of what is asked for is looked at.
+        asked = args["addresses"][: (len(args["addresses"]) + 1) // 2]
+        codes = [[a, PROOF, f"f{a}", 0, 2] for a in asked if a < 1 << 20]
+        index = json.dumps({"files": ["a.py"], "codes": codes}).encode()
+        return Message({"index": len(index), "asked": len(asked)}, index + b"\x80\x00" * len(codes))
+
+
+@pytest.fixture
+def ring() -> Iterator[FakeRing]:
+    found = FakeRing()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def world(ring: FakeRing) -> Iterator[World]:
+    found = World(ring)
+    found.sampler.start()
+    yield found
+    found.sampler.stop()
+
+
+def test_trainers_and_their_loaders_are_sampled(world: World, until: Until) -> None:
+    for pid, role in ((2, "trainer"), (3, "data_loader"), (4, "launcher"), (5, "other")):
+        world.sampler.process_identified(who(pid, role))
+    until(lambda: world.kernel.told == {2: (19, 50, 77), 3: (19, 50, 77)})
+    until(lambda: world.kernel.threads == {pid: {pid: (pid * 4096, pid * 8)} for pid in (2, 3)})
+    until(lambda: world.kernel.clock == (19, True))
+    assert (world.sampler.sampled, world.sampler.reason) == (2, "")
+
+
+def test_the_clock_is_as_fast_as_the_fastest(world: World, until: Until) -> None:
+    world.jobs = {"a": (7, False), "b": (99, False)}
+    for pid, job in ((2, "a"), (3, "b")):
+        world.sampler.process_identified(who(pid, job=job))
+    until(lambda: world.kernel.told == {2: (7, 0, 77), 3: (99, 0, 77)} and world.kernel.clock == (99, False))
+    world.sampler.process_exited(who(3, job="b"))
+    until(lambda: world.kernel.told == {2: (7, 0, 77)} and world.kernel.clock == (7, False))
+
+
+def test_settings_change_at_run_time(world: World, until: Until) -> None:
+    world.sampler.process_identified(who(2))
+    until(lambda: world.kernel.clock == (19, True))
+    world.jobs = {"job": (0, True)}
+    world.sampler.settings_changed()
+    until(lambda: world.kernel.told == {} and world.kernel.clock == (0, False))
+    world.jobs = {"job": (99, False)}
+    world.sampler.settings_changed()
+    until(lambda: world.kernel.told == {2: (99, 0, 77)} and world.kernel.clock == (99, False))
+    assert world.kernel.threads[2]
+
+
+def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until) -> None:
+    """Its exec can be told after who it is: nobody need tell that again."""
+    world.sampler.process_identified(who(2))
+    until(lambda: 2 in world.kernel.threads)
+    world.errors[2] = NotPython("process 2 runs no CPython")
+    world.sampler.process_replaced(2, START)
+    until(lambda: world.sampler.reason)
+    del world.errors[2]
+    world.sampler.process_replaced(2, START)
+    until(lambda: world.sampler.sampled == 1)
+    world.sampler.process_identified(who(2, "other"))
+    until(lambda: world.kernel.told == {})
+
+
+def test_a_main_thread_without_a_state_is_not_told_as_such(world: World, until: Until) -> None:
+    """Its interpreter is only starting: the next sample of it has the process scanned again."""
+    world.more_threads = {3: (0, 0), 2: (0, 0)}
+    world.sampler.process_identified(who(2))
+    until(lambda: world.kernel.threads.get(2) == {3: (0, 0)})
+
+
+def test_an_unknown_thread_has_its_process_scanned(world: World, ring: FakeRing, until: Until) -> None:
+    world.sampler.process_identified(who(2))
+    until(lambda: 2 in world.kernel.threads)
+    world.more_threads = {9: (1, 2)}
+    ring.push(record(kind=3, tid=9), record(kind=3, tgid=1234))
+    until(lambda: 9 in world.kernel.threads[2])
+
+
+def test_why_a_process_is_not_sampled_is_told(world: World, until: Until) -> None:
+    for pid, error in ((2, UnsupportedTarget("CPython 3.7 is not known")), (3, TargetTimeout("process 3 was slow"))):
+        world.errors |= {pid: error, pid + 10: type(error)(error.message.replace(f" {pid} ", f" {pid + 10} "))}
+        for same in (pid, pid + 10):
+            world.sampler.process_identified(who(same))
+    world.errors[5] = ProcessGone("process 5 exited")
+    world.sampler.process_identified(who(5))
+    told = {"CPython 3.7 is not known: pid 2, 12", "a process was slow: pid 3, 13"}
+    until(lambda: set(world.sampler.reason.split("; ")) == told)
+    world.errors.clear()
+    until(lambda: world.sampler.sampled == 5 and not world.sampler.reason)
+
+
+def test_programs_that_have_no_room_are_a_reason(world: World, until: Until) -> None:
+    world.kernel.refuses = UnsupportedTarget("no room")
+    world.sampler.process_identified(who(2))
+    until(lambda: world.sampler.reason == "no room: pid 2")
+    assert world.kernel.clock == (0, False)
+
+
+def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Until) -> None:
+    world.kernel.no_room = 3
+    world.sampler.process_identified(who(2))
+    until(lambda: world.losses)
+    (loss,) = world.losses
+    reason = "3 threads more than the 100 of one process that the sampler has room for"
+    assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
+    assert loss.ts_from_ns <= loss.ts_to_ns
+
+
+def test_samples_become_rows_with_their_code(world: World, ring: FakeRing, until: Until) -> None:
+    world.sampler.process_identified(who(2))
+    until(lambda: 2 in world.kernel.threads)
+    check = code_check(*PROOF)
+    records = [record((4096, 0, check), (8192, 0, check), (16384, 0, check)), record((1 << 30, 0, check))]
+    ring.push(*records)
+    until(lambda: world.sampler.ready() == 2 * SLOT)
+    batches = world.sampler.assemble(np.concatenate(records), PAIR)
+    rows = batches["python.samples"].drop_columns(["ts"]).to_pylist()
+    assert {row["thread"] for row in rows} == {"thread 2"}
+    stacks = batches["python.stacks"].drop_columns(["ts"]).to_pylist()
+    assert {tuple(frame["func"] for frame in row["frames"]) for row in stacks} == {("f4096", "f8192", "f16384"), ("?",)}
+    assert [(loss.stage, loss.count) for loss in world.losses] == [("decode", 1)]
+
+
+def test_what_is_left_of_a_process_that_ended_is_decoded(world: World, ring: FakeRing, until: Until) -> None:
+    world.sampler.process_identified(who(2))
+    until(lambda: 2 in world.kernel.threads)
+    found = record((4096, 0, code_check(*PROOF)))
+    ring.push(found)
+    until(lambda: world.sampler.ready() == SLOT)
+    world.errors[2] = ProcessGone("process 2 exited")
+    world.sampler.process_exited(who(2))
+    until(lambda: not world.kernel.told)
+    (row,) = world.sampler.assemble(found, PAIR)["python.stacks"].drop_columns(["ts"]).to_pylist()
+    assert row["frames"] == [{"func": "f4096", "file": "a.py", "lineno": 7}]
+    assert world.losses == []
+
+
+def test_it_can_be_started_again(world: World, until: Until) -> None:
+    world.sampler.process_identified(who(2))
+    until(lambda: world.kernel.clock == (19, True))
+    world.sampler.stop()
+    assert (world.kernel.told, world.kernel.clock) == ({}, (0, False))
+    world.sampler.start()
+    until(lambda: 2 in world.kernel.threads and world.kernel.clock == (19, True))
+
+
+def test_the_dead_are_forgotten_in_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownProcesses(world)
+    alive = {pid: known.find((pid, START)) for pid in range(3)}
+    for pid in alive:
+        known.lives((pid, START))
+    known.left((2, START))
+    assert known.find((2, START)) is alive[2]
+    for pid in range(10, 10 + sampled_known.MAX_ENDED):
+        known.find((pid, START))
+    assert [known.find((pid, START)) is found for pid, found in alive.items()] == [True, True, False]
+    monkeypatch.setattr(sampled_known, "ENDED_S", 0.0)
+    later = known.find((11, START))
+    known.left((0, START))
+    assert known.find((11, START)) is not later
+    assert known.find((1, START)) is alive[1]

@@ -1,0 +1,109 @@
+"""The command ``probingd``: what it says to people, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from probing.api.errors import UsageError
+from probing.daemon.cli import main
+from probing.daemon.cli.check import Finding, check, needed_is_missing, print_table
+from probing.daemon.config import Config, options
+from probing.daemon.supervisor import rights
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr("sys.argv", ["probingd", *args])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["run", "--help"]])
+def test_help_names_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert run(monkeypatch, *args) == 0
+    text = capsys.readouterr().out
+    for word in ("run", "stop", "restart", "check", "cleanup", "version"):
+        assert f"\n  {word} " in text
+    for key, _ in options():
+        assert f"--{key.replace('_', '-')} " in text
+
+
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["rum"], "run"),
+        (["verfy"], "verify"),
+        (["--versoin"], "version"),
+        (["run", "--stat-dir=/x"], "state_dir"),
+        (["check", "--socke", "/x"], "socket"),
+    ],
+)
+def test_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], meant: str
+) -> None:
+    assert run(monkeypatch, *args) == 2
+    assert capsys.readouterr().err.splitlines()[1] == f"hint: did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["frobnicate"], "error: unknown command 'frobnicate'"),
+        (["run", "--stor.max-bytes=1"], "error: unknown configuration key 'stor.max_bytes'"),
+        (["version", "x"], "error: version takes no arguments"),
+        (["check", "-f", "yaml"], "error: -f takes table or json"),
+        (["check", "-f"], "error: -f takes table or json"),
+    ],
+)
+def test_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], error: str
+) -> None:
+    assert run(monkeypatch, *args) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == error
+    assert len(lines) == 2
+    assert lines[1].startswith("hint: ")
+
+
+def test_check_finds_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "permitted", lambda: frozenset({"BPF", "SYS_PTRACE"}))
+    monkeypatch.setattr("probing.daemon.cli.check.permitted", lambda: frozenset({"BPF", "SYS_PTRACE"}))
+    findings = {finding.name: finding for finding in check(Config.from_args([]))}
+    for name, state in (("BPF", "ok"), ("PERFMON", "missing"), ("SYS_PTRACE", "ok"), ("DAC_READ_SEARCH", "missing")):
+        assert (findings[f"CAP_{name}"].state, findings[f"CAP_{name}"].needed) == (state, True)
+    assert findings["CAP_SYSLOG"].state == "missing"
+    assert not findings["CAP_SYSLOG"].needed
+    assert findings["users"].state == "limited"
+    assert needed_is_missing(list(findings.values()))
+    assert all(finding.cost for finding in findings.values() if finding.state in ("missing", "limited"))
+
+
+def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(monkeypatch, "check", "-f", "json", "--users.collector=0", "--users.service=0", "--users.worker=0")
+    rows = json.loads(capsys.readouterr().out)
+    assert code == (3 if any(row["needed"] and row["state"] == "missing" for row in rows) else 0)
+    assert {"kernel", "libbpf", "btf", "state directory", "socket", "setpriv"} <= {row["name"] for row in rows}
+    assert all(set(row) == {"name", "state", "needed", "detail", "cost"} for row in rows)
+
+
+def test_the_table_says_what_stops_it() -> None:
+    out = io.StringIO()
+    good = Finding("kernel", "ok", True, "6.12", "")
+    bad = Finding("libbpf", "missing", True, "not there", "no program can be loaded")
+    print_table([good, bad], out)
+    assert out.getvalue().splitlines() == [
+        "ok       kernel  6.12",
+        "MISSING  libbpf  not there",
+        "                 needed: no program can be loaded",
+        "cannot run without: libbpf",
+    ]
+    assert needed_is_missing([good, bad])
+    assert not needed_is_missing([good])
+
+
+def test_a_usage_error_has_a_hint() -> None:
+    assert UsageError("x").hint
