@@ -32,7 +32,7 @@ from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
-from probing.daemon.store.retention import StoreLimits
+from probing.daemon.store.limits import StoreLimits
 
 HOUR_NS = 3_600_000_000_000
 THREADS = 2

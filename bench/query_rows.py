@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from probing.api.tables import TABLES
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.jobs import segment_steps
+from probing.daemon.store.jobs.steps import segment_steps
+from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment
-from probing.daemon.store.sealing import made_segment
-from probing.daemon.store.segments import SegmentFile, segment_path, split_by_date
+from probing.daemon.store.segments.reader import SegmentFile, segment_path, split_by_date
 
 __all__ = ("DAYS", "START_NS", "WORST_ROW_BYTES", "job_at", "write_store")
 

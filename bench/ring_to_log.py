@@ -28,7 +28,7 @@ from probing.daemon.collector.replay import Unknown
 from probing.daemon.collector.row_buffer import Outbox
 from probing.daemon.nccl_uprobes.operations.rows import Rows
 from probing.daemon.nccl_uprobes.operations.source import RING
-from probing.daemon.store.retention import StoreLimits
+from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.store import Store
 
 RING_BYTES = 16 << 20

@@ -29,9 +29,9 @@ from running import BenchDaemon, free_port, job
 from statistics_of_blocks import table
 
 from probing.api.tables import TABLES
-from probing.daemon.store.encoding import ROW_GROUP, SegmentEncoder, sort_rows
-from probing.daemon.store.streams import conform
-from probing.daemon.store.tail import decode_tail
+from probing.daemon.store.log.streams import conform
+from probing.daemon.store.log.tail import decode_tail
+from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -15,7 +15,7 @@ from probing.daemon.config import Config, options
 from probing.daemon.supervisor.fatal import guard
 
 if TYPE_CHECKING:
-    from probing.daemon.store.decoding import Decoder
+    from probing.daemon.store.decoder import Decoder
     from probing.daemon.supervisor.rights import Account, Rights
 
 __all__ = ("main",)
@@ -97,7 +97,7 @@ def _cleanup(args: list[str]) -> int:
 
 def _verify(args: list[str]) -> int:
     """Read all of --state-dir and write nothing; a line for each thing that is wrong; 3 when there is any."""
-    from probing.daemon.store.verify import examine
+    from probing.daemon.store.verify.examine import examine
 
     as_json = _format_is_json(args)
     config = Config.from_args(args, default_file=True)
@@ -118,7 +118,7 @@ def _import(args: list[str]) -> int:
 
     from probing.daemon.collector.live_settings import Changes
     from probing.daemon.collector.settings import limits_of
-    from probing.daemon.store.importing import Target, import_sources
+    from probing.daemon.store.importing.importer import Target, import_sources
     from probing.daemon.supervisor.runtime import make_state_dir
     from probing.daemon.user_probes.tables import UserTables
 
@@ -175,7 +175,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _decoder(config: Config) -> Decoder:
     """Files are decoded by the user of the SQL workers, where we can become it."""
-    from probing.daemon.store.decoding import Decoder
+    from probing.daemon.store.decoder import Decoder
 
     account = _account(config, "parser")
     return Decoder(account.uid, account.gid) if account else Decoder()

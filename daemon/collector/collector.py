@@ -45,7 +45,7 @@ from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.python_stack.sampling import programs as sampling
 from probing.daemon.source import Loss
-from probing.daemon.store.job_runner import RemoteWorker
+from probing.daemon.store.jobs.runner import RemoteWorker
 from probing.daemon.store.store import Store
 from probing.daemon.user_probes.tables import UserTables
 

@@ -15,7 +15,7 @@ from probing.api.errors import ConfigError
 from probing.api.tables import TABLES
 from probing.api.tables.user import SCHEMA, USER_NAME
 from probing.daemon.config import Config
-from probing.daemon.store.retention import StoreLimits, TableLimits
+from probing.daemon.store.limits import StoreLimits, TableLimits
 
 __all__ = ("check_setting", "limits_of", "ring_size", "user_number")
 

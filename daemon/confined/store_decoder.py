@@ -32,10 +32,10 @@ from probing.api.errors import FormatError, InternalError, ProbingError, UsageEr
 from probing.daemon.confined.reader import end_on_hangup
 from probing.daemon.confined.sandbox import confine, limit
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.store.jobs import JOBS
-from probing.daemon.store.parquet import open_parquet
-from probing.daemon.store.records import PartHeader, Record, cut_short, scan, unpack_header
-from probing.daemon.store.tail import decode_records
+from probing.daemon.store.jobs.steps import JOBS
+from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
+from probing.daemon.store.log.tail import decode_records
+from probing.daemon.store.segments.parquet import open_parquet
 
 __all__ = ("main", "serve")
 

@@ -26,7 +26,7 @@ from probing.api.errors import FormatError, InternalError, ProbingError, UsageEr
 from probing.daemon.confined.reader import end_on_hangup
 from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.store.jobs import JOBS, Source, Step
+from probing.daemon.store.jobs.steps import JOBS, Source, Step
 
 __all__ = ("main", "serve")
 

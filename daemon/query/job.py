@@ -19,7 +19,7 @@ from probing.api.tables.user import user_table_from
 from probing.daemon.arrow import Gathered
 from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted, quoted_list
-from probing.daemon.store.log_cache import Tails
+from probing.daemon.store.log.cache import Tails
 
 __all__ = ("Job", "Outcome", "new_connection", "run")
 

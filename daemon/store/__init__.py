@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.daemon.store.retention import StoreLimits, TableLimits
+from probing.daemon.store.limits import StoreLimits, TableLimits
 from probing.daemon.store.snapshot import Snapshot
 from probing.daemon.store.store import Store
 

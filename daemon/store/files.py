@@ -22,6 +22,7 @@ __all__ = (
     "SystemFiles",
     "checksum",
     "lock_directory",
+    "open_file",
     "read_file",
     "write_all",
 )
@@ -165,6 +166,15 @@ class FileReader(io.RawIOBase):
         data = self._files.read(self._path, None if count is None or count < 0 else count, self._at)
         self._at += len(data)
         return data
+
+
+def open_file(path: Path) -> int:
+    """A descriptor of a regular file, to read; no link is followed. Raises OSError or FormatError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError("it is no regular file")
+    return fd
 
 
 def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:

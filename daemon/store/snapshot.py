@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
+from probing.daemon.store.log.parts import Part
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.wal import Part
 
 __all__ = ("Leases", "Snapshot", "describe_part", "describe_segment_file")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
+from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.recovery import Recovered
+from probing.daemon.store.recovery.recover import Recovered
 from probing.daemon.store.snapshot import Leases
-from probing.daemon.store.wal import WAL_DIR, Part, part_number
 
 __all__ = ("Inventory",)
 

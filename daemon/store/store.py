@@ -21,20 +21,20 @@ from probing.api.errors import FormatError, ProbingError, StoreError, StoreFull
 from probing.api.tables import TABLES, Table
 from probing.daemon.clock import Clock, ClockPair, SystemClock
 from probing.daemon.source import Loss
-from probing.daemon.store.compaction import Compactor
 from probing.daemon.store.files import Files, SystemFiles, lock_directory
-from probing.daemon.store.job_runner import LocalWorker, Worker
+from probing.daemon.store.jobs.runner import LocalWorker, Worker
+from probing.daemon.store.limits import StoreLimits
+from probing.daemon.store.log.parts import WAL_DIR, PartWriter, part_path
+from probing.daemon.store.log.records import PartHeader, Positions
+from probing.daemon.store.log.streams import conform
+from probing.daemon.store.log.tail import decode_tail
+from probing.daemon.store.maintenance.compaction import Compactor
+from probing.daemon.store.maintenance.manifest_editor import NO_SPACE, Keeper, store_error
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.manifest_editor import NO_SPACE, Keeper, store_error
-from probing.daemon.store.records import PartHeader, Positions
-from probing.daemon.store.recovery import CORRUPT_DIR, Recovered, SetAside, recover
-from probing.daemon.store.retention import StoreLimits
-from probing.daemon.store.segments import read_segment
+from probing.daemon.store.recovery.recover import CORRUPT_DIR, Recovered, SetAside, recover
+from probing.daemon.store.segments.reader import read_segment
 from probing.daemon.store.snapshot import Snapshot, describe_part, describe_segment_file
 from probing.daemon.store.state import Inventory
-from probing.daemon.store.streams import conform
-from probing.daemon.store.tail import decode_tail
-from probing.daemon.store.wal import WAL_DIR, PartWriter, part_path
 
 __all__ = ("Store",)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from probing.api.tables import TABLES
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.records import FORMAT_VERSION
+from probing.daemon.store.log.records import FORMAT_VERSION
 
 START_NS = 1_790_000_000_000_000_000
 DAY_NS = 86_400_000_000_000

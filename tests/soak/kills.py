@@ -38,7 +38,7 @@ from running import BenchDaemon, node_channel, tree
 from store_child import Writers, check, kill_once
 
 from probing.api.proto.probing.v1 import node_pb2
-from probing.daemon.store.verify import verify_directory
+from probing.daemon.store.verify.examine import verify_directory
 
 # A store is read whole after each kill, so it is begun anew now and then.
 ROUNDS_A_STORE = 25

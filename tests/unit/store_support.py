@@ -14,10 +14,10 @@ import pyarrow as pa
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store.files import Files
-from probing.daemon.store.jobs import segment_steps
+from probing.daemon.store.jobs.steps import segment_steps
+from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.sealing import made_segment
-from probing.daemon.store.segments import SegmentFile, segment_path
+from probing.daemon.store.segments.reader import SegmentFile, segment_path
 
 _COLUMNS = (
     Column("node", NAME, "Node."),

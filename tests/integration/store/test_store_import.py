@@ -21,10 +21,12 @@ import pytest
 from probing.api.errors import StateLocked, StoreError, StoreFull, UsageError
 from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of
-from probing.daemon.store import Store, StoreLimits, importing, jobs
-from probing.daemon.store.decoding import Decoder
-from probing.daemon.store.import_journal import Journal
-from probing.daemon.store.importing import Imported, Target, import_sources
+from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.importing import importer as importing
+from probing.daemon.store.importing.importer import Imported, Target, import_sources
+from probing.daemon.store.importing.journal import Journal
+from probing.daemon.store.jobs import steps as jobs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")

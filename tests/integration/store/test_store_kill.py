@@ -15,7 +15,7 @@ from store_child import LIMITS, Writers, batch, check, kill_once
 
 from probing.api.errors import StateLocked
 from probing.daemon.store import Store
-from probing.daemon.store.verify import verify_directory
+from probing.daemon.store.verify.examine import verify_directory
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ READER = """
 import json, sys
 from pathlib import Path
 import pyarrow.parquet as pq
-from probing.daemon.store.tail import read_tail
+from probing.daemon.store.log.tail import read_tail
 
 snapshot = json.load(sys.stdin)
 count = sum(pq.read_table(s["path"], columns=["pid"]).num_rows for s in snapshot["tables"].get("process.events", []))

@@ -20,8 +20,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Channel, ChannelClosed
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store import job_runner as maintaining
-from probing.daemon.store.job_runner import RemoteWorker, WorkerFailed
+from probing.daemon.store.jobs import runner as maintaining
+from probing.daemon.store.jobs.runner import RemoteWorker, WorkerFailed
 
 MODULE = "probing.daemon.confined.store_maintenance"
 NOW_NS = 1_790_003_600_000_000_000

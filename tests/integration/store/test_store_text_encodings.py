@@ -12,10 +12,11 @@ import pytest
 from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
-from probing.daemon.store import Store, StoreLimits, encoding
-from probing.daemon.store.decoding import Decoder
-from probing.daemon.store.importing import Target, import_sources
-from probing.daemon.store.verify import examine
+from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.importing.importer import Target, import_sources
+from probing.daemon.store.segments import encoding
+from probing.daemon.store.verify.examine import examine
 
 NOW_NS = 1_790_003_600_000_000_000
 LIMITS = StoreLimits(keep_free_bytes=0, part_bytes=1 << 10)

@@ -21,9 +21,9 @@ import pytest
 from probing.api.errors import FormatError
 from probing.daemon.arrow import batch_of
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.decoding import Decoder, open_file
-from probing.daemon.store.files import lock_directory
-from probing.daemon.store.verify import Findings, examine
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.files import lock_directory, open_file
+from probing.daemon.store.verify.examine import Findings, examine
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")

@@ -14,10 +14,10 @@ from probing.api.errors import FormatError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.log_cache import MAX_PIECES, Tails
-from probing.daemon.store.records import Chunk, PartHeader, pack_header, pack_record
-from probing.daemon.store.tail import read_tail
-from probing.daemon.store.wal import PartWriter
+from probing.daemon.store.log.cache import MAX_PIECES, Tails
+from probing.daemon.store.log.parts import PartWriter
+from probing.daemon.store.log.records import Chunk, PartHeader, pack_header, pack_record
+from probing.daemon.store.log.tail import read_tail
 
 OPS, LOSSES = "comm.ops", "probing.losses"
 T0 = 1_795_000_000_000_000_000

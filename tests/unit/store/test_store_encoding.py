@@ -19,10 +19,10 @@ from store_support import START_NS, MemoryFiles, write_segment
 
 from probing.api.tables import TABLES
 from probing.api.tables.schema import TEXT
-from probing.daemon.store.encoding import ROW_GROUP, SegmentEncoder, encode_rows, sort_rows
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
-from probing.daemon.store.segments import describe_segment, read_segment
+from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, encode_rows, sort_rows
+from probing.daemon.store.segments.reader import describe_segment, read_segment
 from probing.daemon.store.snapshot import describe_segment_file
 
 STORED = sorted(name for name, table in TABLES.items() if not table.live)

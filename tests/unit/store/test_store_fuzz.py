@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.log.parts import WAL_DIR, part_path
+from probing.daemon.store.log.records import PART_MAGIC, PartHeader, Record, cut_short, pack_header, scan, unpack_header
+from probing.daemon.store.log.streams import StreamWriters, decode_stream
+from probing.daemon.store.log.tail import decode_tail
 from probing.daemon.store.manifest import load_manifest
-from probing.daemon.store.records import PART_MAGIC, PartHeader, Record, cut_short, pack_header, scan, unpack_header
-from probing.daemon.store.segments import describe_segment
-from probing.daemon.store.streams import StreamWriters, decode_stream
-from probing.daemon.store.tail import decode_tail
-from probing.daemon.store.wal import WAL_DIR, part_path
+from probing.daemon.store.segments.reader import describe_segment
 
 ROOT = Path("/state")
 FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

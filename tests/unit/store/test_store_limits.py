@@ -13,9 +13,10 @@ import store_support as support
 
 from probing.api.errors import FormatError, InternalError, StateLocked, StoreError, StoreFull
 from probing.api.tables.schema import I64, Column, Table
-from probing.daemon.store import Store, StoreLimits, TableLimits, records
+from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store.log import records
+from probing.daemon.store.maintenance.retention import to_drop
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.retention import to_drop
 
 ROOT = Path("/state")
 HOUR_NS = 3_600_000_000_000

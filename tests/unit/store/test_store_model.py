@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from probing.api.errors import StoreError
 from probing.daemon.store import Snapshot, Store, StoreLimits
-from probing.daemon.store.retention import TableLimits
-from probing.daemon.store.tail import decode_tail
+from probing.daemon.store.limits import TableLimits
+from probing.daemon.store.log.tail import decode_tail
 
 ROOT = Path("/state")
 DAY_NS = 86_400_000_000_000

@@ -12,9 +12,9 @@ import store_support as support
 
 from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.log.records import PartHeader, pack_header, scan, unpack_header
 from probing.daemon.store.manifest import _pack
-from probing.daemon.store.records import PartHeader, pack_header, scan, unpack_header
-from probing.daemon.store.verify import verify_directory
+from probing.daemon.store.verify.examine import verify_directory
 
 DAY = "t.small/date=2026-09-21"
 

@@ -13,8 +13,10 @@ import store_support as support
 
 from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
-from probing.daemon.store import Store, StoreLimits, encoding, jobs
+from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.files import SystemFiles
+from probing.daemon.store.jobs import steps as jobs
+from probing.daemon.store.segments import encoding
 
 LIMITS = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
 GROUP, ROWS = 101, 5 * 101 + 47

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from probing.api.errors import FormatError, InternalError
 from probing.api.tables import TABLES
 from probing.daemon.clock import ClockPair
-from probing.daemon.store.records import NewerFormat, PartHeader, pack_header, pack_record, scan, unpack_header
-from probing.daemon.store.streams import StreamWriters, conform
-from probing.daemon.store.tail import decode_tail
+from probing.daemon.store.log.records import NewerFormat, PartHeader, pack_header, pack_record, scan, unpack_header
+from probing.daemon.store.log.streams import StreamWriters, conform
+from probing.daemon.store.log.tail import decode_tail
 
 PAIR = ClockPair(1, 2, 3)
 

@@ -11,8 +11,8 @@ import store_support as support
 
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.tail import read_tail
-from probing.daemon.store.verify import verify_directory
+from probing.daemon.store.log.tail import read_tail
+from probing.daemon.store.verify.examine import verify_directory
 
 _BASE = (Column("node", NAME, "Node."), Column("ts", TIME, "Time."))
 # What the columns were: a code instead of a name, half the width, whole text instead of a name, one that is gone.

@@ -12,11 +12,11 @@ from probing.api.errors import FormatError
 from probing.api.tables import Table
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
-from probing.daemon.store.job_runner import Worker
-from probing.daemon.store.jobs import Step, pack_tables
+from probing.daemon.store.jobs.runner import Worker
+from probing.daemon.store.jobs.steps import Step, pack_tables
+from probing.daemon.store.log.parts import Part
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments import SegmentFile, is_date_dir, segment_path
-from probing.daemon.store.wal import Part
+from probing.daemon.store.segments.reader import SegmentFile, is_date_dir, segment_path
 
 __all__ = ("Sealed", "group_parts", "made_segment", "seal_parts")
 

@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.api.tables import Table
-from probing.daemon.store.encoding import GROUPS, META, ROW_GROUP, SegmentEncoder
-from probing.daemon.store.merged_rows import merged_rows
-from probing.daemon.store.parquet import open_parquet
-from probing.daemon.store.records import unpack_header
-from probing.daemon.store.segments import jobs_of, split_by_date, times_of
-from probing.daemon.store.tail import decode_tail
+from probing.daemon.store.jobs.merged_rows import merged_rows
+from probing.daemon.store.log.records import unpack_header
+from probing.daemon.store.log.tail import decode_tail
+from probing.daemon.store.segments.encoding import GROUPS, META, ROW_GROUP, SegmentEncoder
+from probing.daemon.store.segments.parquet import open_parquet
+from probing.daemon.store.segments.reader import jobs_of, split_by_date, times_of
 
 __all__ = ("JOBS", "Source", "Step", "pack_tables", "segment_steps")
 

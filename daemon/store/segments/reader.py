@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.encoding import META, column_numbers, sort_rows
 from probing.daemon.store.files import FileReader, Files, checksum, write_all
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.parquet import open_parquet
+from probing.daemon.store.segments.encoding import META, column_numbers, sort_rows
+from probing.daemon.store.segments.parquet import open_parquet
 
 __all__ = (
     "PASSING",

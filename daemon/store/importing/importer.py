@@ -15,12 +15,13 @@ import pyarrow as pa
 from probing.api.errors import FormatError, StateLocked, StoreError, StoreFull, UsageError
 from probing.api.tables import Table
 from probing.daemon.arrow import batch_of
-from probing.daemon.store.decoding import Decoder, open_file
-from probing.daemon.store.import_journal import RING, Entry, Journal, Span
-from probing.daemon.store.import_rows import check_columns, physical_rows
-from probing.daemon.store.import_sources import Problem, Unit, find_units, unused
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.files import open_file
+from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
+from probing.daemon.store.importing.rows import check_columns, physical_rows
+from probing.daemon.store.importing.sources import Problem, Unit, find_units, unused
+from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.retention import StoreLimits
 from probing.daemon.store.store import Store
 
 __all__ = ("Imported", "Target", "import_sources")

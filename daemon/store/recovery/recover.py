@@ -14,10 +14,10 @@ from probing.api.errors import FormatError
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.log.parts import TORN, WAL_DIR, Part, ScannedPart, part_number, part_path, scan_part
+from probing.daemon.store.log.records import NewerFormat, Positions, ShortHeader
 from probing.daemon.store.manifest import MANIFEST, Edit, LoadedManifest, Manifest, Segment, load_manifest
-from probing.daemon.store.records import NewerFormat, Positions, ShortHeader
-from probing.daemon.store.segments import describe_segment, is_date_dir, segment_parts
-from probing.daemon.store.wal import TORN, WAL_DIR, Part, ScannedPart, part_number, part_path, scan_part
+from probing.daemon.store.segments.reader import describe_segment, is_date_dir, segment_parts
 
 __all__ = ("CORRUPT_DIR", "OWN_NAMES", "Recovered", "SetAside", "recover")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import FormatError, StoreError
-from probing.daemon.store.decoding import Decoder, open_file
-from probing.daemon.store.files import SystemFiles
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.files import SystemFiles, open_file
+from probing.daemon.store.log.parts import TORN, WAL_DIR, part_number, part_path, scan_part
+from probing.daemon.store.log.records import FORMAT_VERSION
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
-from probing.daemon.store.records import FORMAT_VERSION
-from probing.daemon.store.recovery import CORRUPT_DIR, OWN_NAMES
-from probing.daemon.store.segments import check_segment, is_date_dir, segment_parts
-from probing.daemon.store.wal import TORN, WAL_DIR, part_number, part_path, scan_part
+from probing.daemon.store.recovery.recover import CORRUPT_DIR, OWN_NAMES
+from probing.daemon.store.segments.reader import check_segment, is_date_dir, segment_parts
 
 __all__ = ("Findings", "Problem", "examine", "lock_holder", "verify_directory")
 

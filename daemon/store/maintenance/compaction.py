@@ -17,13 +17,13 @@ from probing.api.errors import FormatError
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
 from probing.daemon.store.files import Files
-from probing.daemon.store.job_runner import Worker, WorkerFailed
+from probing.daemon.store.jobs.runner import Worker, WorkerFailed
+from probing.daemon.store.limits import StoreLimits, TableLimits, merge_reserve
+from probing.daemon.store.log.parts import WAL_DIR
+from probing.daemon.store.maintenance.manifest_editor import NO_SPACE, Keeper
+from probing.daemon.store.maintenance.merging import Merge
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.manifest_editor import NO_SPACE, Keeper
-from probing.daemon.store.merging import Merge
-from probing.daemon.store.retention import StoreLimits, TableLimits, merge_reserve
 from probing.daemon.store.state import Inventory
-from probing.daemon.store.wal import WAL_DIR
 
 __all__ = ("Compactor", "choose")
 

@@ -17,17 +17,18 @@ from probing.api.errors import FormatError, StoreError, StoreFull
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
-from probing.daemon.store.ageing import AgeClock
 from probing.daemon.store.files import Files
-from probing.daemon.store.job_runner import Worker, WorkerFailed
+from probing.daemon.store.jobs.runner import Worker, WorkerFailed
+from probing.daemon.store.limits import DEFAULT_FREE_BYTES, StoreLimits, on_file_system
+from probing.daemon.store.log.parts import WAL_DIR, Part
+from probing.daemon.store.maintenance.ageing import AgeClock
+from probing.daemon.store.maintenance.retention import to_drop
+from probing.daemon.store.maintenance.salvaging import Salvaged, salvage
+from probing.daemon.store.maintenance.sealing import Sealed, group_parts, seal_parts
 from probing.daemon.store.manifest import MANIFEST, Edit, Manifest, Segment
-from probing.daemon.store.recovery import SetAside
-from probing.daemon.store.retention import DEFAULT_FREE_BYTES, StoreLimits, on_file_system, to_drop
-from probing.daemon.store.salvaging import Salvaged, salvage
-from probing.daemon.store.sealing import Sealed, group_parts, seal_parts
-from probing.daemon.store.segments import check_segment
+from probing.daemon.store.recovery.recover import SetAside
+from probing.daemon.store.segments.reader import check_segment
 from probing.daemon.store.state import Inventory
-from probing.daemon.store.wal import WAL_DIR, Part
 
 __all__ = ("NO_SPACE", "Keeper", "store_error")
 

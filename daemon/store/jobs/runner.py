@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from probing.api.errors import InternalError, ProbingError, StoreError
 from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, connect
-from probing.daemon.store.decoding import open_file
-from probing.daemon.store.files import FileReader, Files
-from probing.daemon.store.jobs import JOBS, Step
+from probing.daemon.store.files import FileReader, Files, open_file
+from probing.daemon.store.jobs.steps import JOBS, Step
 
 __all__ = ("Job", "LocalWorker", "RemoteWorker", "Worker", "WorkerFailed")
 

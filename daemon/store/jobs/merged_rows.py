@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from probing.daemon.store.encoding import ROW_GROUP, sort_rows
-from probing.daemon.store.parquet import open_parquet
-from probing.daemon.store.streams import conform
+from probing.daemon.store.log.streams import conform
+from probing.daemon.store.segments.encoding import ROW_GROUP, sort_rows
+from probing.daemon.store.segments.parquet import open_parquet
 
 __all__ = ("merged_rows",)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probing.api.errors import FormatError, ProbingError, StateLocked, UsageError
-from probing.daemon.store.decoding import Decoder, open_file
-from probing.daemon.store.files import SystemFiles
+from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.files import SystemFiles, open_file
+from probing.daemon.store.log.parts import WAL_DIR, part_number, part_path
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
-from probing.daemon.store.wal import WAL_DIR, part_number, part_path
 
 __all__ = ("Problem", "Unit", "find_units", "unused")
 

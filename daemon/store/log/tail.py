@@ -14,8 +14,8 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.api.tables import TABLES, Table
 from probing.daemon.store.files import read_file
-from probing.daemon.store.records import Record, scan, unpack_header
-from probing.daemon.store.streams import conform, decode_stream
+from probing.daemon.store.log.records import Record, scan, unpack_header
+from probing.daemon.store.log.streams import conform, decode_stream
 
 __all__ = ("Tail", "decode_records", "decode_tail", "read_tail")
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Generator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +15,7 @@ import pyarrow as pa
 from probing.api.errors import FormatError, InternalError, ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
 
-__all__ = ("Decoder", "open_file")
+__all__ = ("Decoder",)
 
 # For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
@@ -126,15 +124,6 @@ class Decoder:
                 "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
             ) from e
         return self._channel
-
-
-def open_file(path: Path) -> int:
-    """A descriptor of a regular file, to read; no link is followed. Raises OSError or FormatError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FormatError("it is no regular file")
-    return fd
 
 
 def _rows(payload: bytes) -> pa.Table:

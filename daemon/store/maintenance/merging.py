@@ -11,9 +11,9 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.api.tables import Table
 from probing.daemon.store.files import Files
-from probing.daemon.store.job_runner import Job, Worker
+from probing.daemon.store.jobs.runner import Job, Worker
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments import SegmentFile, all_jobs, segment_path
+from probing.daemon.store.segments.reader import SegmentFile, all_jobs, segment_path
 
 __all__ = ("Merge",)
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
-from probing.daemon.store.job_runner import Worker
+from probing.daemon.store.jobs.runner import Worker
+from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.sealing import made_segment
-from probing.daemon.store.segments import PASSING, SegmentFile, salvaged_path
+from probing.daemon.store.segments.reader import PASSING, SegmentFile, salvaged_path
 
 __all__ = ("Salvaged", "salvage")
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.api.tables import TABLES, Table
 from probing.daemon.store.files import read_file
-from probing.daemon.store.records import scan, unpack_header
-from probing.daemon.store.streams import conform
-from probing.daemon.store.tail import Tail, read_tail
+from probing.daemon.store.log.records import scan, unpack_header
+from probing.daemon.store.log.streams import conform
+from probing.daemon.store.log.tail import Tail, read_tail
 
 __all__ = ("Tails",)
 

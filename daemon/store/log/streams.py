@@ -10,7 +10,7 @@ import pyarrow as pa
 from probing.api.errors import InternalError
 from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import Gathered
-from probing.daemon.store.records import Chunk
+from probing.daemon.store.log.records import Chunk
 
 __all__ = ("StreamWriters", "conform", "decode_stream")
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.api.tables import Table
-from probing.daemon.store.streams import conform
+from probing.daemon.store.log.streams import conform
 
 __all__ = ("check_columns", "physical_rows")
 

@@ -1,0 +1,53 @@
+"""Limits of the store: bytes, free space and age, for the whole store and for each table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+__all__ = ("DEFAULT_FREE_BYTES", "StoreLimits", "TableLimits", "merge_reserve", "on_file_system")
+
+_DAY_S = 86_400
+DEFAULT_FREE_BYTES = 1 << 30
+_FREE_SHARE = 10
+# Of max_bytes, what merging segments may take for a while.
+_MERGE_SHARE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """None: only the limits of the whole store hold."""
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Of ``max_bytes`` (all files of the state directory) and ``keep_free_bytes`` the stricter holds; the latter is, if
+    below 0, ``DEFAULT_FREE_BYTES`` or a tenth of the file system, whichever is less.
+
+    ``part_bytes`` is the size at which a log part is sealed, ``segment_bytes`` that up to which segments are merged.
+    ``sync_interval_s`` is what a power cut may cost; ``lease_s`` how long a snapshot that nobody releases holds files.
+    """
+
+    max_bytes: int = 4 << 30
+    keep_free_bytes: int = 256 << 20
+    max_age_s: float = 7 * _DAY_S
+    part_bytes: int = 8 << 20
+    segment_bytes: int = 64 << 20
+    sync_interval_s: float = 1.0
+    lease_s: float = 600.0
+    tables: Mapping[str, TableLimits] = field(default_factory=dict)
+
+
+def on_file_system(limits: StoreLimits, size: int) -> StoreLimits:
+    """``limits`` on a file system of ``size`` bytes: with a number of bytes to keep free."""
+    if limits.keep_free_bytes >= 0:
+        return limits
+    return replace(limits, keep_free_bytes=min(DEFAULT_FREE_BYTES, size // _FREE_SHARE))
+
+
+def merge_reserve(limits: StoreLimits) -> int:
+    """Bytes of ``max_bytes`` that retention leaves to merging; no merged segment is larger."""
+    return min(limits.segment_bytes, limits.max_bytes // _MERGE_SHARE)
