@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.daemon import columns
 from probing.daemon.clock import ClockPair
-from probing.daemon.gpu.cuda.columns import batch, identities, identity_columns, numbers
 from probing.daemon.gpu.cuda.maps import Maps
 from probing.daemon.source import Processes
 
@@ -57,8 +57,8 @@ class LaunchRows:
     def _rows(
         self, pids: npt.NDArray[Any], starts: npt.NDArray[Any], more: npt.NDArray[np.int64], pair: ClockPair
     ) -> pa.RecordBatch:
-        who, inverse = identities(self._processes, pids, starts)
-        columns = identity_columns(self._node, who, inverse, pids, starts)
-        columns["ts"] = numbers(np.full(len(pids), pair.real_ns, np.int64)).cast(pa.timestamp("ns"))
-        columns |= {field: numbers(more[:, column]) for column, field in enumerate(_FIELDS)}
-        return batch("cuda.launches", columns)
+        who, which = columns.identities(self._processes, pids, starts)
+        made = columns.identity_columns(self._node, who, which, pids, starts)
+        made["ts"] = columns.times(np.full(len(pids), pair.real_ns, np.int64))
+        made |= {field: columns.numbers(more[:, number]) for number, field in enumerate(_FIELDS)}
+        return columns.batch("cuda.launches", made)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.daemon import columns
 from probing.daemon.clock import ClockPair
-from probing.daemon.gpu.cuda.columns import batch, identities, identity_columns, numbers, texts
 from probing.daemon.gpu.cuda.symbols import SYNC_OPS
 from probing.daemon.source import Processes
 
@@ -20,17 +20,18 @@ _EVENT = 2
 
 def sync_rows(records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes) -> pa.RecordBatch:
     """``records`` as ``struct cuda_sync_record`` (cuda.bpf.c)."""
-    who, inverse = identities(processes, records["tgid"], records["start_ns"])
-    results = records["result"]
-    errors = {int(code): f"cudaError {int(code)}" for code in np.unique(results) if code}
-    columns = identity_columns(node, who, inverse, records["tgid"], records["start_ns"])
-    columns |= {
-        "ts": numbers(records["t"].astype(np.int64) + pair.mono_to_utc_ns).cast(pa.timestamp("ns")),
-        "tid": numbers(records["tid"].astype(np.int32)),
-        "op": texts(records["kind"], SYNC_OPS),
-        "stream": numbers(records["stream"], records["stream_known"] == 0),
-        "event": numbers(records["event"], records["kind"] != _EVENT),
-        "duration_ns": numbers(records["duration_ns"].astype(np.int64)),
-        "error": texts(results, errors),
+    pids, starts, kinds = records["tgid"], records["start_ns"], records["kind"]
+    who, which = columns.identities(processes, pids, starts)
+    operations, operation_of = np.unique(kinds, return_inverse=True)
+    results, result_of = np.unique(records["result"], return_inverse=True)
+    made = columns.identity_columns(node, who, which, pids, starts)
+    made |= {
+        "ts": columns.times(records["t"].astype(np.int64) + pair.mono_to_utc_ns),
+        "tid": columns.numbers(records["tid"].astype(np.int32)),
+        "op": columns.texts([SYNC_OPS.get(int(kind)) for kind in operations], operation_of),
+        "stream": columns.numbers(records["stream"], records["stream_known"] == 0),
+        "event": columns.numbers(records["event"], kinds != _EVENT),
+        "duration_ns": columns.numbers(records["duration_ns"].astype(np.int64)),
+        "error": columns.texts([f"cudaError {int(code)}" if code else None for code in results], result_of),
     }
-    return batch("cuda.syncs", columns)
+    return columns.batch("cuda.syncs", made)

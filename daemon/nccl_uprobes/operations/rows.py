@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.tables import table_named
+from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.columns import Array
 from probing.daemon.nccl_uprobes.operations import names
 from probing.daemon.nccl_uprobes.operations.entities import Entities, Entity
 from probing.daemon.source import Processes
 
 __all__ = ("Rows",)
 
-Array = npt.NDArray[Any]
 # More elements than any tensor can have: what says so was read from memory that is no tensor.
 _MAX_COUNT = 1 << 48
 _MAX_SEEN = 65536
@@ -44,10 +43,9 @@ class Rows:
         if not len(records):
             return {}
         entities, first, inverse = self._entities.of(records)
-        columns = self._shared(records, pair, entities, inverse)
-        columns.update(self._ending(records, pair))
+        made = self._shared(records, pair, entities, inverse) | self._ending(records, pair)
         self._note_backends(records, entities, first)
-        batches = {"comm.ops": _batch("comm.ops", columns)}
+        batches = {"comm.ops": columns.batch("comm.ops", made)}
         if rows := self._new_communicators(records, pair, entities, first):
             batches["comm.communicators"] = batch_of("comm.communicators", rows)
         return batches
@@ -55,45 +53,37 @@ class Rows:
     def inflight(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
         """Values of the map ``operations`` -> ``comm.inflight`` in its logical schema."""
         entities, _, inverse = self._entities.of(records)
-        columns = self._shared(records, pair, entities, inverse)
-        columns["state"] = _named(records["state"].astype(np.int32) - 1, names.STATES)
-        columns["age_ns"] = _numbers(pair.mono_ns - records["t_call"].astype(np.int64))
-        return _batch("comm.inflight", columns)
+        made = self._shared(records, pair, entities, inverse)
+        made["state"] = columns.named(records["state"].astype(np.int32) - 1, names.STATES)
+        made["age_ns"] = columns.numbers(pair.mono_ns - records["t_call"].astype(np.int64))
+        return columns.batch("comm.inflight", made)
 
     def _shared(
         self, records: Array, pair: ClockPair, entities: Sequence[Entity], inverse: npt.NDArray[np.intp]
     ) -> dict[str, pa.Array[Any]]:
-        def each(get: Callable[[Entity], Any]) -> list[Any]:
-            return [get(entity) for entity in entities]
-
         numbers = {field: self._numbers_of(records, field) for field in ("op", "dtype", "redop")}
         count, size = _contribution(records, numbers["op"], numbers["dtype"])
-        when = records["t_call"].astype(np.int64) + pair.mono_to_utc_ns
-        return {
-            "node": _named(np.zeros(len(records), np.int32), (self._node,)),
-            "ts": _numbers(when).view(pa.timestamp("ns")),
-            "job": _text_of(each(lambda e: e.who and e.who.job), inverse),
-            "run": _text_of(each(lambda e: e.who and e.who.run), inverse),
-            "pid": _numbers(records["tgid"].astype(np.int32)),
-            "start_ns": _numbers(records["start_ns"].astype(np.int64)),
-            "tid": _numbers(records["tid"].astype(np.int32)),
-            "rank": _integer_of(each(lambda e: None if e.who is None else e.who.rank), inverse),
-            "comm": _text_of(each(lambda e: e.comm), inverse),
-            "comm_name": _text_of(each(lambda e: e.comm_name), inverse),
-            "comm_rank": _integer_of(each(lambda e: e.comm_rank), inverse),
-            "comm_size": _integer_of(each(lambda e: e.comm_size), inverse),
-            "backend": _named(records["backend"].astype(np.int32) - 1, names.BACKENDS),
-            "seq": _numbers(records["seq"].astype(np.int64), records["seq"] >> 63 != 0),
-            "op": _named(numbers["op"], names.OPS),
-            "dtype": _named(numbers["dtype"], names.DTYPES),
-            "count": _numbers(count, count < 0),
-            "bytes": _numbers(size, size < 0),
-            "redop": _named(numbers["redop"], names.REDOPS),
-            "root": _numbers(records["root"], records["root"] < 0),
-            "peer": _numbers(records["peer"], records["peer"] < 0),
-            "stream": _numbers(records["stream"], records["backend"] == names.GLOO),
-            "group_id": _numbers(records["group_id"].astype(np.int64), records["group_id"] == 0),
-            "async_op": _numbers(records["async_op"], records["async_op"] > 1).cast(pa.bool_()),
+        who = [entity.who for entity in entities]
+        made = columns.identity_columns(self._node, who, inverse, records["tgid"], records["start_ns"])
+        return made | {
+            "ts": columns.times(records["t_call"].astype(np.int64) + pair.mono_to_utc_ns),
+            "tid": columns.numbers(records["tid"].astype(np.int32)),
+            "comm": columns.texts([entity.comm for entity in entities], inverse),
+            "comm_name": columns.texts([entity.comm_name for entity in entities], inverse),
+            "comm_rank": columns.integers([entity.comm_rank for entity in entities], inverse),
+            "comm_size": columns.integers([entity.comm_size for entity in entities], inverse),
+            "backend": columns.named(records["backend"].astype(np.int32) - 1, names.BACKENDS),
+            "seq": columns.numbers(records["seq"].astype(np.int64), records["seq"] >> 63 != 0),
+            "op": columns.named(numbers["op"], names.OPS),
+            "dtype": columns.named(numbers["dtype"], names.DTYPES),
+            "count": columns.numbers(count, count < 0),
+            "bytes": columns.numbers(size, size < 0),
+            "redop": columns.named(numbers["redop"], names.REDOPS),
+            "root": columns.numbers(records["root"], records["root"] < 0),
+            "peer": columns.numbers(records["peer"], records["peer"] < 0),
+            "stream": columns.numbers(records["stream"], records["backend"] == names.GLOO),
+            "group_id": columns.numbers(records["group_id"].astype(np.int64), records["group_id"] == 0),
+            "async_op": columns.flags(records["async_op"], records["async_op"] > 1),
         }
 
     def _numbers_of(self, records: Array, field: str) -> npt.NDArray[np.int32]:
@@ -104,12 +94,13 @@ class Rows:
     def _ending(self, records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         state = records["state"]
         gone = state == names.STATE_ABANDONED
+        ended = np.where(state > names.STATE_ABANDONED, 0, state.astype(np.int32)) - 1
         timing = np.where(gone, -1, records["timing"].astype(np.int32) - 1)
         call, low, high = records["t_call"], records["t_done_lo"], records["t_done_hi"]
         exact, open_ended = timing == names.TIMINGS.index("exact"), high == 0
         return {
-            "timing_source": _named(timing, names.TIMINGS),
-            "state": _named(np.where(state > names.STATE_ABANDONED, -1, state.astype(np.int32) - 1), names.STATES),
+            "timing_source": columns.named(timing, names.TIMINGS),
+            "state": columns.named(ended, names.STATES),
             "error": _errors(records),
             "step": pa.nulls(len(records), pa.int64()),
             "launch_ns_after": _after(records["t_launch"], call),
@@ -117,10 +108,8 @@ class Rows:
             # The view puts the bounds together again; both of an exact time are one.
             "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
             "done_hi_ns": _after(np.where(exact, high, 0), call),
-            "done_hi": _numbers(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended).view(
-                pa.timestamp("ns")
-            ),
-            "done_within_ns": _numbers((high - low).astype(np.int64), exact | open_ended | (low == 0)),
+            "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),
+            "done_within_ns": columns.numbers((high - low).astype(np.int64), exact | open_ended | (low == 0)),
         }
 
     def _note_backends(self, records: Array, entities: Sequence[Entity], first: npt.NDArray[np.intp]) -> None:
@@ -204,57 +193,8 @@ _BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatt
 _SCATTER = names.OPS.index("scatter")
 
 
-def _batch(table: str, columns: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
-    schema = table_named(table).physical
-    arrays = []
-    for field in schema:
-        array = columns[field.name]
-        arrays.append(array if array.type == field.type else array.cast(field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
-    """From buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch."""
-    values = np.ascontiguousarray(values)
-    valid = None
-    if unknown is not None and unknown.any():
-        valid = pa.py_buffer(np.packbits(~unknown, bitorder="little").data)
-    return pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(values.view(np.uint8).data)]
-    )
-
-
 def _after(when: Array, call: Array) -> pa.Array[Any]:
-    return _numbers((when - call).astype(np.int64), when == 0)
-
-
-def _named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
-    """Indices into ``known`` as a dictionary array; NULL for one that is not in it."""
-    outside = (index < 0) | (index >= len(known))
-    return pa.DictionaryArray.from_arrays(
-        _numbers(index.astype(np.int32, copy=False), outside), _dictionary(tuple(known))
-    )
-
-
-@lru_cache(maxsize=256)
-def _dictionary(known: tuple[str, ...]) -> pa.Array[Any]:
-    return pa.array(known, pa.string())
-
-
-def _text_of(values: Sequence[str | None], inverse: npt.NDArray[np.intp]) -> pa.Array[Any]:
-    """One text an entity -> one a record."""
-    distinct = sorted({value for value in values if value is not None})
-    place = {value: index for index, value in enumerate(distinct)}
-    index = np.array([-1 if value is None else place[value] for value in values], np.int32)
-    if not distinct:
-        return pa.DictionaryArray.from_arrays(pa.nulls(len(inverse), pa.int32()), _dictionary(()))
-    return _named(index[inverse], distinct)
-
-
-def _integer_of(values: Sequence[int | None], inverse: npt.NDArray[np.intp]) -> pa.Array[Any]:
-    """One non-negative number an entity -> one a record."""
-    found = np.array([-1 if value is None else value for value in values], np.int32)[inverse]
-    return _numbers(found, found < 0)
+    return columns.numbers((when - call).astype(np.int64), when == 0)
 
 
 def _errors(records: Array) -> pa.Array[Any]:

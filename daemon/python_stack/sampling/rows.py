@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.tables import table_named
+from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.python_stack.sampling.codes import CodeKey, KnownCodes
@@ -156,31 +156,28 @@ class SampleRows:
         stacks: Sequence[int],
         pair: ClockPair,
     ) -> pa.RecordBatch:
-        who = {key: self._processes.identity(*key) or process.who for key, process in known.items()}
-        each = [who[key] for key in keys]
+        who = [self._processes.identity(*key) or process.who for key, process in known.items()]
+        place = {key: index for index, key in enumerate(known)}
+        which = np.array([place[key] for key in keys])
         on_cpu = first["kind"] == ON_CPU
         rate = np.array([known[key].rate for key in keys], np.int64)
         of_rate = groups.count * _SECOND_NS // np.maximum(rate, 1)
         flags = first["flags"]
         tids = first["tid"].tolist()
-        columns: dict[str, pa.Array[Any]] = {
-            "node": _names([self._node] * len(keys)),
-            "ts": _numbers((groups.ktime + pair.mono_to_utc_ns) // GRID_NS * GRID_NS).view(pa.timestamp("ns")),
-            "job": _names([one.job if one else None for one in each]),
-            "run": _names([one.run if one else None for one in each]),
-            "pid": _numbers(first["tgid"].astype(np.int32)),
-            "start_ns": _numbers(first["start_ns"].astype(np.int64)),
-            "rank": pa.array([one.rank if one else None for one in each], pa.int32()),
-            "tid": _numbers(first["tid"].astype(np.int32)),
+        ts = (groups.ktime + pair.mono_to_utc_ns) // GRID_NS * GRID_NS
+        duration = np.where(on_cpu, of_rate, _rounded(groups.duration))
+        made = columns.identity_columns(self._node, who, which, first["tgid"], first["start_ns"])
+        made |= {
+            "ts": columns.times(ts),
+            "tid": columns.numbers(first["tid"].astype(np.int32)),
             "thread": pa.array([known[k].names.get(t) for k, t in zip(keys, tids, strict=True)], pa.string()),
-            "stack_id": _numbers(np.array(stacks, np.uint64)),
-            "on_cpu": _bits(on_cpu),
-            "gil": _bits(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),
-            "count": _numbers(groups.count.astype(np.int64)),
-            "duration_ns": _numbers(np.where(on_cpu, of_rate, _rounded(groups.duration)), on_cpu & (rate == 0)),
+            "stack_id": columns.numbers(np.array(stacks, np.uint64)),
+            "on_cpu": columns.flags(on_cpu),
+            "gil": columns.flags(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),
+            "count": columns.numbers(groups.count.astype(np.int64)),
+            "duration_ns": columns.numbers(duration, on_cpu & (rate == 0)),
         }
-        schema = table_named("python.samples").physical
-        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return columns.batch("python.samples", made)
 
     def _tell_unresolved(self, records: Array, pair: ClockPair) -> None:
         some = records[records["kind"] == UNRESOLVED]
@@ -269,29 +266,3 @@ def _keep(kept: OrderedDict[Any, int], key: Any, value: int, limit: int) -> None
     kept.move_to_end(key)
     while len(kept) > limit:
         kept.popitem(last=False)
-
-
-def _numbers(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
-    """From buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch."""
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), len(values), [_valid(unknown), pa.py_buffer(values.view(np.uint8).data)]
-    )
-
-
-def _bits(values: Array, unknown: Array | None = None) -> pa.Array[Any]:
-    packed = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(values), [_valid(unknown), pa.py_buffer(packed.data)])
-
-
-def _valid(unknown: Array | None) -> Any:
-    if unknown is None or not unknown.any():
-        return None
-    return pa.py_buffer(np.packbits(~unknown, bitorder="little").data)
-
-
-def _names(values: Sequence[str | None]) -> pa.Array[Any]:
-    """As a dictionary array."""
-    known = {value: index for index, value in enumerate(dict.fromkeys(v for v in values if v is not None))}
-    indices = np.array([-1 if value is None else known[value] for value in values], np.int32)
-    return pa.DictionaryArray.from_arrays(_numbers(indices, indices < 0), pa.array(known, pa.string()))

@@ -1,0 +1,123 @@
+"""Arrow columns and batches from numpy columns of records: a whole column at a time, without Python code per row.
+
+Texts and identities are looked up once per distinct process, communicator or name. ``which`` always is the index array
+that ``numpy.unique`` returns as inverse: for each row the index of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.tables import table_named
+from probing.daemon.source import Identity, Processes
+
+__all__ = (
+    "Array",
+    "batch",
+    "flags",
+    "identities",
+    "identity_columns",
+    "integers",
+    "named",
+    "numbers",
+    "texts",
+    "times",
+)
+
+Array = npt.NDArray[Any]
+
+
+def batch(table: str | pa.Schema, columns: Mapping[str, pa.Array[Any]]) -> pa.RecordBatch:
+    """Columns as a batch in the physical schema of ``table``; each is cast to the type of its field.
+
+    Raises KeyError where a column of the schema is missing.
+    """
+    schema = table if isinstance(table, pa.Schema) else table_named(table).physical
+    arrays = [_cast(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[Identity | None], npt.NDArray[np.intp]]:
+    """(the identity of each distinct (pid, start_ns), for each row the index of its identity)."""
+    pid_of = np.unique(pids, return_inverse=True)[1]
+    distinct, start_of = np.unique(starts, return_inverse=True)
+    _, first, which = np.unique(pid_of * len(distinct) + start_of, return_index=True, return_inverse=True)
+    return [processes.identity(int(pids[row]), int(starts[row])) for row in first], which
+
+
+def identity_columns(
+    node: str, identities: Sequence[Identity | None], which: Array, pids: Array, starts: Array
+) -> dict[str, pa.Array[Any]]:
+    """The columns node, job, run, pid, start_ns and rank."""
+    return {
+        "node": named(np.zeros(len(which), np.int32), (node,)),
+        "job": texts([None if who is None else who.job for who in identities], which),
+        "run": texts([None if who is None else who.run for who in identities], which),
+        "pid": numbers(pids.astype(np.int32)),
+        "start_ns": numbers(starts.astype(np.int64)),
+        "rank": integers([None if who is None else who.rank for who in identities], which),
+    }
+
+
+def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
+    """Numbers in their numpy type; NULL where ``null``.
+
+    Made from buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch.
+    """
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [_validity(null), pa.py_buffer(values.view(np.uint8).data)]
+    )
+
+
+def times(utc_ns: Array, null: Array | None = None) -> pa.Array[Any]:
+    """UTC ns as timestamps; NULL where ``null``."""
+    return numbers(utc_ns, null).view(pa.timestamp("ns"))
+
+
+def flags(values: Array, null: Array | None = None) -> pa.Array[Any]:
+    """Booleans; NULL where ``null``."""
+    packed = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [_validity(null), pa.py_buffer(packed.data)])
+
+
+def named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
+    """For each row ``known[index]``, as a dictionary array; NULL for an index outside of ``known``."""
+    outside = (index < 0) | (index >= len(known))
+    return pa.DictionaryArray.from_arrays(
+        numbers(index.astype(np.int32, copy=False), outside), _dictionary(tuple(known))
+    )
+
+
+def texts(values: Sequence[str | None], which: Array) -> pa.Array[Any]:
+    """The text of each row's group, as a dictionary array without equal entries."""
+    distinct = sorted({value for value in values if value is not None})
+    place = {value: index for index, value in enumerate(distinct)}
+    return named(np.array([-1 if value is None else place[value] for value in values], np.int32)[which], distinct)
+
+
+def integers(values: Sequence[int | None], which: Array) -> pa.Array[Any]:
+    """The 32-bit number of each row's group."""
+    found = np.array([0 if value is None else value for value in values], np.int32)[which]
+    return numbers(found, np.array([value is None for value in values], bool)[which])
+
+
+@lru_cache(maxsize=256)
+def _dictionary(known: tuple[str, ...]) -> pa.Array[Any]:
+    return pa.array(known, pa.string())
+
+
+def _validity(null: Array | None) -> Any:
+    if null is None or not null.any():
+        return None
+    return pa.py_buffer(np.packbits(~null, bitorder="little").data)
+
+
+def _cast(array: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    return array if array.type == kind else array.cast(kind)
