@@ -6,11 +6,21 @@ A source watches one thing and hands Arrow batches to a ``Sink`` by table name. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-__all__ = ("Identity", "Loss", "Processes", "Sink", "Source")
+__all__ = ("Identity", "Loss", "ProcessKey", "Processes", "Sink", "Source")
+
+
+class ProcessKey(NamedTuple):
+    """Names a process until the next boot: pids are used again, but not with the same start time.
+
+    ``start_ns`` is CLOCK_BOOTTIME ns.
+    """
+
+    pid: int
+    start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,10 @@ class Identity:
     local_rank: int | None = None
     world_size: int | None = None
     node_rank: int | None = None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ns)
 
 
 class Processes(Protocol):

@@ -7,16 +7,16 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.elf.file import SymbolFinder
-from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.readers import Readers
 
-__all__ = ("FUNCTIONS", "Attachments", "Session", "is_libc")
+__all__ = ("FUNCTIONS", "Attachments", "is_libc")
 
 # function of libc -> (program, slot). musl's stdio writes past them, by system calls of its own.
 FUNCTIONS = {"write": ("log_write", 60), "writev": ("log_writev", 61)}
@@ -32,22 +32,6 @@ _log = logging.getLogger(__name__)
 _Key = tuple[int, int]
 
 
-class Session(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
-
-    def attach_uprobe(
-        self, program: str, fd: int, offsets: Sequence[int], cookie: int, key: str = "", *, pid: int = 0
-    ) -> Any: ...
-
-    def detach(self, link: Any) -> None: ...
-
-
-class _Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
-
-
 class _Point(NamedTuple):
     program: str
     slot: int
@@ -61,13 +45,13 @@ class Attachments:
     """
 
     def __init__(
-        self, session: Session, readers: _Readers, symbols: SymbolFinder, *, fuse: bool = False
+        self, session: Session, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False
     ) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[_Key, bool] | None] = queue.SimpleQueue()
         # Of the thread only.
-        self._links: dict[_Key, list[Any]] = {}
+        self._links: dict[_Key, list[Link]] = {}
         self._points: dict[tuple[int, ...], list[_Point]] = {}
         self._tries: dict[_Key, int] = {}
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
@@ -128,11 +112,11 @@ class Attachments:
             self.reasons[key] = f"the output of process {key[0]} cannot be watched: {e.message}"
             _log.warning("%s", self.reasons[key])
 
-    def _place(self, key: _Key) -> list[Any]:
+    def _place(self, key: _Key) -> list[Link]:
         pid, start_ns = key
         answer = self._readers.call("maps", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, files=True)
         libraries = {m.inode: m for m in parse_maps(answer.payload) if m.executable and m.inode and is_libc(m.path)}
-        links: list[Any] = []
+        links: list[Link] = []
         try:
             for mapping in list(libraries.values())[:MAX_LIBRARIES]:
                 opened = self._readers.call(

@@ -26,7 +26,8 @@ from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.facts import Facts, Key
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.live import Readers, backends_of, read_states
+from probing.daemon.processes.live import backends_of, read_states
+from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import MAX_DEAD, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.rows import env_rows, process_from_detail, process_row

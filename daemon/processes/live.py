@@ -5,30 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from typing import Any, Protocol
 
 from probing.api.errors import ProbingError
-from probing.daemon.ipc import Message
 from probing.daemon.processes.facts import Key
+from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Process
 from probing.daemon.processes.rows import state_name
 
-__all__ = ("Readers", "backends_of", "read_states")
+__all__ = ("backends_of", "read_states")
 
 TIMEOUT_S = 0.5
 # Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
 _THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
 _log = logging.getLogger(__name__)
-
-
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    size: int
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
-
-    def forget(self, pid: int, start_ns: int) -> None: ...
 
 
 def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Range
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
@@ -23,33 +24,12 @@ from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
 from probing.daemon.python_stack.walk.search import find_runtime
 from probing.daemon.python_stack.walk.wire import threads_of
 
-__all__ = ("Parsers", "PythonStacks", "Readers")
+__all__ = ("PythonStacks",)
 
 _MAX_PREPARED = 4096
 _Target = tuple[int, int]
 _Packed = tuple[_Target, bytes]
 _Answer = tuple[_Target, Message]
-
-
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
-
-    def call_each(
-        self,
-        op: str,
-        asks: Mapping[_Target, Callable[[], dict[str, Any]]],
-        *,
-        timeout: float,
-        patience: float,
-    ) -> Iterable[tuple[_Target, Message | ProbingError]]: ...
-
-
-class Parsers(Protocol):
-    """``processes.pool.ParserPool``, which keeps its answers by the identity of the file."""
-
-    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]: ...
 
 
 class PythonStacks:

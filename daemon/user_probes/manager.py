@@ -17,13 +17,14 @@ from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.processes.procfs import Mapping
+from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, Processes, Sink
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.running import Counts, Running
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
 from probing.daemon.user_probes.tables import UserTables
-from probing.daemon.user_probes.targets import Readers, Targets
+from probing.daemon.user_probes.targets import Targets
 
 __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
 

@@ -6,26 +6,20 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import ConfigError, UnsupportedTarget
 from probing.daemon.elf.file import SymbolFinder
-from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.spec import Attach
 
-__all__ = ("Readers", "Targets")
+__all__ = ("Targets",)
 
 READ_TIMEOUT_S = 2.0
 MAX_FILES = 16
 MAX_KNOWN = 4096
-
-
-class Readers(Protocol):
-    """What of ``probing.daemon.processes.pool.ReaderPool`` is needed here."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
 
 
 class Targets:

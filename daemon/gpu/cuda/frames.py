@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import Any, Protocol
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
+from probing.daemon.processes.readers import Readers
 
-__all__ = ("Frames", "Readers")
+__all__ = ("Frames",)
 
 READ_TIMEOUT_S = 2.0
 MAX_PROCESSES = 64
 MAX_NAME = 80
 _Key = tuple[int, int]
-
-
-class Readers(Protocol):
-    """What of ``processes.pool.ReaderPool`` is needed here."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any: ...
 
 
 class Frames:

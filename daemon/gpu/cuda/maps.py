@@ -2,64 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
 
-import numpy.typing as npt
+from probing.daemon.bpf.interfaces import Map
 
-__all__ = ("Features", "Link", "Map", "Maps", "Session", "drop_process", "processes_in")
-
-
-class Map(Protocol):
-    def lookup(self, key: Any) -> Any: ...
-
-    def update(self, key: Any, value: Any) -> None: ...
-
-    def delete(self, key: Any) -> bool: ...
-
-    def items(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+__all__ = ("Maps", "drop_process", "processes_in")
 
 
 Maps = Mapping[str, Map]
-
-
-class Link(Protocol):
-    @property
-    def adopted(self) -> bool: ...
-
-    @property
-    def program(self) -> str: ...
-
-
-class Features(Protocol):
-    @property
-    def uprobe_multi(self) -> bool: ...
-
-
-class Session(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
-
-    @property
-    def features(self) -> Features: ...
-
-    @property
-    def maps(self) -> Maps: ...
-
-    @property
-    def programs(self) -> Mapping[str, int]: ...
-
-    @property
-    def links(self) -> Mapping[str, Link]: ...
-
-    def attach_uprobe(
-        self, program: str, fd: int, offsets: Sequence[int], cookie: Sequence[int], key: str, *, on_return: bool
-    ) -> Link: ...
-
-    def detach(self, link: Any) -> None: ...
-
-    def identity(self, fd: int) -> tuple[int, int]: ...
-
-    def run_program(self, name: str, context: bytes) -> int: ...
 
 
 def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:

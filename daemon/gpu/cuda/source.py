@@ -19,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
 from probing.daemon.elf.file import SymbolFinder
-from probing.daemon.gpu.cuda.frames import Frames, Readers
+from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.launches import LaunchRows
-from probing.daemon.gpu.cuda.maps import Link, Session, drop_process, processes_in
+from probing.daemon.gpu.cuda.maps import drop_process, processes_in
 from probing.daemon.gpu.cuda.memory import STACKS, SUMS, MemoryRows
 from probing.daemon.gpu.cuda.symbols import (
     COMPLETION,
@@ -38,6 +39,7 @@ from probing.daemon.gpu.cuda.symbols import (
     slots,
 )
 from probing.daemon.gpu.cuda.syncs import sync_rows
+from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Loss, Processes, Sink
 
 __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")

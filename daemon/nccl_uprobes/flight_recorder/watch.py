@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
-from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import KnownDumps
+from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink
 
 __all__ = ("FlightRecorderWatch", "candidates")
@@ -55,18 +55,6 @@ _DEFAULTS = (
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int]
 _Stamp = tuple[int, int, int, int]
-
-
-class _Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
-
-
-class _Parsers(Protocol):
-    """``processes.pool.ParserPool``."""
-
-    def call(self, op: str, *, fds: Sequence[int] = (), timeout: float = 10.0) -> dict[str, Any]: ...
 
 
 class _Trainers(Protocol):
@@ -107,8 +95,8 @@ class FlightRecorderWatch:
     def __init__(
         self,
         processes: _Trainers,
-        readers: _Readers,
-        parsers: _Parsers,
+        readers: Readers,
+        parsers: Parsers,
         sink: Sink,
         clock: Clock,
         node: str,

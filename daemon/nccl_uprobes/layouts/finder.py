@@ -13,7 +13,6 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +25,9 @@ from probing.daemon.nccl_uprobes.layouts.nccl import (
     UNGUARDED_LAYOUTS,
     NcclLayout,
 )
+from probing.daemon.processes.readers import Parsers
 
-__all__ = ("LayoutFinder", "LayoutMap", "Parsers")
+__all__ = ("LayoutFinder", "LayoutMap")
 
 _ONLY_MADE = "communicators are known only if their making was seen"
 _UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
@@ -41,12 +41,6 @@ _BUILD_ID = re.compile("[0-9a-f]{8,128}")
 # rank, nRanks, cudaDev and nvmlDev behind the hash.
 _ROW = 24
 _log = logging.getLogger(__name__)
-
-
-class Parsers(Protocol):
-    """What of ``probing.daemon.processes.pool.ParserPool`` is needed here."""
-
-    def nccl_layout(self, fd: int, known: Sequence[str]) -> dict[str, Any]: ...
 
 
 class LayoutMap(Protocol):

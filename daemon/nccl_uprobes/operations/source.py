@@ -6,14 +6,15 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
+from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import ClockPair
 from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
@@ -24,7 +25,7 @@ from probing.daemon.nccl_uprobes.operations.rows import Rows
 from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, Placement, library_of
 from probing.daemon.source import Processes
 
-__all__ = ("OBJECTS", "RING", "CollectivesSource", "Link", "Map", "Session", "replaced")
+__all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
 
 OBJECTS = ("gloo", "nccl")
 """The BPF objects that the session has to hold."""
@@ -37,37 +38,6 @@ _CLOSE = struct.Struct("<QQQQQ")
 _DESTROYED, _ABORTED = 4, 5
 _MAX_ENDED = 16384
 _KEY = ("object", "position", "start_ns", "tgid")
-
-
-class Map(Protocol):
-    def update(self, key: Any, value: Any) -> None: ...
-
-    def items(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
-
-
-class Link(Protocol):
-    @property
-    def adopted(self) -> bool: ...
-
-
-class Session(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
-
-    @property
-    def maps(self) -> Mapping[str, Map]: ...
-
-    @property
-    def blind(self) -> tuple[int, int] | None: ...
-
-    def attach_uprobe(
-        self, program: str, fd: int, offsets: list[int], cookie: list[int], key: str = "", *, on_return: bool = False
-    ) -> Link: ...
-
-    def identity(self, fd: int) -> tuple[int, int]: ...
-
-    def detach(self, link: Any) -> None: ...
-
-    def run_program(self, name: str, context: bytes) -> int: ...
 
 
 class CollectivesSource:

@@ -12,14 +12,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
-from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
 from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, own_namespace, ras_address
+from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink
 
 __all__ = ("RasWitness",)
@@ -36,18 +36,6 @@ MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int]
-
-
-class _Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message: ...
-
-
-class _Parsers(Protocol):
-    """``processes.pool.ParserPool``."""
-
-    def call(self, op: str, payload: bytes = b"", *, timeout: float = 10.0, **args: Any) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +77,8 @@ class RasWitness:
         self,
         processes: Callable[[], Iterable[Identity]],
         owners: Callable[[str], Sequence[Identity]],
-        readers: _Readers,
-        parsers: _Parsers,
+        readers: Readers,
+        parsers: Parsers,
         sink: Sink,
         clock: Clock,
         node: str,

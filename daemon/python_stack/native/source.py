@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.fanout import GRACE_S, left
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.wire import unpack
 
-__all__ = ("NativeStacks", "Parsers", "Readers", "explained")
+__all__ = ("NativeStacks", "explained")
 
 # Descriptors that one message takes (daemon/ipc.py).
 _MAX_FDS = 16
@@ -29,18 +29,6 @@ _REASONS = {
 }
 
 Thread = dict[str, Any]
-
-
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
-
-
-class Parsers(Protocol):
-    """``processes.pool.ParserPool``."""
-
-    def call(self, op: str, payload: bytes, *, fds: Sequence[int], timeout: float, **args: Any) -> dict[str, Any]: ...
 
 
 class NativeStacks:

@@ -10,15 +10,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from probing.api.errors import ProbingError
-from probing.daemon.ipc import Message
+from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.blocked import MAX_BLOCKED, Away, unpack_blocked
 from probing.daemon.python_stack.sampling.rows import Sampled
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-__all__ = ("Adopted", "Adoption", "AwayKernel", "ReadChecks", "Readers")
+__all__ = ("Adopted", "Adoption", "AwayKernel", "ReadChecks")
 
 ReadChecks = Callable[[Sampled, Sequence[int]], Mapping[int, int]]
 """(process, addresses of code objects) -> their checks, as far as they can be read. Raises ProbingError."""
@@ -43,12 +43,6 @@ class AwayKernel(Protocol):
         """The threads that are told of from now on, and for how many there was no room."""
 
     def disown(self, tid: int, switches: int) -> None: ...
-
-
-class Readers(Protocol):
-    """``processes.pool.ReaderPool``."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from probing.api.errors import CorruptTarget, InternalError, ProbingError, TargetTimeout
 from probing.daemon.clock import ClockPair
-from probing.daemon.python_stack.sampling.adoption import Readers
+from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, CodeKey, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.known import KnownProcesses, Runtimes

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from probing.api.errors import CorruptTarget, InternalError, ProbingError, ProcessGone
-from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption, AwayKernel, ReadChecks, Readers
+from probing.daemon.processes.readers import Readers
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption, AwayKernel, ReadChecks
 from probing.daemon.python_stack.sampling.decoder import SampleRing
 from probing.daemon.python_stack.sampling.known import KnownProcesses
 from probing.daemon.python_stack.sampling.rows import NAME, Key

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
-from probing.daemon.python_stack.source import Readers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
 __all__ = ("Values",)

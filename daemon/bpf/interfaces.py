@@ -1,0 +1,71 @@
+"""Interfaces of a session, its maps and its links (``bpf.session``), for the sources that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from probing.daemon.bpf.capabilities import Features
+
+__all__ = ("Link", "Map", "Session")
+
+
+class Map(Protocol):
+    """``bpf.maps.Map``: documented there."""
+
+    def lookup(self, key: Any) -> Any: ...
+
+    def update(self, key: Any, value: Any) -> None: ...
+
+    def delete(self, key: Any) -> bool: ...
+
+    def items(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+
+
+class Link(Protocol):
+    """``bpf.links.Link``: a program placed somewhere."""
+
+    @property
+    def program(self) -> str: ...
+
+    @property
+    def adopted(self) -> bool: ...
+
+
+class Session(Protocol):
+    """``bpf.session.Session``: documented there."""
+
+    @property
+    def features(self) -> Features: ...
+
+    @property
+    def maps(self) -> Mapping[str, Map]: ...
+
+    @property
+    def programs(self) -> Mapping[str, int]: ...
+
+    @property
+    def links(self) -> Mapping[str, Link]: ...
+
+    @property
+    def blind(self) -> tuple[int, int] | None: ...
+
+    def attach_uprobe(
+        self,
+        program: str,
+        fd: int,
+        offsets: Sequence[int],
+        cookie: int | Sequence[int],
+        key: str = "",
+        *,
+        on_return: bool = False,
+        pid: int = 0,
+    ) -> Link: ...
+
+    def identity(self, fd: int) -> tuple[int, int]: ...
+
+    def detach(self, link: Any) -> None: ...
+
+    def run_program(self, name: str, context: bytes) -> int: ...

@@ -1,0 +1,54 @@
+"""Interfaces of the pools that read processes and parse files (``processes.pool``), for those who use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Message
+
+__all__ = ("Parsers", "Readers")
+
+# A ``ProcessKey``, or any pair of the same.
+_Target = tuple[int, int]
+
+
+class Readers(Protocol):
+    """``processes.pool.ReaderPool``: documented there."""
+
+    size: int
+
+    def call(
+        self,
+        op: str,
+        *,
+        pid: int = 0,
+        start_ns: int = 0,
+        timeout: float = 2.0,
+        patience: float | None = None,
+        **args: Any,
+    ) -> Message: ...
+
+    def call_each(
+        self,
+        op: str,
+        asks: Mapping[_Target, Callable[[], dict[str, Any]]],
+        *,
+        timeout: float,
+        patience: float,
+    ) -> Iterable[tuple[_Target, Message | ProbingError]]: ...
+
+    def forget(self, pid: int, start_ns: int) -> None: ...
+
+
+class Parsers(Protocol):
+    """``processes.pool.ParserPool``: documented there."""
+
+    def call(
+        self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
+    ) -> dict[str, Any]: ...
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]: ...
+
+    def nccl_layout(self, fd: int, known: Sequence[str], timeout: float = 15.0) -> dict[str, Any]: ...
