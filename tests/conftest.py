@@ -6,32 +6,20 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+import waiting
 
-T = TypeVar("T")
-DEADLINE_S = 30.0
 # Whoever runs the tests in the background of a script has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _until(condition: Callable[[], T], seconds: float = DEADLINE_S) -> T:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not true within {seconds:.0f} s")
-        time.sleep(0.01)
-    return value
-
-
 @pytest.fixture
 def until() -> Callable[..., object]:
-    """Wait until a condition holds, and give its value: ``until(lambda: path.exists())``."""
-    return _until
+    """``waiting.until``: waits for a condition and returns its value."""
+    return waiting.until
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 __all__ = (
     "ENQUEUE_CHECK",
@@ -35,7 +36,6 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fcf-protection=none", *WARNINGS)
 # Frame pointers and no shrink wrapping give the functions the prologues of the real ones: push first.
 LIBRARY_FLAGS = ("-fPIC", "-shared", "-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls")
-DEADLINE = 60.0
 
 # Of struct ncclComm: sizeof and offsets; rank, nRanks, cudaDev, nvmlDev follow commHash, and nNodes, localRank and
 # localRanks follow node.
@@ -263,10 +263,10 @@ class DoubleJob:
     def finish(self) -> None:
         """Wait until every operation that was called has ended and its truth is written."""
         self.do("drain")
-        deadline = time.monotonic() + DEADLINE
-        while any(call.result == 0 and not call.ends for call in self.calls()):
-            assert time.monotonic() < deadline, "operations of the double did not end"
-            time.sleep(0.01)
+        until(
+            lambda: not any(call.result == 0 and not call.ends for call in self.calls()),
+            what="the ends of the double's operations",
+        )
 
     def events(self) -> list[dict[str, Any]]:
         """All lines of all ranks, with ``pid``."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 from doubles.doubles import Call, DoubleJob
+from waiting import until
 
 from probing.api.errors import NotFound
 from probing.daemon.bpf.session import Session
@@ -24,7 +25,6 @@ from probing.daemon.source import Identity, Loss
 __all__ = ("OBJECTS", "Watching", "expected", "plain", "until")
 
 OBJECTS = ("gloo", "nccl", "cuda")
-DEADLINE = 60.0
 # ncclFunc_t, and which of its values NCCL names a root or a peer for, or a reduction.
 _OPS = {0: "broadcast", 1: "reduce", 2: "all_gather", 3: "reduce_scatter", 4: "all_reduce", 6: "send", 7: "recv"}
 _OPS |= {8: "all_to_all", 9: "scatter", 10: "gather"}
@@ -131,7 +131,7 @@ class Watching:
             self.drain()
             return len(self.rows) >= count
 
-        until(enough, lambda: f"{len(self.rows)} of {count} rows: {self.session.counters()}")
+        until(enough, what=lambda: f"{len(self.rows)} of {count} rows: {self.session.counters()}")
         self.drain()
         return self.rows
 
@@ -156,13 +156,6 @@ def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def until(condition: Callable[[], object], otherwise: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"what was waited for did not come: {otherwise()}"
-        time.sleep(0.01)
 
 
 def expected(call: Call) -> dict[str, Any]:

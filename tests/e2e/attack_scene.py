@@ -12,7 +12,8 @@ from pathlib import Path
 
 import grpc
 from double_jobs import Job, check
-from e2e_support import Daemon, wait_for
+from e2e_support import Daemon
+from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
@@ -44,7 +45,7 @@ class Scene:
     def last(self) -> None:
         """Go on for a while: in so many rounds of what the job does an attack has its effect."""
         target = self._rounds + ROUNDS
-        wait_for("the job to go on", lambda: self._rounds >= target, 300)
+        until(lambda: self._rounds >= target, 300, what="the job to go on")
 
     def end(self) -> None:
         self._ended.set()

@@ -8,7 +8,8 @@ from typing import Any
 
 from doubles.doubles import Call, DoubleJob, Doubles
 from doubles.watching import expected
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 SIZE = 3
 # Columns that the arguments of a call say, but those that name the process.
@@ -32,11 +33,11 @@ class Job:
         return daemon.rows(f"SELECT {columns} FROM comm.ops WHERE job = '{self.name}' AND {where} {order}")
 
     def wait_for_operations(self, daemon: Daemon, count: int, where: str = "true") -> list[Row]:
-        return list(
-            wait_for(
-                f"{count} operations", lambda: (len(rows := self.operations(daemon, where)) >= count and rows) or None
-            )
-        )
+        def enough() -> list[Row]:
+            rows = self.operations(daemon, where)
+            return rows if len(rows) >= count else []
+
+        return until(enough, what=f"{count} operations")
 
 
 def ready(daemon: Daemon, job: Job) -> None:
@@ -50,7 +51,7 @@ def ready(daemon: Daemon, job: Job) -> None:
         where = "count = 1 AND state = 'done'"
         return {row["rank"] for row in job.operations(daemon, where)} == set(range(SIZE))
 
-    wait_for("operations of every rank", seen)
+    until(seen, what="operations of every rank")
     job.ranks.do("init world config")
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,6 @@ EXAMPLE = ROOT / "examples" / "train_ddp.py"
 JOBS = ROOT / "tests" / "jobs"
 BIN = Path(sys.executable).parent
 PATIENCE = 60.0
-
-
-def wait_for(what: str, check: Callable[[], Any], timeout: float = PATIENCE) -> Any:
-    """The first true value of ``check``; the test fails when ``timeout`` seconds pass without one."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = check()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout:.0f} s in vain for {what}")
-        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -17,8 +17,9 @@ import pytest
 from attack_scene import LONG, MEMBER, STRANGER, as_user, attacker, beside, under_way
 from double_jobs import Job, ready
 from doubles.doubles import Doubles
-from e2e_support import BIN, JOBS, Daemon, free_port, remove, wait_for
+from e2e_support import BIN, JOBS, Daemon, free_port, remove
 from elftools.elf.elffile import ELFFile
+from waiting import until
 
 ENDLESS = "SELECT a.range, b.range AS r FROM range(1000000) a, range(1000000) b"
 SLOW = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
@@ -166,7 +167,7 @@ def test_targets_that_block_their_reader(attacked: Daemon, job: Job, tmp_path: P
             process = subprocess.Popen([*command, flag], env={**os.environ, **ranks, "RANK": str(rank)})
             stack.callback(process.wait)
             stack.callback(process.kill)
-            wait_for("a target that blocks", flag.exists)
+            until(flag.exists, what="a target that blocks")
         scene.last()
         attacked.ctl("stacks", check=None)
 

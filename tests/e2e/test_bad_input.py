@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, Daemon, wait_for
+from e2e_support import BIN, Daemon
+from waiting import until
 
 MakeDaemon = Callable[..., Daemon]
 
@@ -72,15 +73,15 @@ def test_state_directory_full(make_daemon: MakeDaemon, run_job: Callable[..., An
         daemon.start()
         env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29998"}
         job = run_job(sys.executable, "-c", "input()", env=env, stdin=subprocess.PIPE)
-        status = wait_for(
-            "the lack of space to be told", lambda: (s := daemon.json("status"))["state"] == "degraded" and s
+        status = until(
+            lambda: (s := daemon.json("status"))["state"] == "degraded" and s, what="the lack of space to be told"
         )
         assert "full" in status["reason"] or "No space" in status["reason"]
         filler.unlink()
-        wait_for("the daemon to heal", lambda: daemon.json("status")["state"] == "running")
+        until(lambda: daemon.json("status")["state"] == "running", what="the daemon to heal")
         # What happened while nothing could be written is there.
         started = f"SELECT pid FROM process.events WHERE event = 'start' AND pid = {job.pid}"
-        wait_for("the start of the process", lambda: daemon.query(started))
+        until(lambda: daemon.query(started), what="the start of the process")
     finally:
         daemon.stop()
         subprocess.run(["umount", str(daemon.state)], check=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import EXAMPLE, Daemon, free_port, wait_for
+from e2e_support import EXAMPLE, Daemon, free_port
+from waiting import until
 
 Launch = Callable[..., Any]
 
@@ -24,7 +25,7 @@ def job(daemon: Daemon, torchrun: Launch) -> str:
     def trains() -> bool:
         return daemon.ctl("stacks", "--job", name, check=None).stdout.count("train (") == 2
 
-    wait_for("both ranks in train()", trains)
+    until(trains, what="both ranks in train()")
     return name
 
 
@@ -42,7 +43,7 @@ def test_variables_are_read_once_and_watched(daemon: Daemon, job: str) -> None:
         # Before the first step there is no such variable, and the answer says so.
         return {(v["rank"], v["name"]): v for v in values} if all(v["value"] for v in values) else None
 
-    found = wait_for("the first step", read)
+    found = until(read, what="the first step")
     assert {(0, "step"), (1, "step"), (0, "arguments.steps"), (1, "arguments.steps")} == set(found)
     assert (found[0, "arguments.steps"]["value"], found[0, "step"]["type"]) == ("1000000", "int")
     daemon.ctl("vars", "--job", job, "step", "--watch", "--interval", "200ms")
@@ -53,7 +54,7 @@ def test_variables_are_read_once_and_watched(daemon: Daemon, job: str) -> None:
         assert numbers == sorted(numbers)
         return len(set(numbers)) >= 3
 
-    wait_for("three values of step", rising)
+    until(rising, what="three values of step")
     daemon.ctl("vars", "--job", job, "--unwatch")
     assert [s["job"] for s in daemon.json("config", "variables.watch")] == [None]
 

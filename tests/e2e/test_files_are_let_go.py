@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from doubles.doubles import Doubles, build
-from e2e_support import Daemon, wait_for
+from e2e_support import Daemon
+from waiting import until
 
 # What maps the libraries, in their order, and stays until its input ends.
 USER = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]; print('mapped', flush=True); sys.stdin.read()"
@@ -68,12 +69,12 @@ def unmounted(disk: Path) -> bool:
 
 def test_after_the_last_process(daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User]) -> None:
     first, second = use(*copied(doubles, disk)), use(*copied(doubles, disk, 1))
-    wait_for("probes on both copies", lambda: probed(daemon, disk) == 4)
+    until(lambda: probed(daemon, disk) == 4, what="probes on both copies")
     for user in (first, second):
         assert not unmounted(disk)
         user.kill()
         user.wait()
-    wait_for("the file system to be free", lambda: unmounted(disk))
+    until(lambda: unmounted(disk), what="the file system to be free")
     assert daemon.json("status")["state"] == "running"
 
 
@@ -88,19 +89,19 @@ def test_a_child_that_was_forked_keeps_the_probes(
     assert parent.stdout is not None
     child = max(int(parent.stdout.readline()) for _ in range(2))
     try:
-        wait_for("probes", lambda: probed(daemon, disk) == 1)
+        until(lambda: probed(daemon, disk) == 1, what="probes")
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         # One that was used later is let go: all processes were looked at since.
         later = use(copied(doubles, disk, 1)[0])
-        wait_for("probes on the later copy", lambda: probed(daemon, disk / "1") == 1)
+        until(lambda: probed(daemon, disk / "1") == 1, what="probes on the later copy")
         later.kill()
         later.wait()
-        wait_for("the later copy to be let go", lambda: probed(daemon, disk / "1") == 0)
+        until(lambda: probed(daemon, disk / "1") == 0, what="the later copy to be let go")
         assert probed(daemon, disk / "0") == 1
     finally:
         os.kill(child, signal.SIGKILL)
-    wait_for("the file system to be free", lambda: unmounted(disk))
+    until(lambda: unmounted(disk), what="the file system to be free")
 
 
 def test_after_a_restart(
@@ -108,13 +109,13 @@ def test_after_a_restart(
 ) -> None:
     daemon = make_daemon().start()
     ended, stays = use(*copied(doubles, disk)), use(doubles.cudart, doubles.nccl)
-    wait_for("probes", lambda: probed(daemon, disk) == 2 == probed(daemon, doubles.folder))
+    until(lambda: probed(daemon, disk) == 2 == probed(daemon, doubles.folder), what="probes")
     # The pins stay, as with `probingd restart`.
     daemon.stop(signal.SIGUSR1)
     ended.kill()
     ended.wait()
     assert not unmounted(disk)
     daemon.start()
-    wait_for("the file system to be free", lambda: unmounted(disk))
+    until(lambda: unmounted(disk), what="the file system to be free")
     assert probed(daemon, doubles.folder) == 2
     assert stays.poll() is None

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 # One rank; it writes its dump where nobody else may read, as ProcessGroupNCCL does, and then waits, or aborts.
 JOB = """
@@ -41,7 +42,7 @@ def test_dumps_of_jobs_that_wait_and_that_abort_become_rows(
 ) -> None:
     for then in ("wait", "abort"):
         job, port = job_of(run_job, tmp_path / then, then)
-        rows = wait_for(f"the dump of a job that will {then}", lambda pid=job.pid: daemon.query(ROWS.format(pid)))
+        rows = until(lambda pid=job.pid: daemon.query(ROWS.format(pid)), what=f"the dump of a job that will {then}")
         assert rows == [
             {"job": f"n1/127.0.0.1:{port}", "pid": job.pid, "rank": 0, "world_size": 1,
              "profiling_name": "gloo:all_reduce", "input_sizes": "[[7]]", "top_frame": rows[0]["top_frame"]}

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, family, free_port, remove, wait_for
+from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, family, free_port, remove
+from waiting import until
 
 # Elements of the example's parameters, all of whose gradients are summed once a step: three layers with their biases.
 PARAMETERS = (64 * 128 + 128) + (128 * 128 + 128) + (128 * 8 + 8)
@@ -78,7 +79,7 @@ class Founding:
     def rows_of(self, table: str, where: str = "true", what: str = "rank", least: int = 1) -> list[dict[str, Any]]:
         """``what`` of rows of our job, which need not be the only one here, as soon as there are ``least``."""
         sql = f"SELECT {what} FROM (SELECT * FROM {table} WHERE job = '{self.job}') AS own WHERE {where}"
-        found = wait_for(f"rows of {table}", lambda: (rows := self.daemon.rows(sql)) and len(rows) >= least and rows)
+        found = until(lambda: (rows := self.daemon.rows(sql)) and len(rows) >= least and rows, what=f"rows of {table}")
         assert isinstance(found, list)
         return found
 
@@ -219,9 +220,9 @@ def test_8_deadlock(founding: Founding) -> None:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         founding.run(sys.executable, "-c", HANGS, env=env)
     waits = f"SELECT DISTINCT rank FROM python.backtrace WHERE job LIKE '%:{port}' AND func LIKE '%allreduce%'"
-    assert wait_for("who waits", lambda: founding.daemon.rows(waits)) == [{"rank": 0}]
+    assert until(lambda: founding.daemon.rows(waits), what="who waits") == [{"rank": 0}]
     sql = "SELECT func, file, lineno FROM python.backtrace WHERE func LIKE '%collective%' OR func LIKE '%allreduce%'"
-    rows = wait_for("the native frame", lambda: [r for r in founding.ctl_rows("query", sql) if "c10d::" in r["func"]])
+    rows = until(lambda: [r for r in founding.ctl_rows("query", sql) if "c10d::" in r["func"]], what="the native frame")
     assert all(row["file"].startswith("/") and row["lineno"] is None for row in rows), rows
 
 

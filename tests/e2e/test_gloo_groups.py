@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port
+from waiting import until
 
 STEPS = 20
 # DESC_BYTES of collectives.bpf.h
@@ -61,7 +62,7 @@ class Grid:
 def grid(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Grid:
     made = Grid(run_job, sys.executable, tmp_path)
     trained = [rank.pid for rank in made.ranks]
-    wait_for("four trainers", lambda: {p["pid"] for p in daemon.json("ps") if p["role"] == "trainer"} >= set(trained))
+    until(lambda: {p["pid"] for p in daemon.json("ps") if p["role"] == "trainer"} >= set(trained), what="four trainers")
     return made
 
 
@@ -73,7 +74,7 @@ def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
     grid.steps(STEPS)
     total = sum(calls * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
     sql = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{grid.job}'"
-    wait_for("all operations", lambda: daemon.query(sql) == [{"n": total}])
+    until(lambda: daemon.query(sql) == [{"n": total}], what="all operations")
     found = communicators(daemon, grid)
     assert set(found) == set(GROUPS)
     assert len({own["comm"] for own in found.values()}) == 5
@@ -101,7 +102,7 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
         return {ranks: own["inflight"] for ranks, own in communicators(daemon, grid).items() if own["inflight"]}
 
     # 0 and 1 get through their row; 2 waits for 3 in its own, 0 for 2 and 1 for 3 in their columns.
-    wait_for("three ranks that wait", lambda: set(waiting()) == {(2, 3), (0, 2), (1, 3)})
+    until(lambda: set(waiting()) == {(2, 3), (0, 2), (1, 3)}, what="three ranks that wait")
     assert {ranks: [row["rank"] for row in rows] for ranks, rows in waiting().items()} == {
         (2, 3): [2], (0, 2): [0], (1, 3): [1],
     }  # fmt: skip
@@ -109,18 +110,18 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     assert "ranks 2; not in it: 3" in text
     grid.tell([3], "steps 1")
     grid.hear("done")
-    wait_for("the end of all waits", lambda: not waiting())
+    until(lambda: not waiting(), what="the end of all waits")
 
 
 def test_a_rank_that_dies_fails_the_operations_of_others(daemon: Daemon, grid: Grid) -> None:
     grid.steps(2)
     grid.tell([0, 1, 2], "steps 1")
-    wait_for("ranks that wait", lambda: any(own["inflight"] for own in communicators(daemon, grid).values()))
+    until(lambda: any(own["inflight"] for own in communicators(daemon, grid).values()), what="ranks that wait")
     grid.ranks[3].kill()
 
     def failed() -> list[dict[str, Any]]:
         return [row for own in communicators(daemon, grid).values() for row in own["failed"]]
 
-    wait_for("failures on ranks 1 and 2", lambda: {row["rank"] for row in failed()} >= {1, 2})
+    until(lambda: {row["rank"] for row in failed()} >= {1, 2}, what="failures on ranks 1 and 2")
     assert all(row["error"] and row["op"] == "all_reduce" for row in failed())
     assert "FAILED all_reduce seq" in daemon.ctl("nccl", "--job", grid.job).stdout

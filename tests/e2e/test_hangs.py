@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from double_jobs import Job, check, ready
-from e2e_support import Daemon, family, remove, wait_for
+from e2e_support import Daemon, family, remove
+from waiting import until
 
 HANG_S = "3"
 PLANTING = str(Path(__file__).with_name("deadlocking.py"))
@@ -45,8 +46,8 @@ def test_a_stopped_process_is_replaced(
     (pid,) = daemon.children()[MODULES[kind]]
     os.kill(pid, signal.SIGSTOP)
     job.ranks.do("do 10 all_reduce 5 7")
-    wait_for("another in its place", lambda: daemon.children().get(MODULES[kind], [pid]) != [pid])
-    wait_for("stacks and a reason", lambda: shown(daemon, kind))
+    until(lambda: daemon.children().get(MODULES[kind], [pid]) != [pid], what="another in its place")
+    until(lambda: shown(daemon, kind), what="stacks and a reason")
     finish(daemon, job)
 
 
@@ -80,8 +81,8 @@ def test_a_deadlocked_process_is_replaced(base: Path, start_job: Callable[[], Jo
         pid = daemon.child(kind)
         daemon.plant(kind)
         job.ranks.do("do 10 all_reduce 5 7")
-        wait_for("another in its place", lambda: daemon.child(kind) not in (None, pid))
-        wait_for("stacks and a reason", lambda: shown(daemon, kind))
+        until(lambda: daemon.child(kind) not in (None, pid), what="another in its place")
+        until(lambda: shown(daemon, kind), what="stacks and a reason")
         assert "in _deadlock" in daemon.log.read_text()
         finish(daemon, job)
     finally:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from doubles.doubles import Doubles, build
-from e2e_support import Daemon, wait_for
+from e2e_support import Daemon
 from hostile import elf_files, mapping, silent_fuse
+from waiting import until
 
 Attack = Callable[..., subprocess.Popen[Any]]
 
@@ -64,12 +65,12 @@ def test_a_start_beside_hostile_files(
     attack([elf_files.many_names(open_tmp_path / "libcudart.so.12")], how="loop")
     victim = attack([copied(doubles, open_tmp_path / "first")], user=None)
     daemon = make_daemon().start()
-    wait_for("the victim's library", lambda: f"{open_tmp_path}/first/" in source(daemon, "collectives")["detail"])
+    until(lambda: f"{open_tmp_path}/first/" in source(daemon, "collectives")["detail"], what="the victim's library")
     later = attack([copied(doubles, open_tmp_path / "later")], user=None)
-    wait_for("a later library", lambda: f"{open_tmp_path}/later/" in source(daemon, "collectives")["detail"])
+    until(lambda: f"{open_tmp_path}/later/" in source(daemon, "collectives")["detail"], what="a later library")
     assert later.poll() is None
     assert victim.poll() is None
-    wait_for("the refusals as rows", lambda: losses(daemon, f"pid = {names.pid}"))
+    until(lambda: losses(daemon, f"pid = {names.pid}"), what="the refusals as rows")
     status = daemon.ctl("-f", "json", "status").stdout
     assert "cannot be probed" in status
     assert len(status) < 20_000
@@ -87,11 +88,11 @@ def test_a_library_on_a_file_system_that_does_not_answer(
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
         hostile = attack([silent / "libnccl.so.2"])
-        wait_for("the refusal", lambda: "FUSE" in (source(daemon, "collectives")["reason"] or ""))
-        (row,) = wait_for("its row", lambda: losses(daemon, f"pid = {hostile.pid}"))
+        until(lambda: "FUSE" in (source(daemon, "collectives")["reason"] or ""), what="the refusal")
+        (row,) = until(lambda: losses(daemon, f"pid = {hostile.pid}"), what="its row")
         assert "FUSE" in row["reason"]
         attack([copied(doubles, open_tmp_path / "other")], user=None)
-        wait_for("another library", lambda: f"{open_tmp_path}/other/" in source(daemon, "collectives")["detail"])
+        until(lambda: f"{open_tmp_path}/other/" in source(daemon, "collectives")["detail"], what="another library")
     finally:
         os.kill(server.pid, signal.SIGKILL)
         server.wait()

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 # It imports torch so that it is taken for a trainer, and writes what stdin says to stderr.
 JOB = """
@@ -54,19 +55,19 @@ def test_lines_are_collected_for_the_job_that_asks(
     def known() -> set[str]:
         return {row["job"] for row in daemon.json("ps") if row["role"] == "trainer"}
 
-    wait_for("two trainers", lambda: {one.job, other.job} <= known())
+    until(lambda: {one.job, other.job} <= known(), what="two trainers")
     one.write("NCCL WARN before anybody asked")
     daemon.ctl("config", "logs.enabled=true", "--job", one.job)
-    wait_for("one to be watched", lambda: watched() == "1 processes")
+    until(lambda: watched() == "1 processes", what="one to be watched")
     one.write("node:1:2 [0] NCCL WARN socket gone, token=hunter2")
     one.write("nothing of interest")
     other.write("NCCL WARN of another job")
-    found = wait_for("the line", lambda: daemon.json("logs", "--job", one.job))
+    found = until(lambda: daemon.json("logs", "--job", one.job), what="the line")
     assert [(row["rank"], row["stream"], row["kind"], row["line"]) for row in found] == [
         (0, "stderr", "NCCL WARN", "node:1:2 [0] NCCL WARN socket gone, token=***")
     ]
     assert daemon.json("logs", "--job", other.job) == []
     daemon.ctl("config", "logs.enabled", "--job", one.job, "--reset")
-    wait_for("nobody to be watched", lambda: watched() == "0 processes")
+    until(lambda: watched() == "0 processes", what="nobody to be watched")
     one.write("NCCL WARN after that")
     assert daemon.query("SELECT count(*) AS n FROM process.logs") == [{"n": 1}]

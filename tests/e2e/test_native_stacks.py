@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 Launch = Callable[..., Any]
 JOB = """
@@ -34,14 +35,14 @@ def test_a_hung_rank_is_found_in_sql(daemon: Daemon, run_job: Launch, tmp_path: 
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ranks.append(run_job(sys.executable, script, flag, env=env))
-    wait_for("the ranks to have met", lambda: all(flag.exists() for flag in flags))
+    until(lambda: all(flag.exists() for flag in flags), what="the ranks to have met")
     job = f"n1/127.0.0.1:{port}"
-    wait_for("the ranks to be known", lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2)
+    until(lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2, what="the ranks to be known")
     sql = f"SELECT DISTINCT rank, frame_type FROM python.backtrace WHERE job = '{job}' AND func LIKE '%allreduce%'"
-    found = wait_for("a native frame of the collective", lambda: daemon.query(sql))
+    found = until(lambda: daemon.query(sql), what="a native frame of the collective")
     assert found == [{"rank": 0, "frame_type": "Native"}]
     # The thread that called it waits in C++ inside its Python: one stack, the script's frames outside.
-    caller = wait_for("the calling thread to wait", lambda: waiting(daemon, ranks[0].pid))
+    caller = until(lambda: waiting(daemon, ranks[0].pid), what="the calling thread to wait")
     kinds = [f["frame_type"] for f in caller["frames"]]
     first_python = kinds.index("Python")
     assert any("c10d::" in f["func"] for f in caller["frames"][:first_python])

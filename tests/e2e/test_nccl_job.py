@@ -12,7 +12,8 @@ from typing import Any
 
 from double_jobs import SIZE, Job, Row, check, is_replaced, ready
 from doubles.doubles import Doubles
-from e2e_support import JOBS, Daemon, wait_for
+from e2e_support import JOBS, Daemon
+from waiting import until
 
 
 def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callable[[], Job]) -> None:
@@ -52,7 +53,7 @@ def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> N
         found = daemon.json("nccl", "--job", job.name)
         return [row for comm in found for row in comm["inflight"] if row["op"] == "all_gather"]
 
-    rows = wait_for("operations in flight", lambda: len(rows := waiting()) == 2 and rows)
+    rows = until(lambda: len(rows := waiting()) == 2 and rows, what="operations in flight")
     assert [(row["rank"], row["seq"], row["state"]) for row in rows] == [(0, 2, "launched"), (1, 2, "launched")]
     assert all(row["age_ns"] > 0 for row in rows)
     text = daemon.ctl("nccl", "--job", job.name).stdout
@@ -60,7 +61,7 @@ def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> N
     # The third rank comes, and nobody waits any longer.
     job.ranks.do("do 1 all_gather 7 7", [2])
     job.ranks.finish()
-    wait_for("no operation in flight", lambda: not waiting())
+    until(lambda: not waiting(), what="no operation in flight")
     assert {row["state"] for row in job.wait_for_operations(daemon, SIZE, "op = 'all_gather'")} == {"done"}
 
 
@@ -70,9 +71,9 @@ def test_an_abort_ends_what_was_open(daemon: Daemon, start_job: Callable[[], Job
     job.ranks.do("do 2 all_reduce 5 7")
     job.ranks.do("drain")
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
-    wait_for(
-        "operations in flight",
+    until(
         lambda: len(daemon.query(f"SELECT pid FROM comm.inflight WHERE job = '{job.name}' AND op = 'all_gather'")) == 2,
+        what="operations in flight",
     )
     job.ranks.do("abort world", [0, 1])
     rows = job.wait_for_operations(daemon, 2, "op = 'all_gather'")
@@ -85,9 +86,9 @@ def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: 
     ready(daemon, job)
     for _ in range(3):
         job.ranks.do("do 10 all_reduce 5 7", [0, 1])
-        (pid,) = wait_for("the collector", lambda: daemon.children().get("probing.daemon.collector"))
+        (pid,) = until(lambda: daemon.children().get("probing.daemon.collector"), what="the collector")
         os.kill(pid, signal.SIGKILL)
-        wait_for("the next collector", lambda pid=pid: is_replaced(daemon, pid))
+        until(lambda pid=pid: is_replaced(daemon, pid), what="the next collector")
         job.ranks.do("do 10 all_reduce 5 7", [2])
     job.ranks.finish()
     world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
@@ -110,7 +111,8 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     assert parent.stdin is not None
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    (known,) = wait_for("the parent", lambda: daemon.query(f"SELECT job FROM process.processes WHERE pid={parent.pid}"))
+    sql = f"SELECT job FROM process.processes WHERE pid={parent.pid}"
+    (known,) = until(lambda: daemon.query(sql), what="the parent")
     # WHEN it forks 23 of them, while a job goes on
     parent.stdin.write("23\n")
     parent.stdin.flush()
@@ -124,7 +126,7 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     assert done.stderr == ""
     # AND each child has its row, in the job of its parent, and nothing stays in flight
     sql = f"SELECT pid, job, rank, count FROM comm.ops WHERE pid IN ({', '.join(map(str, children))}) ORDER BY pid"
-    rows = wait_for("rows of all children", lambda: len(found := daemon.query(sql)) == 23 and found)
+    rows = until(lambda: len(found := daemon.query(sql)) == 23 and found, what="rows of all children")
     assert rows == [{"pid": pid, "job": known["job"], "rank": None, "count": 23} for pid in sorted(children)]
     assert daemon.query(f"SELECT pid FROM comm.inflight WHERE pid IN ({', '.join(map(str, children))})") == []
     assert daemon.query("SELECT count FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'ring'") == []

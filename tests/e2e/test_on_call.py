@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from cgroup_support import memory_group
-from e2e_support import JOBS, Daemon, wait_for
+from e2e_support import JOBS, Daemon
+from waiting import until
 
 STEPS = 13
 
@@ -27,9 +28,9 @@ def test_who_died_first_and_how(
     daemon: Daemon, ranks: Callable[..., Any], how: str, signal: int | None, code: int | None, words: str
 ) -> None:
     ranks(how).wait()
-    job = wait_for("the end of the launcher", lambda: [
+    job = until(lambda: [
         row["job"] for row in daemon.json("events") if (row["event"], row["role"]) == ("exit", "launcher")
-    ])[0]  # fmt: skip
+    ], what="the end of the launcher")[0]  # fmt: skip
     exits = [row for row in daemon.json("events", "--job", job) if row["event"] == "exit"]
     assert {(row["rank"], row["role"]) for row in exits} == {(0, "trainer"), (1, "trainer"), (None, "launcher")}
     assert all(row["signal"] is not None or row["exit_code"] is not None for row in exits)
@@ -45,12 +46,12 @@ def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[...,
     with memory_group(daemon.instance, 50 << 20) as group:
         ranks(group).wait()
         said = "killed by SIGKILL (OOM), first to fail"
-        wait_for("the end of rank 1", lambda: [r for r in daemon.json("ps", "--ended") if r["how"] == said])
+        until(lambda: [r for r in daemon.json("ps", "--ended") if r["how"] == said], what="the end of rank 1")
         (row,) = [row for row in daemon.json("ps", "--ended") if row["first"]]
         assert (row["rank"], row["signal"], row["oom"]) == (1, 9, True)
         kinds = [row["event"] for row in daemon.json("events") if row["rank"] == 1]
         assert kinds == ["start", "oom_kill", "exit"]
-        wait_for("an empty group", lambda: not (group / "cgroup.procs").read_text())
+        until(lambda: not (group / "cgroup.procs").read_text(), what="an empty group")
 
 
 def test_a_hang_from_before_the_daemon_is_named(
@@ -58,14 +59,14 @@ def test_a_hang_from_before_the_daemon_is_named(
 ) -> None:
     ranks("sleep")
     log = tmp_path / "torchrun.log"
-    wait_for("both ranks at the hang", lambda: log.read_text().count("waits") == 2)
+    until(lambda: log.read_text().count("waits") == 2, what="both ranks at the hang")
     daemon = make_daemon().start()
 
     def found() -> dict[int, dict[str, Any]]:
         rows = {row["rank"]: row for own in daemon.json("nccl") for row in own["silent"]}
         return rows if len(rows) == 2 else {}
 
-    rows = wait_for("both ranks", found)
+    rows = until(found, what="both ranks")
     assert (rows[0]["waits_in"], rows[0]["began_unseen"]) == ("gloo::allreduce", True)
     assert (rows[1]["waits_in"], rows[1]["python"].split()[0]) == (None, "main")
     assert rows[0]["unseen_why"] == rows[1]["unseen_why"] == "the process had the library before it was probed"
@@ -77,7 +78,7 @@ def test_a_hang_from_before_the_daemon_is_named(
 
 def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any]) -> None:
     ranks("kill").wait()
-    first = wait_for("who failed first", lambda: [own["first_failure"] for own in daemon.json("nccl")])[0]
+    first = until(lambda: [own["first_failure"] for own in daemon.json("nccl")], what="who failed first")[0]
     assert (first["rank"], first["signal"]) == (1, 9)
     for command in (["nccl"], ["top", "--once"]):
         shown = daemon.ctl(*command).stdout
@@ -93,4 +94,4 @@ def test_a_pause_says_since_when_and_by_what(daemon: Daemon) -> None:
     assert not daemon.ctl("ps").stdout.startswith("PAUSED")
     switch = Path(f"{daemon.socket}.d") / "pause"
     switch.touch()
-    wait_for("the pause", lambda: f"by the file {switch}" in daemon.ctl("top", "--once").stdout)
+    until(lambda: f"by the file {switch}" in daemon.ctl("top", "--once").stdout, what="the pause")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port
+from waiting import until
 
 FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
 Key = tuple[Any, ...]
@@ -91,7 +92,7 @@ def seen(daemon: Daemon, job: DirectJob, condition: str = "true") -> list[dict[s
 
 def assert_equal(daemon: Daemon, job: DirectJob, calls: list[dict[str, Any]]) -> None:
     expected = keys(calls)
-    wait_for("as many operations as the job made", lambda: len(seen(daemon, job)) >= len(calls))
+    until(lambda: len(seen(daemon, job)) >= len(calls), what="as many operations as the job made")
     found = keys(seen(daemon, job))
     assert found - expected == Counter()
     assert expected - found == Counter()
@@ -177,15 +178,15 @@ def test_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) ->
     for _ in range(KILLS):
         # A kill comes at a random point of the load, counted in calls of the job.
         goal = written + chooser.randrange(50, 500)
-        wait_for("calls of the job", lambda goal=goal: job.written() > goal)
-        (pid,) = wait_for("the collector", lambda: daemon.children().get("probing.daemon.collector"))
+        until(lambda goal=goal: job.written() > goal, what="calls of the job")
+        (pid,) = until(lambda: daemon.children().get("probing.daemon.collector"), what="the collector")
         os.kill(pid, signal.SIGKILL)
-        wait_for("the next collector", lambda pid=pid: is_replaced(daemon, pid))
+        until(lambda pid=pid: is_replaced(daemon, pid), what="the next collector")
         written = job.written()
         # All that was called by now is there once, when it is done. What earlier rounds saw is not looked at again.
         calls = [c for c in job.calls() if c["seq"] > verified]
         expected, condition = keys(calls), f"seq > {verified}"
-        wait_for("what was in flight", lambda e=expected, c=condition: not e - keys(seen(daemon, job, c)))
+        until(lambda e=expected, c=condition: not e - keys(seen(daemon, job, c)), what="what was in flight")
         assert max(keys(seen(daemon, job, condition)).values()) == 1
         verified = min(max(c["seq"] for c in calls if (c["rank"], c["comm"]) == key) for key in places(calls))
     # Any line ends the stream, and is then a command of its own that does nothing.
@@ -209,16 +210,16 @@ def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path
     job.expect(b"ready")
     job.do("rounds 1")
     job.do("stall")
-    (row,) = wait_for(
-        "the stalled call",
+    (row,) = until(
         lambda: daemon.query(f"SELECT rank, op, state, age_ns, seq FROM comm.inflight WHERE job = '{job.job}'"),
+        what="the stalled call",
     )
     assert (row["rank"], row["op"], row["state"]) == (0, "all_reduce", "started")
     assert row["age_ns"] > 0
     assert row["seq"] == json.loads(job.lists[0].read_text().splitlines()[-1])["seq"]
     job.ranks[0].kill()
     abandoned = f"SELECT rank, op FROM comm.ops WHERE job = '{job.job}' AND state = 'abandoned'"
-    assert wait_for("the end of the call", lambda: daemon.query(abandoned)) == [{"rank": 0, "op": "all_reduce"}]
+    assert until(lambda: daemon.query(abandoned), what="the end of the call") == [{"rank": 0, "op": "all_reduce"}]
 
 
 def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:

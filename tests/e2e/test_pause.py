@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 
 def operations(daemon: Daemon, port: int) -> int:
@@ -20,14 +21,14 @@ def operations(daemon: Daemon, port: int) -> int:
 
 def grows(daemon: Daemon, port: int) -> bool:
     before = operations(daemon, port)
-    wait_for("more operations", lambda: operations(daemon, port) > before)
+    until(lambda: operations(daemon, port) > before, what="more operations")
     return True
 
 
 def test_pause_and_resume(daemon: Daemon, torchrun: Callable[..., Any], tmp_path: Path) -> None:
     port = free_port()
     torchrun("--steps", "1000000", "--delay-ms", "2", "--report-every", "10", port=port)
-    wait_for("operations", lambda: operations(daemon, port))
+    until(lambda: operations(daemon, port), what="operations")
     log = tmp_path / "torchrun.log"
 
     def steps() -> int:
@@ -36,7 +37,7 @@ def test_pause_and_resume(daemon: Daemon, torchrun: Callable[..., Any], tmp_path
     def stands_still() -> bool:
         """No operation is seen while the job makes some hundred of them."""
         count, begin = operations(daemon, port), steps()
-        wait_for("the job to go on", lambda: steps() >= begin + 5)
+        until(lambda: steps() >= begin + 5, what="the job to go on")
         return operations(daemon, port) == count
 
     daemon.ctl("pause")
@@ -45,18 +46,18 @@ def test_pause_and_resume(daemon: Daemon, torchrun: Callable[..., Any], tmp_path
     # A restart of the collector keeps it.
     (pid,) = daemon.children()["probing.daemon.collector"]
     os.kill(pid, signal.SIGKILL)
-    wait_for("the next collector", lambda: daemon.children().get("probing.daemon.collector", [pid]) != [pid])
-    wait_for("its answer", lambda: daemon.ctl("-f", "json", "status", check=None).stdout.find('"paused"') > 0)
+    until(lambda: daemon.children().get("probing.daemon.collector", [pid]) != [pid], what="the next collector")
+    until(lambda: daemon.ctl("-f", "json", "status", check=None).stdout.find('"paused"') > 0, what="its answer")
     assert stands_still()
     daemon.ctl("pause", "--resume")
     assert grows(daemon, port)
     gap = "SELECT 1 AS one FROM probing.losses WHERE reason = 'all probes were paused' AND table_name = 'comm.ops'"
-    wait_for("the gap as a row", lambda: daemon.query(gap))
+    until(lambda: daemon.query(gap), what="the gap as a row")
 
     switch = Path(f"{daemon.socket}.d") / "pause"
     switch.touch()
-    wait_for("the pause", lambda: daemon.json("status")["state"] == "paused")
+    until(lambda: daemon.json("status")["state"] == "paused", what="the pause")
     assert stands_still()
     switch.unlink()
-    wait_for("the end of the pause", lambda: daemon.json("status")["state"] == "running")
+    until(lambda: daemon.json("status")["state"] == "running", what="the end of the pause")
     assert grows(daemon, port)

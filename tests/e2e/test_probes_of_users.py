@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import ROOT, Daemon, free_port, wait_for
+from e2e_support import ROOT, Daemon, free_port
+from waiting import until
 
 EXAMPLES = ROOT / "examples" / "probes"
 # It imports torch so that it is taken for a trainer; each line of stdin has a library loaded 23 times.
@@ -54,13 +55,13 @@ def test_a_probe_from_the_file_to_all_nodes(
     assert job.stdout.readline() == "ready\n"
     daemon = make_daemon("n1", f"--probes.user-dir={probes}").start()
     put_down("library_loads", probes)
-    wait_for("the probe", lambda: state_of(daemon, "user:library_loads").get("state") == "running")
-    wait_for("the trainer to be probed", lambda: "in 1 process" in state_of(daemon, "user:library_loads")["detail"])
+    until(lambda: state_of(daemon, "user:library_loads").get("state") == "running", what="the probe")
+    until(lambda: "in 1 process" in state_of(daemon, "user:library_loads")["detail"], what="the trainer to be probed")
     job.stdin.write("go\n")
     job.stdin.flush()
     assert job.stdout.readline() == "done\n"
     wanted = [{"node": "n1", "rank": 3, "n": 23}]
-    wait_for("its rows", lambda: daemon.query(COUNT) == wanted)
+    until(lambda: daemon.query(COUNT) == wanted, what="its rows")
     assert daemon.json("query", COUNT, "--nodes", daemon.target) == wanted
     assert "user.library_loads" in daemon.ctl("tables").stdout
     what = "DISTINCT pid, failed, duration_ns > 0 AS took"
@@ -69,11 +70,11 @@ def test_a_probe_from_the_file_to_all_nodes(
     # What is wrong with a probe is said of that probe, and the others go on.
     (probes / "broken.toml").write_text((EXAMPLES / "library_loads.toml").read_text())
     (probes / "broken.c").write_text("static int dlopen_called(struct pt_regs *ctx) { return nothing; }\n")
-    wait_for("the reason", lambda: "nothing" in state_of(daemon, "user:broken").get("reason", ""))
+    until(lambda: "nothing" in state_of(daemon, "user:broken").get("reason", ""), what="the reason")
     assert state_of(daemon, "user:library_loads")["state"] == "running"
     # Rows outlive the probe and the daemon.
     for path in probes.iterdir():
         path.unlink()
-    wait_for("both to be gone", lambda: not state_of(daemon, "user:library_loads"))
+    until(lambda: not state_of(daemon, "user:library_loads"), what="both to be gone")
     daemon.stop()
     assert daemon.start().query(COUNT) == wanted

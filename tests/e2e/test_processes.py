@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 Launch = Callable[..., Any]
 
@@ -24,19 +25,19 @@ def test_job_first_daemon_second(make_daemon: Callable[..., Daemon], torchrun: L
     # GIVEN a job that trains already
     port = free_port()
     job = torchrun("--steps", "1000000", "--delay-ms", "5", port=port)
-    wait_for("the first step", lambda: "step" in (tmp_path / "torchrun.log").read_text())
+    until(lambda: "step" in (tmp_path / "torchrun.log").read_text(), what="the first step")
     # WHEN the daemon comes second
     daemon = make_daemon().start()
     # THEN ps is complete within 3 s
-    rows = wait_for(
-        "two trainers that use gloo",
+    rows = until(
         lambda: (
             (found := trainers(daemon, port))
             and len(found) == 2
             and all("gloo" in r["backends"] for r in found)
             and found
         ),
-        timeout=3,
+        seconds=3,
+        what="two trainers that use gloo",
     )
     assert sorted(r["rank"] for r in rows) == [0, 1]
     assert sorted(r["local_rank"] for r in rows) == [0, 1]
@@ -56,7 +57,7 @@ def test_equal_jobs_stay_apart(daemon: Daemon, torchrun: Launch) -> None:
     # Two at once, and then one of them again on the same port.
     first, second = free_port(), free_port()
     jobs = [torchrun("--steps", "1000000", "--delay-ms", "20", port=p) for p in (first, second)]
-    rows = wait_for("four trainers", lambda: (found := trainers(daemon, first, second)) and len(found) == 4 and found)
+    rows = until(lambda: (found := trainers(daemon, first, second)) and len(found) == 4 and found, what="four trainers")
     groups = {(r["job"], r["run"]) for r in rows}
     assert len(groups) == 2
     assert all(sorted(r["rank"] for r in rows if (r["job"], r["run"]) == g) == [0, 1] for g in groups)
@@ -65,21 +66,21 @@ def test_equal_jobs_stay_apart(daemon: Daemon, torchrun: Launch) -> None:
         sql = f"SELECT DISTINCT job, run FROM comm.ops WHERE job LIKE '%:{first}'"
         return {(r["job"], r["run"]) for r in daemon.query(sql)}
 
-    wait_for("operations of the first run", runs)
+    until(runs, what="operations of the first run")
     jobs[0].terminate()
     jobs[0].wait()
     torchrun("--steps", "1000000", "--delay-ms", "20", port=first)
-    again = wait_for(
-        "the same job again",
+    again = until(
         lambda: (
             (found := [r for r in trainers(daemon, first) if (r["job"], r["run"]) not in groups])
             and len(found) == 2
             and found
         ),
+        what="the same job again",
     )
     assert len({(r["job"], r["run"]) for r in again}) == 1
 
-    wait_for("operations of both runs", lambda: len(runs()) == 2)
+    until(lambda: len(runs()) == 2, what="operations of both runs")
 
 
 def test_exit_is_an_event(daemon: Daemon, torchrun: Launch) -> None:
@@ -87,13 +88,13 @@ def test_exit_is_an_event(daemon: Daemon, torchrun: Launch) -> None:
     job = torchrun("--steps", "7", port=port)
     assert job.wait(60) == 0
     of_ranks = f"event = 'exit' AND role = 'trainer' AND job = 'n1/127.0.0.1:{port}'"
-    events = wait_for(
-        "both ranks' exits",
+    events = until(
         lambda: (
             (found := daemon.query(f"SELECT rank, exit_code, signal FROM process.events WHERE {of_ranks}"))
             and len(found) == 2
             and found
         ),
+        what="both ranks' exits",
     )
     assert sorted(e["rank"] for e in events) == [0, 1]
     assert {(e["exit_code"], e["signal"]) for e in events} == {(0, None)}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import Daemon, wait_for
+from e2e_support import Daemon
+from waiting import until
 
 CAPABILITIES = {"bpf": 39, "perfmon": 38, "sys_ptrace": 19, "dac_read_search": 2, "syslog": 34}
 NEEDED = {name: 1 << CAPABILITIES[name] for name in ("bpf", "perfmon", "sys_ptrace", "dac_read_search")}
@@ -45,7 +46,7 @@ def pins(daemon: Daemon) -> list[Path]:
 @pytest.mark.usefixtures("daemon")
 def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
     daemon.query("SELECT 1 AS one FROM comm.ops")  # so that an SQL worker runs
-    wait_for("readers", lambda: daemon.children().get("probing.daemon.confined.reader"))
+    until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     children = daemon.children()
     uid, caps = rights(children["probing.daemon.collector"][0])
     assert uid != 0
@@ -71,12 +72,12 @@ def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], torchrun: Calla
     before = bpf_objects()
     daemon = make_daemon().start()
     job = torchrun("--steps", "1000000", "--delay-ms", "20")
-    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert pins(daemon)
     assert daemon.stop() == 0
     assert pins(daemon) == []
     # Links and programs are freed by the kernel a moment after their last reference.
-    wait_for("the kernel to free what was attached", lambda: all(bpf_objects()[k] <= before[k] for k in before))
+    until(lambda: all(bpf_objects()[k] <= before[k] for k in before), what="the kernel to free what was attached")
     assert job.poll() is None
     assert not daemon.socket.exists()
 
@@ -86,7 +87,7 @@ def test_restart_keeps_the_pins_and_every_operation(
 ) -> None:
     daemon = make_daemon().start()
     torchrun("--steps", "1000000", "--delay-ms", "2")
-    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     kept = set(pins(daemon))
     daemon.stop(signal.SIGUSR1)
     assert set(pins(daemon)) == kept
@@ -96,7 +97,7 @@ def test_restart_keeps_the_pins_and_every_operation(
         SELECT max(gap) AS gap FROM (
           SELECT seq - lag(seq) OVER (PARTITION BY job, rank, comm ORDER BY seq) AS gap FROM comm.ops)"""
     first = daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"]
-    wait_for("new operations", lambda: daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first)
+    until(lambda: daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first, what="new operations")
     assert daemon.query(gaps)[0]["gap"] == 1
     assert daemon.query("SELECT count(*) - count(DISTINCT (pid, start_ns, comm, seq)) AS twice FROM comm.ops") == [
         {"twice": 0}
@@ -107,7 +108,7 @@ def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon]
     """The heartbeat is set back by 61 s instead of waiting for a minute: it is all that the programs look at."""
     daemon = make_daemon().start()
     torchrun("--steps", "1000000", "--delay-ms", "2")
-    wait_for("operations", lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"))
+    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert daemon.process is not None
     # The supervisor first, so that nobody starts another collector.
     for pid in (daemon.process.pid, *daemon.children()["probing.daemon.collector"]):
@@ -120,13 +121,13 @@ def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon]
         return sum(cpu["value"]["pushed"] for entry in dump for cpu in entry["formatted"]["values"])
 
     first = pushed()
-    wait_for("programs that still work without a daemon", lambda: pushed() > first)
+    until(lambda: pushed() > first, what="programs that still work without a daemon")
     late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
     value = [f"{byte:#04x}" for byte in late.to_bytes(8, "little") + bytes(8)]
     subprocess.check_call(["bpftool", "map", "update", "pinned", str(control), "key", *["0"] * 4, "value", *value])
     silent = pushed()
     runs = program_runs(daemon)
-    wait_for("programs that are run in vain", lambda: program_runs(daemon) > runs + 23)
+    until(lambda: program_runs(daemon) > runs + 23, what="programs that are run in vain")
     assert pushed() == silent
 
 
@@ -142,7 +143,7 @@ def program_runs(daemon: Daemon) -> int:
 def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
     """Readers and the service have one whatever starts them; their own answers are those of the unit test."""
     daemon.query("SELECT 1 AS one FROM comm.ops")
-    wait_for("readers", lambda: daemon.children().get("probing.daemon.confined.reader"))
+    until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
     for module in ("collector", "reader", "parser", "service.main", "query.worker"):
         assert found[f"probing.daemon.{module}"] == {"2"}, module

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port
+from waiting import until
 
 Launch = Callable[..., Any]
 SCRIPT = JOBS / "known_work.py"
@@ -42,7 +43,7 @@ def start(run_job: Launch, tmp_path: Path, *prefix: str) -> tuple[str, list[Any]
     for rank in range(2):
         flag = tmp_path / f"{port}.{rank}"
         ranks.append(run_job(*prefix, sys.executable, SCRIPT, flag, env=rank_env(rank, port)))
-        wait_for(f"rank {rank} to work", flag.exists)
+        until(flag.exists, what=f"rank {rank} to work")
     return f"n1/127.0.0.1:{port}", ranks
 
 
@@ -65,9 +66,9 @@ WORK = ("spin", "work", "main", "<module>")
 
 def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, ranks = start(run_job, tmp_path)
-    wait_for("samples of both ranks", lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job))
-    resting = wait_for(
-        "the thread that rests", lambda: [s for s in functions(daemon, job, "NOT on_cpu") if "rest" in s[1]]
+    until(lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job), what="samples of both ranks")
+    resting = until(
+        lambda: [s for s in functions(daemon, job, "NOT on_cpu") if "rest" in s[1]], what="the thread that rests"
     )
     assert {s[1][0] for s in resting} == {"rest"}
     source = SCRIPT.read_text().splitlines()
@@ -104,19 +105,19 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Pat
 def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     one, ranks = start(run_job, tmp_path)
     other, _ = start(run_job, tmp_path)
-    wait_for("samples of both jobs", lambda: functions(daemon, one) and functions(daemon, other))
+    until(lambda: functions(daemon, one) and functions(daemon, other), what="samples of both jobs")
     for key in ("sampling.hz=0", "sampling.off_cpu=false"):
         daemon.ctl("config", key, "--job", one)
     # What was on its way is told once the other job has new samples.
     behind = last_ns(daemon, other)
-    wait_for("newer samples of the other job", lambda: last_ns(daemon, other) > behind)
+    until(lambda: last_ns(daemon, other) > behind, what="newer samples of the other job")
     stopped = last_ns(daemon, one)
     behind = last_ns(daemon, other)
-    wait_for("newer samples of the other job", lambda: last_ns(daemon, other) > behind + 2_000_000_000)
+    until(lambda: last_ns(daemon, other) > behind + 2_000_000_000, what="newer samples of the other job")
     assert last_ns(daemon, one) == stopped
     daemon.ctl("config", "sampling.hz=99", "--pid", str(ranks[1].pid), "--for", "10m")
     fast = f"SELECT count(*) AS n FROM python.samples WHERE job = '{one}' AND epoch_ns(ts) > {stopped} AND rank = 1"
-    wait_for("samples of that process", lambda: daemon.query(fast)[0]["n"])
+    until(lambda: daemon.query(fast)[0]["n"], what="samples of that process")
     (row,) = daemon.query(
         f"SELECT max(abs(duration_ns - count * 1000000000 // 99)) AS off, count(DISTINCT rank) AS ranks "
         f"FROM python.samples WHERE job = '{one}' AND epoch_ns(ts) > {stopped} AND on_cpu"
@@ -127,20 +128,21 @@ def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch
     assert settings["sampling.hz", one, None] == "0"
     assert settings["sampling.hz", None, ranks[1].pid] == "99"
     daemon.ctl("config", "sampling.hz", "--reset", "--job", one)
-    wait_for("samples of rank 0 again", lambda: last_ns(daemon, one) > 0 and daemon.query(
+    until(lambda: last_ns(daemon, one) > 0 and daemon.query(
         f"SELECT 1 AS one FROM python.samples WHERE job = '{one}' AND rank = 0 AND epoch_ns(ts) > {stopped} LIMIT 1"
-    ))  # fmt: skip
+    ), what="samples of rank 0 again")  # fmt: skip
 
 
 def test_a_killed_collector_goes_on_sampling(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, _ = start(run_job, tmp_path)
-    wait_for("samples", lambda: functions(daemon, job))
+    until(lambda: functions(daemon, job), what="samples")
     (collector,) = daemon.children()["probing.daemon.collector"]
     os.kill(collector, signal.SIGKILL)
-    wait_for("another collector", lambda: daemon.children().get("probing.daemon.collector", [collector]) != [collector])
-    wait_for("the daemon to run", lambda: daemon.json("status")["state"] == "running")
+    name = "probing.daemon.collector"
+    until(lambda: daemon.children().get(name, [collector]) != [collector], what="another collector")
+    until(lambda: daemon.json("status")["state"] == "running", what="the daemon to run")
     before = last_ns(daemon, job)
-    wait_for("samples again", lambda: last_ns(daemon, job) > before)
+    until(lambda: last_ns(daemon, job) > before, what="samples again")
     assert all("?" not in stack for _, stack in functions(daemon, job))
 
 
@@ -149,11 +151,11 @@ def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch
     flag = tmp_path / "go"
     job = run_job(sys.executable, "-c", BURST, flag, env=rank_env(0, port, 1))
     sampled = f"SELECT 1 AS one FROM python.samples WHERE pid = {job.pid} LIMIT 1"
-    wait_for("the process to be sampled", lambda: daemon.query(sampled))
+    until(lambda: daemon.query(sampled), what="the process to be sampled")
     flag.touch()
     assert job.wait(30) == 0
     stack = ("late", "only_now", "<module>", "<module>")
-    wait_for("its last stack", lambda: (0, stack) in functions(daemon, f"n1/127.0.0.1:{port}"))
+    until(lambda: (0, stack) in functions(daemon, f"n1/127.0.0.1:{port}"), what="its last stack")
     (row,) = daemon.query(
         f"SELECT max(frames[2].lineno) AS line, any_value(frames[2].file) AS file, sum(count) AS n FROM python.samples "
         f"JOIN python.stacks USING (stack_id) WHERE pid = {job.pid} AND frames[2].func = 'only_now' AND on_cpu"
@@ -166,7 +168,7 @@ def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch
 def test_one_in_other_namespaces(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     """A process with mounts and pids of its own, as in a container, is no other than one without."""
     job, ranks = start(run_job, tmp_path, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-    wait_for("samples of both ranks", lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job))
+    until(lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job), what="samples of both ranks")
     threads = daemon.json("stacks", "--job", job)
     mains = [t for t in threads if t["tid"] == t["pid"]]
     assert {t["frames"][-1]["func"] for t in mains} == {"<module>"}
@@ -175,7 +177,7 @@ def test_one_in_other_namespaces(daemon: Daemon, run_job: Launch, tmp_path: Path
 
 def test_profiles(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, _ = start(run_job, tmp_path)
-    wait_for("samples of both ranks", lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job))
+    until(lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job), what="samples of both ranks")
     folded = daemon.ctl("profile", "--job", job, "--rank", "1", "-F", "folded").stdout.splitlines()
     assert folded
     assert all("main" in line and int(line.rpartition(" ")[2]) > 0 for line in folded)
@@ -192,7 +194,7 @@ def test_profiles(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
 
 def test_watched_variables_become_rows(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, ranks = start(run_job, tmp_path)
-    wait_for("the ranks to be known", lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2)
+    until(lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2, what="the ranks to be known")
     found = daemon.json("vars", "--job", job, "state.step", "state.loss", "api_token", "no_such_name")
     by_name = {(v["rank"], v["name"]): v for v in found}
     assert len(by_name) == 8
@@ -203,8 +205,8 @@ def test_watched_variables_become_rows(daemon: Daemon, run_job: Launch, tmp_path
         assert by_name[rank, "no_such_name"]["reason"]
     daemon.ctl("vars", "--job", job, "state.step", "state.loss", "--watch", "--interval", "200ms")
     metrics = f"SELECT rank, step, loss FROM python.training_metrics WHERE job = '{job}' ORDER BY ts"
-    rows = wait_for(
-        "steps of both ranks", lambda: (r := daemon.query(metrics)) and {0, 1} <= {m["rank"] for m in r} and r
+    rows = until(
+        lambda: (r := daemon.query(metrics)) and {0, 1} <= {m["rank"] for m in r} and r, what="steps of both ranks"
     )
     for rank in (0, 1):
         steps = [r["step"] for r in rows if r["rank"] == rank]
@@ -225,8 +227,8 @@ def test_reading_moves_nothing(daemon: Daemon, run_job: Launch, tmp_path: Path) 
     flag = tmp_path / "flag"
     code = "import sys, time\nopen(sys.argv[1], 'w').close()\ntime.sleep(9999)\n"
     job = run_job(sys.executable, "-c", code, flag, env=rank_env(0, free_port(), 1))
-    wait_for("the process to sleep", lambda: flag.exists() and state_of(job) == "S")
-    wait_for("the process to be known", lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid])
+    until(lambda: flag.exists() and state_of(job) == "S", what="the process to sleep")
+    until(lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid], what="the process to be known")
     daemon.ctl("stacks", str(job.pid), "--native", "--locals")
     before = switches(job)
     for _ in range(30):

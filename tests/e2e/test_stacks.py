@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from e2e_support import EXAMPLE, Daemon, free_port, wait_for
+from e2e_support import EXAMPLE, Daemon, free_port
+from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
 
@@ -53,7 +54,7 @@ def test_main_threads_are_in_the_script(daemon: Daemon, torchrun: Launch) -> Non
         threads = main_threads(daemon, job)
         return threads if set(threads) == {0, 1} and all(script_frame(t, EXAMPLE) for t in threads.values()) else None
 
-    threads = wait_for("both main threads in the script", both)
+    threads = until(both, what="both main threads in the script")
     source = EXAMPLE.read_text().splitlines()
     for thread in threads.values():
         assert thread["frames"][-1]["func"] == "<module>"
@@ -96,8 +97,8 @@ def start_gil_holder(run_job: Launch, tmp_path: Path) -> tuple[Any, Path, int]:
         "MASTER_PORT": str(free_port()),
     }
     job = run_job(sys.executable, script, flag, env=env)
-    wait_for("the lock to be held in C", flag.exists)
-    wait_for("the process to sleep in C", lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "S")
+    until(flag.exists, what="the lock to be held in C")
+    until(lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "S", what="the process to sleep in C")
     return job, script, line
 
 
@@ -108,7 +109,7 @@ def main_frame(reply: node_pb2.StacksReply, pid: int, script: Path) -> node_pb2.
 
 def test_a_rank_that_holds_the_lock_in_c(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, script, line = start_gil_holder(run_job, tmp_path)
-    wait_for("the trainer to be known", lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid])
+    until(lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid], what="the trainer to be known")
     stacks_rpc(daemon, job.pid)
     # The fastest of five: what is asked is what the daemon can do, not what else this machine does meanwhile.
     answers = [stacks_rpc(daemon, job.pid) for _ in range(5)]
@@ -123,9 +124,9 @@ def test_a_rank_that_holds_the_lock_in_c(daemon: Daemon, run_job: Launch, tmp_pa
 
 def test_a_stopped_rank(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, script, line = start_gil_holder(run_job, tmp_path)
-    wait_for("the trainer to be known", lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid])
+    until(lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid], what="the trainer to be known")
     os.kill(job.pid, signal.SIGSTOP)
-    wait_for("the process to stop", lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "T")
+    until(lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "T", what="the process to stop")
     stacks_rpc(daemon, job.pid)
     answers = [stacks_rpc(daemon, job.pid) for _ in range(5)]
     assert min(seconds for _, seconds in answers) < 0.1

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port
+from waiting import until
 
 Row = dict[str, Any]
 # Name -> (script, ranks, environment)
@@ -107,13 +108,13 @@ def trainings(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp
     for training in made.values():
         training.hear("ready")
     pids = {rank.pid for training in made.values() for rank in training.ranks}
-    wait_for("all trainers", lambda: pids <= {row["pid"] for row in daemon.json("ps") if row["role"] == "trainer"})
+    until(lambda: pids <= {row["pid"] for row in daemon.json("ps") if row["role"] == "trainer"}, what="all trainers")
     daemon.ctl("vars", "--job", made["named"].job, "training.step", "--watch", "--interval", "100ms")
     return Trainings(daemon, made)
 
 
 def test_steps_equal_those_of_the_jobs(trainings: Trainings) -> None:
-    wait_for("steps of all jobs", trainings.all_told)
+    until(trainings.all_told, what="steps of all jobs")
     for name in ("plain", "no_sync", "fused", "foreach", "single"):
         check(trainings, name)
     for name, source in (("plain", "collective_period"), ("no_sync", "collective_period")):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port, wait_for
+from e2e_support import JOBS, Daemon, free_port
 from hostile import silent_fuse
 from test_stacks import stacks_rpc_of_job
+from waiting import until
 
 Launch = Callable[..., Any]
 LINE_OF_VFORK = 1 + next(
@@ -50,7 +51,7 @@ def start_ranks(run_job: Launch, tmp_path: Path, state: str, *more: str | Path) 
         flag = tmp_path / f"flag{rank}"
         command = [JOBS / "hard_to_read.py", state, flag, *more] if rank == 1 else [idle, flag]
         ranks.append(run_job(sys.executable, *command, env=env))
-        wait_for(f"rank {rank} to be where it should be", flag.exists)
+        until(flag.exists, what=f"rank {rank} to be where it should be")
     return f"n1/127.0.0.1:{port}", ranks
 
 
@@ -63,7 +64,7 @@ def test_one_that_blocks_its_reader(
     daemon: Daemon, run_job: Launch, tmp_path: Path, silent_file: Path, state: str
 ) -> None:
     job, ranks = start_ranks(run_job, tmp_path, state, *([silent_file] if state == "mapped" else []))
-    wait_for("the ranks to be known", lambda: known(daemon, job))
+    until(lambda: known(daemon, job), what="the ranks to be known")
     seconds = []
     for _ in range(5):
         reply, took = stacks_rpc_of_job(daemon, job)
@@ -82,9 +83,9 @@ def test_one_that_blocks_its_reader(
 
 def test_one_that_cannot_be_interrupted(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, ranks = start_ranks(run_job, tmp_path, "vfork")
-    wait_for("the ranks to be known", lambda: known(daemon, job))
+    until(lambda: known(daemon, job), what="the ranks to be known")
     stat = Path(f"/proc/{ranks[1].pid}/stat")
-    wait_for("the parent to wait", lambda: stat.read_text().rpartition(")")[2].split()[0] == "D")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", what="the parent to wait")
     stacks_rpc_of_job(daemon, job)
     answers = [stacks_rpc_of_job(daemon, job) for _ in range(5)]
     assert min(took for _, took in answers) < 0.1

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from e2e_support import Daemon, wait_for
+from e2e_support import Daemon
+from waiting import until
 
 from probing.api.tables import TABLES
 from probing.api.tables.views import VIEWS
@@ -54,7 +55,7 @@ MAY_BE_EMPTY = {
 
 def test_everyday_time_expressions(daemon: Daemon, torchrun: Callable[..., Any], expressions: tuple[str, ...]) -> None:
     assert torchrun("--steps", "5").wait(60) == 0
-    total = wait_for("operations", lambda: daemon.query("SELECT count(*) AS n FROM comm.ops")[0]["n"])
+    total = until(lambda: daemon.query("SELECT count(*) AS n FROM comm.ops")[0]["n"], what="operations")
     for expression in expressions:
         assert daemon.query(f"SELECT count(*) AS n FROM comm.ops WHERE {expression}") == [{"n": total}], expression
     (span,) = daemon.query(
@@ -88,7 +89,7 @@ def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any
     torchrun("--steps", "1000000", "--delay-ms", "20")
     daemon.ctl("vars", "step", "loss", "--watch")
     for table in ("comm.ops", "python.samples", "python.training_metrics"):
-        wait_for(table, lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"))
+        until(lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"), what=table)
     counts = [
         f"SELECT '{table}' AS name, count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}"
         for table in TABLES

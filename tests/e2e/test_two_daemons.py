@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from e2e_support import Daemon, free_port, wait_for
+from e2e_support import Daemon, free_port
+from waiting import until
 
 
 def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
@@ -16,7 +17,7 @@ def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], torchrun: 
     assert torchrun("--steps", "23", port=port).wait(60) == 0
     # Each node has its own name for a job that is local to it.
     sql = f"SELECT node, count(*) AS n FROM comm.ops WHERE job LIKE '%:{port}' GROUP BY node ORDER BY node"
-    counts = wait_for("operations on both nodes", lambda: [r for d in (one, two) if (r := d.query(sql))])
+    counts = until(lambda: [r for d in (one, two) if (r := d.query(sql))], what="operations on both nodes")
     assert [c[0]["node"] for c in counts] == ["n1", "n2"]
     assert counts[0][0]["n"] == counts[1][0]["n"] >= 2 * 23
 

@@ -47,12 +47,15 @@ while True:
 def mapping(
     paths: Sequence[Path], *, how: str = "hold", copies: int = 1, user: int | None = NOBODY
 ) -> subprocess.Popen[Any]:
-    """``copies`` processes that ``hold`` mappings of all paths, or ``loop``: map and unmap them without a pause.
+    """Starts ``copies`` processes that ``hold`` mappings of all paths, or ``loop``: map and unmap without a pause.
 
-    Returns when all hold them, or the loops run. They end when the process that is returned does.
+    Returns when all hold their mappings, or when the loops run. The copies end with the returned process.
     """
     argv = ["/usr/bin/env", "python3", "-c", _PROGRAM, how, str(copies), *map(str, paths)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, user=user, group=user, extra_groups=[], cwd="/")
+    if user is not None:
+        # Popen(user=) forks with Python code in the child, which crashes beside the threads of gRPC.
+        argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *argv]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, cwd="/")
     assert process.stdout is not None
     for _ in range(copies if how == "hold" else 1):
         assert process.stdout.readline() == b"mapped\n"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from python_stack_helpers import LocalParsers, LocalReaders
+from waiting import until
 
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.native.registers import handlers as reader_handlers
@@ -71,10 +71,9 @@ def built(folder: Path, source: str, *flags: str) -> Path:
 
 def blocked_in(pid: int, tid: int, call: str) -> None:
     """Wait until the thread is blocked in a system call, by the kernel's number of it."""
-    deadline = time.monotonic() + TIMEOUT
-    while not Path(f"/proc/{pid}/task/{tid}/syscall").read_text().startswith(f"{call} "):
-        assert time.monotonic() < deadline, f"thread {tid} is not blocked in system call {call}"
-        time.sleep(0.001)
+    current = Path(f"/proc/{pid}/task/{tid}/syscall")
+    what = f"system call {call} of thread {tid}"
+    until(lambda: current.read_text().startswith(f"{call} "), TIMEOUT, what=what, poll_s=0.001)
 
 
 def native(

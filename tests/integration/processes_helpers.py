@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ("Listener", "deadline_for", "descendants", "listening", "start_ns_of", "started", "wait_for")
+import waiting
+
+__all__ = ("Listener", "descendants", "listening", "start_ns_of", "started")
 
 
 class Listener:
@@ -72,7 +73,7 @@ def started(arguments: list[str], *, until: str = "", **options: Any) -> Iterato
 
         try:
             if until:
-                process.line = wait_for(said)  # type: ignore[attr-defined]
+                process.line = waiting.until(said)  # type: ignore[attr-defined]
             yield process
         finally:
             # torchrun gives its ranks sessions of their own: they are found by descent.
@@ -98,18 +99,3 @@ def descendants(root: int) -> set[int]:
 
 def start_ns_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
-
-
-def deadline_for(seconds: float) -> float:
-    return time.monotonic() + seconds
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true value of ``condition``; fails when there is none in time."""
-    end = deadline_for(seconds)
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, "nothing came of it in time"
-        time.sleep(0.01)

@@ -150,13 +150,6 @@ def answer(engine: Engine, sql: str, *, timeout: float = 60.0, max_bytes: int = 
     return pa.ipc.open_stream(b"".join(pieces)).read_all(), end
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
-
-
 def ask_worker(path: Path, sql: str) -> dict[str, Any]:
     """Send SQL to a worker past the gate; the header of its last message."""
     spec = json.dumps({"sql": sql, "segments": {}, "parts": [], "max_bytes": 1 << 20}).encode()

@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,13 @@ from probing.api.tables import TABLES
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.files import SystemFiles, lock_directory
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from waiting import until
+
 EVENTS = TABLES["process.events"]
 LIMITS = StoreLimits(part_bytes=1 << 16, keep_free_bytes=0, max_age_s=1e9, sync_interval_s=0.01)
-PATIENCE_S = 60.0
+# Short: a kill shall come at any instant of a record.
+POLL_S = 0.0005
 # What a writer tells while it lives: rows acknowledged, records, ns until the store was open, pid.
 _TOLD = struct.Struct("<qqqq")
 
@@ -162,12 +165,11 @@ class Writers:
         _TOLD.pack_into(self._told, 0, -1, 0, 0, 0)
         self._tell(f"run {root} {rows} {die_at} {die_from}")
 
-    def wait_for(self, what: str, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {PATIENCE_S:g} s for {what}")
-            time.sleep(0.0005)
+    def wait_until_open(self) -> None:
+        until(lambda: self.acknowledged >= 0, what="a store that is open", poll_s=POLL_S)
+
+    def wait_for_records(self, count: int) -> None:
+        until(lambda: self.records >= count, what=f"{count} records", poll_s=POLL_S)
 
     def kill(self) -> None:
         self._end("kill")
@@ -200,15 +202,15 @@ class Writers:
 def kill_once(writers: Writers, root: Path, chance: random.Random, records: int) -> int:
     """A writer starts at ``root`` and is killed at a random instant; the rows that it had acknowledged then.
 
-    Raises RuntimeError when it ends otherwise, TimeoutError.
+    Raises RuntimeError when it ends otherwise, AssertionError when the store does not open in time.
     """
     rows = chance.choice((3, 50, 400))
     how = chance.choice(("records", "records", "load", "open"))
     if how == "records":
         target = chance.randint(0, records)
         writers.start(root, rows)
-        writers.wait_for("a store that is open", lambda: writers.acknowledged >= 0)
-        writers.wait_for(f"{target} records", lambda: writers.records >= target)
+        writers.wait_until_open()
+        writers.wait_for_records(target)
         writers.kill()
     else:
         # A start makes a dozen changes, a record two, a seal a dozen.

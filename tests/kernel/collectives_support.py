@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -21,7 +21,6 @@ from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Processes
 
 JOBS = Path(__file__).parents[1] / "jobs"
-DEADLINE = 60.0
 
 
 def torch_library() -> Path:
@@ -132,7 +131,7 @@ class Watcher:
         return [row for batch in self.ops for row in plain(batch) if row["job"] == job]
 
     def wait_for_open(self, count: int) -> list[dict[str, Any]]:
-        return wait_for(lambda: found if len(found := self.inflight()) == count else None)
+        return until(lambda: found if len(found := self.inflight()) == count else None)
 
     def inflight(self) -> list[dict[str, Any]]:
         return [row for row in plain(self.source.inflight(SystemClock().pair())) if row["job"] == "job0"]
@@ -145,11 +144,3 @@ def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-    return result

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import Job, Known, Watcher, torch_library, wait_for
+from collectives_support import Job, Known, Watcher, torch_library
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -95,10 +96,10 @@ def check_from(watcher: Watcher, job: Job, before: int, ready: int) -> None:
 def test_attached_in_the_middle_of_the_job(watch: Callable[[], Watcher], job: Job) -> None:
     job.hear("ready")
     job.tell("stream")
-    wait_for(lambda: len(job.calls()) > 500)
+    until(lambda: len(job.calls()) > 500)
     watcher = watch()
     before, ready = watcher.attach(torch_library())
-    wait_for(lambda: len(job.calls(ready)) > 500)
+    until(lambda: len(job.calls(ready)) > 500)
     job.do("rounds 1")
     job.hear("done")
     check_from(watcher, job, before, ready)
@@ -107,7 +108,7 @@ def test_attached_in_the_middle_of_the_job(watch: Callable[[], Watcher], job: Jo
 def test_attached_while_the_job_starts(watch: Callable[[], Watcher], job: Job) -> None:
     library = torch_library()
     mapped = os.fsencode(library)
-    wait_for(lambda: all(mapped in Path(f"/proc/{rank.pid}/maps").read_bytes() for rank in job.ranks))
+    until(lambda: all(mapped in Path(f"/proc/{rank.pid}/maps").read_bytes() for rank in job.ranks))
     watcher = watch()
     watcher.attach(library)
     job.hear("ready")
@@ -142,7 +143,7 @@ def test_a_stalled_operation_is_in_flight_and_its_end_is_told_once(watch: Callab
     (stalled,) = watcher.wait_for_open(1)
     assert (stalled["rank"], stalled["comm"], stalled["op"], stalled["seq"]) == (0, "0", "all_reduce", 36)
     assert stalled["age_ns"] >= 0
-    wait_for(lambda: watcher.inflight()[0]["state"] == "started")
+    until(lambda: watcher.inflight()[0]["state"] == "started")
     job.ranks[0].kill()
     job.ranks[0].wait()
     assert watcher.source.process_exited(job.ranks[0].pid, stalled["start_ns"]) == 1
@@ -184,7 +185,7 @@ def test_a_peer_that_dies_fails_the_operation(watch: Callable[[], Watcher], job:
     job.do("stall")
     watcher.wait_for_open(1)
     job.ranks[1].send_signal(signal.SIGKILL)
-    wait_for(lambda: not watcher.inflight())
+    until(lambda: not watcher.inflight())
     (failed,) = [row for row in watcher.rows() if row["state"] == "failed"]
     assert (failed["rank"], failed["seq"], failed["op"]) == (0, 36, "all_reduce")
     assert "Connection closed by peer" in failed["error"] or "reset" in failed["error"]
@@ -225,7 +226,7 @@ def test_a_message_from_a_rank_that_dies_has_failed(watch: Callable[[], Watcher]
     waits.tell("recv patient")
     watcher.wait_for_open(1)
     waits.ranks[1].kill()
-    wait_for(lambda: not watcher.inflight())
+    until(lambda: not watcher.inflight())
     (row,) = watcher.rows()
     assert (row["op"], row["peer"], row["state"], row["comm_name"]) == ("recv", 1, "failed", "patient")
     assert row["error"]
@@ -314,10 +315,10 @@ def test_a_daemon_killed_with_operations_in_flight_loses_none(
         assert loader.stdout
         assert loader.stdout.readline() == "ready\n"
         job.tell("stream")
-        wait_for(lambda: len(job.calls()) > 500)
+        until(lambda: len(job.calls()) > 500)
         loader.kill()
     made = len(job.calls())
-    wait_for(lambda: len(job.calls()) > made + 500)
+    until(lambda: len(job.calls()) > made + 500)
     watcher = watch()
     assert watcher.session.adopted
     watcher.attach(torch_library())

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from collectives_support import plain, wait_for
+from collectives_support import plain
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -132,7 +133,7 @@ class Watching:
         who = writing.who
         self.identities[who.pid] = who
         self.source.process_identified(who)
-        wait_for(lambda: self.source.watched == len(self.identities))
+        until(lambda: self.source.watched == len(self.identities))
 
     def rows(self) -> list[dict[str, Any]]:
         ring = self.session.rings[RING]
@@ -237,13 +238,13 @@ def test_it_ends_when_it_is_switched_off(watch: Callable[..., Watching], python:
     watching.follow(python)
     watching.on = False
     watching.source.settings_changed()
-    wait_for(lambda: watching.source.watched == 0)
+    until(lambda: watching.source.watched == 0)
     python.do("os.write(1, b'NCCL WARN\\n')")
     assert watching.rows() == []
     assert "probe:60" not in watching.session.counters()
     watching.on = True
     watching.source.settings_changed()
-    wait_for(lambda: watching.source.watched == 1)
+    until(lambda: watching.source.watched == 1)
     python.do("os.write(1, b'NCCL WARN again\\n')")
     assert [row["line"] for row in watching.rows()] == ["NCCL WARN again"]
 
@@ -258,7 +259,7 @@ def test_a_flood_is_held_back_and_counted(watch: Callable[..., Watching], python
     python.process.kill()
     python.process.wait()
     watching.source.process_exited(watching.identities[python.process.pid])
-    wait_for(lambda: watching.source.watched == 0)
+    until(lambda: watching.source.watched == 0)
     left_out = sum(loss.count or 0 for loss in watching.sink.losses)
     more = len(watching.sink.rows) - stored
     assert stored + more + told + left_out + sum(r["suppressed"] for r in watching.sink.rows[stored:]) == 201

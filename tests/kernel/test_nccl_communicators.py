@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import DEADLINE, Watcher, plain
+from collectives_support import Watcher, plain
 from doubles.doubles import Doubles, build, compile_program, version_code
+from waiting import DEADLINE_S
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -140,7 +141,7 @@ class Program:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=DEADLINE)
+        self.process.communicate(timeout=DEADLINE_S)
 
 
 class OneRank:

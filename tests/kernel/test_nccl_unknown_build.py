@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import Watcher, wait_for
+from collectives_support import Watcher
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
@@ -137,11 +138,11 @@ def test_a_communicator_is_known_from_when_its_layout_is(
         fd = os.open(library, os.O_RDONLY)
         finder.attach(fd)
         os.close(fd)
-        wait_for(lambda: finder.added)
+        until(lambda: finder.added)
     finally:
         finder.stop()
     caller.call(3)
-    known = wait_for(lambda: [r for r in ring.drain().records if r["identity"] == IDENTITY_STRUCT])
+    known = until(lambda: [r for r in ring.drain().records if r["identity"] == IDENTITY_STRUCT])
     (record,) = known
     assert (record["event"], record["hash"]) == (SEEN, HASH)
     assert (record["rank"], record["size"], record["cuda_device"]) == (5, 8, 3)

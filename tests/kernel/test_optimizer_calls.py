@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import JOBS, plain, torch_library, wait_for
+from collectives_support import JOBS, plain, torch_library
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -130,7 +131,7 @@ def test_calls_and_steps_are_those_of_the_job(start: Callable[[str], tuple[Job, 
         job.steps(5)
         return watch.look()
 
-    wait_for(lambda: len(told()) > 20)
+    until(lambda: len(told()) > 20)
     rows = watch.rows
     which, calls, confidence, why = EXPECTED[kind]
     begun = job.begun()

@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from collectives_support import JOBS, Job, Watcher, plain, torch_library, wait_for
+from collectives_support import JOBS, Job, Watcher, plain, torch_library
+from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -119,7 +120,7 @@ def run(job: Ranks, observer: Observer) -> list[dict[str, Any]]:
         job.do("steps 15")
         return len({row["rank"] for row in observer.look()}) == len(job.ranks)
 
-    wait_for(all_told)
+    until(all_told)
     job.do("steps 15")
     return observer.look()
 
@@ -174,7 +175,7 @@ def test_a_job_without_a_period_has_no_steps(start: Any) -> None:
         times = [row["ts"] for batch in observer.watcher.ops for row in plain(batch)]
         return len(times) >= 2 * 2000 and max(times) - min(times) > 4_000_000_000
 
-    wait_for(long_enough)
+    until(long_enough)
 
 
 @pytest.mark.parametrize("named", ["0", "1"])
@@ -183,7 +184,7 @@ def test_a_grid_of_groups(start: Any, named: str) -> None:
     job.hear("ready")
     observer.watcher.attach(torch_library())
     check_equal(job, observer, run(job, observer), 0)
-    wait_for(lambda: job.do("steps 1") or (observer.look() and settled(observer)))
+    until(lambda: job.do("steps 1") or (observer.look() and settled(observer)))
     members: dict[str, list[int]] = {}
     for rank, comm in sorted(observer.groups):
         members.setdefault(comm, []).append(rank)

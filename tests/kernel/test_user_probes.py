@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from user_probes_support import CODE, Bench, Process, build_target, tell, wait_for
+from user_probes_support import CODE, Bench, Process, build_target, tell
+from waiting import until
 
 from probing.api.errors import InternalError, PrivilegeError
 from probing.daemon.user_probes.compiler import load
@@ -132,7 +133,7 @@ def test_what_is_over_the_budget_is_counted_and_the_probe_rests(bench: Bench, ru
     bench.attached("calls", "in 0 processes")
     rows = len(bench.drained("user.calls"))
     assert rows >= 211
-    wait_for(lambda: rows + bench.rows.refused("user.calls") == 20_011, "each call is a row or a loss")
+    until(lambda: rows + bench.rows.refused("user.calls") == 20_011, what="each call is a row or a loss")
     assert {loss.stage for loss in bench.rows.losses} == {"kernel"}
     # While it rests, it costs nothing and sees nothing.
     process.do("tell", 101, 0, "x")
@@ -189,19 +190,19 @@ def test_a_change_replaces_one_probe_and_rows_of_before_stay(bench: Bench, run: 
     process.do("tell", 23, 0, "x")
     wider = tell() + '[[columns]]\nname = "more"\ntype = "u8"\ndoc = "More."\n'
     bench.write("calls", wider, code.replace("return", "event.more = 9;\n\treturn"))
-    wait_for(lambda: "more" in bench.tables["user.calls"].logical.names)
+    until(lambda: "more" in bench.tables["user.calls"].logical.names)
     bench.attached("calls", "in 1 process")
     process.do("tell", 29, 0, "x")
     rows = bench.drained("user.calls")
     assert Counter(row.get("more") for row in rows) == {None: 23, 9: 29}
     # The column stays, and is NULL, when the probe has it no longer.
     bench.write("calls", tell(), code)
-    wait_for(lambda: (s := bench.state("calls")) and s.state == "running")
+    until(lambda: (s := bench.state("calls")) and s.state == "running")
     bench.write("calls", tell(number="u64"), code)
     bench.degraded("calls", "user.calls.number was i64 and would now be u64")
     for suffix in (".toml", ".c"):
         (bench.folder / f"calls{suffix}").unlink()
-    wait_for(lambda: bench.probes.states() == [])
+    until(lambda: bench.probes.states() == [])
     process.do("tell", 31, 0, "x")
     assert len(bench.drained("user.calls")) == 52
     assert "user.calls" in bench.tables
@@ -213,7 +214,7 @@ def test_a_file_that_others_may_write_is_not_run(bench: Bench) -> None:
     state = bench.degraded("calls", "calls.c may be written by others than its owner")
     assert "chmod go-w" in state.reason
     (bench.folder / "calls.c").chmod(0o644)
-    wait_for(lambda: (s := bench.state("calls")) and s.state == "running")
+    until(lambda: (s := bench.state("calls")) and s.state == "running")
     os.chown(bench.folder / "calls.toml", 65534, -1)
     bench.degraded("calls", "calls.toml belongs to user 65534")
 

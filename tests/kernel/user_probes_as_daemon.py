@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from user_probes_support import CODE, Bench, Process, build_target, tell
 
 PARENTS = """

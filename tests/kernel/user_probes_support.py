@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from waiting import until
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.elf.file import find_symbols
@@ -21,7 +20,6 @@ from probing.daemon.user_probes.manager import ProbeState, UserProbes
 from probing.daemon.user_probes.tables import UserTables
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "probes"
-DEADLINE_S = 60.0
 
 TARGET = r"""
 #define _GNU_SOURCE
@@ -112,22 +110,13 @@ def build_target(folder: Path) -> Path:
     return folder / "target"
 
 
-def wait_for(condition: Callable[[], Any], what: str = "") -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"it did not come to be: {what}")
-
-
 class Process:
     """A target: does what it is told, and returns when that is done."""
 
     def __init__(self, path: Path) -> None:
         self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self.process.pid
-        wait_for(lambda: b"libc.so" in Path(f"/proc/{self.pid}/maps").read_bytes())
+        until(lambda: b"libc.so" in Path(f"/proc/{self.pid}/maps").read_bytes())
         self.start_ns = parse_stat(Path(f"/proc/{self.pid}/stat").read_bytes()).start_ns
 
     def do(self, what: str, count: int, value: int = 0, text: str = "-") -> None:
@@ -226,7 +215,7 @@ class Bench:
             state = self.state(name)
             return state if state and state.detail.endswith(f": {where}") else None
 
-        found: ProbeState = wait_for(is_so, f"{name} {where}")
+        found: ProbeState = until(is_so, what=f"{name} {where}")
         return found
 
     def degraded(self, name: str, reason: str) -> ProbeState:
@@ -235,7 +224,7 @@ class Bench:
             return state if state and state.state == "degraded" and reason in state.reason else None
 
         try:
-            found: ProbeState = wait_for(is_so, f"{name}: {reason}")
+            found: ProbeState = until(is_so, what=f"{name}: {reason}")
         except AssertionError as e:
             raise AssertionError(f"{e}; it is {self.state(name)}") from e
         return found

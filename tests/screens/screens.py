@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "tests")]
 
-from e2e_support import BIN, EXAMPLE, JOBS, Daemon, family, free_port, remove, wait_for  # noqa: E402
+from e2e_support import BIN, EXAMPLE, JOBS, Daemon, family, free_port, remove  # noqa: E402
+from waiting import until  # noqa: E402
 
 SIZES = ((80, 24), (200, 50))
 ASKED = (["ps"], ["top", "--once"], ["top"], ["nccl"], ["stacks", "--merge"], ["events"])
@@ -66,7 +67,7 @@ def screen(directory: Path, name: str, target: Daemon, arguments: list[str], col
             if live:
                 time.sleep(LIVE_S)
             else:
-                wait_for(command, lambda: Path(done.name).read_bytes())
+                until(lambda: Path(done.name).read_bytes(), what=command)
             shown = subprocess.run([*tmux, "capture-pane", "-p", "-S", "-"], check=True, capture_output=True, text=True)
         finally:
             subprocess.run([*tmux, "kill-server"], check=False, capture_output=True)
@@ -82,7 +83,7 @@ def screens(directory: Path, name: str, target: Daemon, *more: list[str]) -> Non
 
 def operations(target: Daemon, at_least: int) -> None:
     sql = "SELECT count(*) AS n FROM comm.ops"
-    wait_for("operations", lambda: target.query(sql)[0]["n"] >= at_least)
+    until(lambda: target.query(sql)[0]["n"] >= at_least, what="operations")
 
 
 def healthy(directory: Path, base: Path) -> None:
@@ -101,14 +102,14 @@ def paused(directory: Path, base: Path) -> None:
 def hung(directory: Path, base: Path) -> None:
     with daemon(base) as target, job(base / "job.log", JOBS / "stops.py", "199", "sleep"):
         operations(target, 2 * 199)
-        wait_for("who waits", lambda: target.query("SELECT 1 AS one FROM comm.inflight WHERE age_ns > 2e9"))
+        until(lambda: target.query("SELECT 1 AS one FROM comm.inflight WHERE age_ns > 2e9"), what="who waits")
         screens(directory, "hung", target)
 
 
 def hung_before(directory: Path, base: Path) -> None:
     """It hung before the daemon came."""
     with job(base / "job.log", JOBS / "stops.py", "199", "sleep"):
-        wait_for("the hang", lambda: (base / "job.log").read_text().count("waits") == 2)
+        until(lambda: (base / "job.log").read_text().count("waits") == 2, what="the hang")
         with daemon(base) as target:
             screens(directory, "hung_before", target, ["stacks", "--native"])
 

@@ -9,8 +9,7 @@ import itertools
 import os
 import re
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
+from waiting import until
 
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build
@@ -245,14 +245,6 @@ def unique_id_hash(raw: bytes) -> int:
     return value
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-    return result
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_init_without_a_gpu_is_seen_to_fail(version: str, session: Session, caller: Path) -> None:
     source = CollectivesSource(session, Anybody(), "node", find_symbols)
@@ -269,7 +261,7 @@ def test_an_init_without_a_gpu_is_seen_to_fail(version: str, session: Session, c
     assert int(result) != 0
     assert text.strip()
     ring = session.rings["communicators"]
-    (made,) = wait_for(lambda: list(ring.drain().records))
+    (made,) = until(lambda: list(ring.drain().records))
     # COMM_MADE by MADE_INIT_RANK, with the identity of the unique id.
     assert (made["event"], made["maker"], made["identity"]) == (2, 1, 2)
     assert (made["result"], made["rank"], made["size"]) == (int(result), 2, 3)

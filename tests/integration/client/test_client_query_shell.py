@@ -19,6 +19,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 from client_fake_node import FakeNode, operation, process
+from waiting import until
 
 from probing.api.errors import QueryRejected
 from probing.client.main import main
@@ -144,10 +145,7 @@ def test_ctrl_c_ends_the_query_and_not_the_shell(terminal: Terminal, node: FakeN
     asked = len(node.asked)
     try:
         terminal.send("SELECT 1 AS held;\r")
-        deadline = time.monotonic() + _SECONDS
-        while not any("held" in sql for sql in node.asked[asked:]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: any("held" in sql for sql in node.asked[asked:]))
         terminal.send("\x03")
         terminal.until(r"cancelled")
     finally:
@@ -203,10 +201,7 @@ def test_an_interrupted_command_ends_with_130(node: FakeNode) -> None:
     words = [sys.executable, "-c", program, "query", "SELECT 1 AS held_too", "-t", node.address]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + _SECONDS
-        while not any("held_too" in sql for sql in node.asked[asked:]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: any("held_too" in sql for sql in node.asked[asked:]))
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=_SECONDS)
     finally:

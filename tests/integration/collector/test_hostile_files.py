@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hostile import dwarf_files, elf_files, flight_dumps
-from processes_helpers import Listener, listening, wait_for
+from processes_helpers import Listener
+from waiting import until
 
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
 from probing.daemon.processes.pool import ParserPool
 
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
-    with listening(tmp_path / "parser.sock", "probing.daemon.confined.parser") as made:
-        yield made
-
-
-@pytest.fixture
-def pool(listener: Listener) -> Iterator[ParserPool]:
-    made = ParserPool(listener.path)
-    yield made
-    made.close()
 
 
 def _peak_kb(pid: int) -> int:
@@ -37,13 +25,13 @@ def _peak_kb(pid: int) -> int:
 
 @pytest.mark.parametrize("make", [elf_files.many_symbols, elf_files.many_names, elf_files.many_tables])
 def test_a_small_file_with_endless_tables_is_refused(
-    make: Callable[[Path], Path], pool: ParserPool, listener: Listener, tmp_path: Path
+    make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path
 ) -> None:
     with make(tmp_path / "libnccl.so.2").open("rb") as file:
         assert os.fstat(file.fileno()).st_blocks * 512 < 32 << 20
         with pytest.raises(UnsupportedTarget):
-            pool.symbols(file.fileno(), ["ncclAllReduce", "ncclBroadcast*"], timeout=PATIENCE)
-    (parser,) = listener.processes
+            parser_pool.symbols(file.fileno(), ["ncclAllReduce", "ncclBroadcast*"], timeout=PATIENCE)
+    (parser,) = parser_listener.processes
     assert parser.poll() is None
     assert _peak_kb(parser.pid) < 300_000
 
@@ -52,35 +40,35 @@ def test_a_small_file_with_endless_tables_is_refused(
     "make", [flight_dumps.repeated_values, flight_dumps.one_entry_often, flight_dumps.many_groups]
 )
 def test_a_dump_that_repeats_itself_costs_what_it_holds(
-    make: Callable[[Path], Path], pool: ParserPool, listener: Listener, tmp_path: Path
+    make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path
 ) -> None:
     with make(tmp_path / "dump").open("rb") as file:
-        found = pool.call("flight_dump", fds=[file.fileno()], timeout=PATIENCE)
+        found = parser_pool.call("flight_dump", fds=[file.fileno()], timeout=PATIENCE)
     assert found["version"] == "2.4"
     assert found["world_size"] is None
-    (parser,) = listener.processes
+    (parser,) = parser_listener.processes
     assert parser.poll() is None
 
 
-def test_a_refused_file_is_not_parsed_again(pool: ParserPool, tmp_path: Path) -> None:
+def test_a_refused_file_is_not_parsed_again(parser_pool: ParserPool, tmp_path: Path) -> None:
     with elf_files.many_symbols(tmp_path / "libnccl.so.2", rows=1 << 20).open("rb") as file:
         for _ in range(2):
             with pytest.raises(UnsupportedTarget):
-                pool.symbols(file.fileno(), ["ncclAllReduce"], timeout=PATIENCE)
-            pool.close()
+                parser_pool.symbols(file.fileno(), ["ncclAllReduce"], timeout=PATIENCE)
+            parser_pool.close()
         os.utime(file.fileno(), ns=(1, 1))
         with pytest.raises(InternalError):
-            pool.symbols(file.fileno(), ["ncclAllReduce"], timeout=PATIENCE)
+            parser_pool.symbols(file.fileno(), ["ncclAllReduce"], timeout=PATIENCE)
 
 
-def test_a_parser_for_rare_files_ends_when_it_is_idle(listener: Listener) -> None:
-    made = ParserPool(listener.path, idle_s=0.1)
+def test_a_parser_for_rare_files_ends_when_it_is_idle(parser_listener: Listener) -> None:
+    made = ParserPool(parser_listener.path, idle_s=0.1)
     try:
         for number in (1, 2):
             with pytest.raises(CorruptTarget):
                 made.call("ras_report", b"{}", form="json", timeout=PATIENCE)
-            assert len(listener.processes) == number
-            assert wait_for(lambda number=number: listener.processes[number - 1].poll() is not None)
+            assert len(parser_listener.processes) == number
+            assert until(lambda number=number: parser_listener.processes[number - 1].poll() is not None)
     finally:
         made.close()
 
@@ -98,12 +86,12 @@ def test_what_is_made_of_a_repeated_value_is_made_once(monkeypatch: pytest.Monke
     "make", [dwarf_files.compressed_zeros, dwarf_files.tables_in_tables, dwarf_files.types_in_a_circle]
 )
 def test_hostile_debugging_information_gives_no_layout(
-    make: Callable[[Path], Path], pool: ParserPool, listener: Listener, tmp_path: Path
+    make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path
 ) -> None:
     with make(tmp_path / "libnccl.so.2").open("rb") as file:
-        found = pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
+        found = parser_pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
     assert (found["comm"], found["info"]) == (None, None)
     assert found["why"]
-    (parser,) = listener.processes
+    (parser,) = parser_listener.processes
     assert parser.poll() is None
     assert _peak_kb(parser.pid) < 700_000

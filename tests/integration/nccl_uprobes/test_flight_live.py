@@ -6,14 +6,14 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from processes_helpers import listening, start_ns_of, started
+from processes_helpers import start_ns_of, started
+from waiting import until
 
 from probing.api.errors import ProcessGone, UnsupportedTarget
 from probing.daemon.clock import SystemClock
@@ -60,22 +60,6 @@ class Living:
         return self.processes
 
 
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderPool]:
-    with listening(tmp_path_factory.mktemp("r") / "reader.sock", "probing.daemon.confined.reader") as listener:
-        pool = ReaderPool(listener.path, 1)
-        yield pool
-        pool.close()
-
-
-@pytest.fixture(scope="module")
-def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ParserPool]:
-    with listening(tmp_path_factory.mktemp("p") / "parser.sock", "probing.daemon.confined.parser") as listener:
-        pool = ParserPool(listener.path)
-        yield pool
-        pool.close()
-
-
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with started([sys.executable, "-c", SLEEPER], until="ready") as process:
@@ -84,12 +68,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def identity(pid: int) -> Identity:
     return Identity(pid, start_ns_of(pid), "job", "run", "trainer", 0, 0, 1, 0)
-
-
-def until_read(watch: FlightRecorderWatch) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not watch.look():
-        assert time.monotonic() < deadline, "the dump was not read in time"
 
 
 def files(readers: ReaderPool, pid: int, *paths: str) -> Any:
@@ -111,7 +89,7 @@ def test_the_dump_of_a_torch_job_becomes_rows(tmp_path: Path, readers: ReaderPoo
     with started(command, until="ready", env=environment) as job:
         sink, living = Rows(), Living(identity(job.pid))
         watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node", interval_s=0.0)
-        until_read(watch)
+        until(watch.look)
         assert not watch.look()
     whole = pickle.loads((tmp_path / "fr_0").read_bytes())
     assert [row["profiling_name"] for row in sink.rows] == ["gloo:all_reduce"] * 3 + ["gloo:barrier"]
@@ -151,10 +129,7 @@ def test_a_pickle_that_calls_is_refused_by_the_parser(
         sink = Rows()
         living = Living(identity(process.pid))
         watch = FlightRecorderWatch(living, readers, parsers, sink, SystemClock(), "node", interval_s=0.0)
-        deadline = time.monotonic() + PATIENCE
-        while not sink.losses:
-            assert not watch.look()
-            assert time.monotonic() < deadline
+        until(lambda: watch.look() or sink.losses)
     assert "plain data" in sink.losses[0].reason
     assert not sink.rows
     assert not (tmp_path / "made").exists()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes_helpers import listening
+from waiting import until
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
@@ -37,14 +34,6 @@ class Map:
         self.values[key] = value
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[ParserPool]:
-    with listening(tmp_path / "parser.sock", "probing.daemon.confined.parser") as listener:
-        made = ParserPool(listener.path)
-        yield made
-        made.close()
-
-
 def library(folder: Path, size: int, *flags: str) -> Path:
     source, path = folder / "library.c", folder / f"libnccl-{size}.so"
     source.write_text(SOURCE)
@@ -61,23 +50,16 @@ def attach(finder: LayoutFinder, path: Path) -> None:
         os.close(fd)
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-
-
-def test_an_unknown_build_is_added_and_kept(pool: ParserPool, tmp_path: Path) -> None:
+def test_an_unknown_build_is_added_and_kept(parser_pool: ParserPool, tmp_path: Path) -> None:
     layouts, cache = Map(), tmp_path / "layouts.json"
-    finder = LayoutFinder(pool, layouts, cache)
+    finder = LayoutFinder(parser_pool, layouts, cache)
     finder.start()
     try:
         attach(finder, library(tmp_path, 100, "-g"))
-        wait_for(lambda: finder.added)
+        until(lambda: finder.added)
         attach(finder, library(tmp_path, 50))
         attach(finder, Path(__file__))
-        wait_for(lambda: len(finder.reasons) == 2)
+        until(lambda: len(finder.reasons) == 2)
     finally:
         finder.stop()
     (layout,) = finder.added
@@ -87,16 +69,16 @@ def test_an_unknown_build_is_added_and_kept(pool: ParserPool, tmp_path: Path) ->
     stripped, no_library = finder.reasons.values()
     assert "unknown and stripped" in stripped
     assert "not a 64-bit" in no_library
-    again = LayoutFinder(pool, Map(), cache)
+    again = LayoutFinder(parser_pool, Map(), cache)
     again.start()
     again.stop()
     assert again.added == finder.added
 
 
-def test_the_pool_passes_answers_and_refusals(pool: ParserPool, tmp_path: Path) -> None:
+def test_the_pool_passes_answers_and_refusals(parser_pool: ParserPool, tmp_path: Path) -> None:
     with library(tmp_path, 10, "-g").open("rb") as file:
-        found = pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
+        found = parser_pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
         assert found["comm"]["comm_hash"] == 88
-        assert pool.nccl_layout(file.fileno(), [found["build_id"]], timeout=PATIENCE)["known"] is True
+        assert parser_pool.nccl_layout(file.fileno(), [found["build_id"]], timeout=PATIENCE)["known"] is True
     with open(__file__, "rb") as text, pytest.raises(UnsupportedTarget):
-        pool.nccl_layout(text.fileno(), [], timeout=PATIENCE)
+        parser_pool.nccl_layout(text.fileno(), [], timeout=PATIENCE)

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from processes_helpers import listening, start_ns_of, started
+from processes_helpers import start_ns_of, started
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
@@ -49,22 +48,6 @@ class Rows:
 
     def lost(self, loss: Loss) -> None:
         self.losses.append(loss)
-
-
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderPool]:
-    with listening(tmp_path_factory.mktemp("r") / "reader.sock", "probing.daemon.confined.reader") as listener:
-        pool = ReaderPool(listener.path, 1)
-        yield pool
-        pool.close()
-
-
-@pytest.fixture(scope="module")
-def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ParserPool]:
-    with listening(tmp_path_factory.mktemp("p") / "parser.sock", "probing.daemon.confined.parser") as listener:
-        pool = ParserPool(listener.path)
-        yield pool
-        pool.close()
 
 
 @pytest.fixture

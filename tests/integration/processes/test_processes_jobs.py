@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from processes_helpers import descendants, listening, start_ns_of, started, wait_for
+from processes_helpers import descendants, listening, start_ns_of, started
+from waiting import until
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.processes.discovery import Discovery
@@ -58,7 +59,7 @@ class Watch:
         return [row for row in rows if row["pid"] in family]
 
     def trainers(self, root: int, count: int = 2) -> list[Identity]:
-        return wait_for(lambda: len(found := [w for w in self.below(root) if w.role == "trainer"]) == count and found)
+        return until(lambda: len(found := [w for w in self.below(root) if w.role == "trainer"]) == count and found)
 
 
 def free_port() -> int:
@@ -109,7 +110,7 @@ def check_torchrun(watch: Watch, root: int, port: int) -> None:
         seen = watch.rows(root)
         return seen if all("gloo" in row["backends"] for row in seen if row["role"] == "trainer") else []
 
-    rows = wait_for(in_groups)
+    rows = until(in_groups)
     assert sorted(row["role"] for row in rows) == ["launcher", "trainer", "trainer"]
     assert [(row["pid"], row["run"]) for row in rows if row["role"] == "launcher"] == [(root, trainers[0].run)]
     assert {row["state"] for row in rows} == {"running"}
@@ -131,7 +132,7 @@ def test_torchrun_started_second(make: Callable[[], Watch]) -> None:
     watch = make()
     port = free_port()
     with started(torchrun(port, *LONG)) as job:
-        wait_for(lambda: len([w for w in watch.below(job.pid) if w.role == "trainer"]) == 2, 60)
+        until(lambda: len([w for w in watch.below(job.pid) if w.role == "trainer"]) == 2, 60)
         check_torchrun(watch, job.pid, port)
 
 
@@ -194,7 +195,7 @@ def test_another_daemon_and_a_restarted_one_agree(make: Callable[[], Watch], rea
 def test_data_loaders(make: Callable[[], Watch]) -> None:
     watch = make()
     with started(torchrun(free_port(), *LONG, "--workers", "1"), until="step") as job:
-        wait_for(
+        until(
             lambda: sorted(w.role for w in watch.below(job.pid)) == ["data_loader"] * 2 + ["launcher"] + ["trainer"] * 2
         )
         assert len({(w.job, w.run) for w in watch.below(job.pid)}) == 1
@@ -207,7 +208,7 @@ def test_mp_spawn(make: Callable[[], Watch]) -> None:
         trainers = watch.trainers(job.pid)
         assert {w.job for w in trainers} == {f"pid:{job.pid}"}
         # Its resource tracker is a helper.
-        roles = wait_for(lambda: "launcher" in (found := [w.role for w in watch.below(job.pid)]) and found)
+        roles = until(lambda: "launcher" in (found := [w.role for w in watch.below(job.pid)]) and found)
         assert sorted(roles) in (["launcher", "other", "trainer", "trainer"], ["launcher", "trainer", "trainer"])
         assert len({(w.job, w.run) for w in watch.below(job.pid)}) == 1
 
@@ -217,11 +218,11 @@ def test_states_and_the_end(make: Callable[[], Watch]) -> None:
     with started(torchrun(free_port(), *LONG), until="step") as job:
         rank = watch.trainers(job.pid)[0]
         os.kill(rank.pid, signal.SIGSTOP)
-        wait_for(lambda: [r["state"] for r in watch.rows(job.pid) if r["pid"] == rank.pid] == ["stopped"])
+        until(lambda: [r["state"] for r in watch.rows(job.pid) if r["pid"] == rank.pid] == ["stopped"])
         # The collector's event brings the reason; the scan would see only that it is gone.
         watch.discovery.on_exit(rank.pid, rank.start_ns, time.monotonic_ns(), signal.SIGKILL)
         os.kill(rank.pid, signal.SIGKILL)
-        ended = wait_for(lambda: [e for e in watch.sink.events() if e["event"] == "exit" and e["pid"] == rank.pid])
+        ended = until(lambda: [e for e in watch.sink.events() if e["event"] == "exit" and e["pid"] == rank.pid])
         assert [(e["signal"], e["exit_code"], e["rank"], e["role"]) for e in ended] == [(9, None, rank.rank, "trainer")]
         assert watch.discovery.identity(rank.pid, rank.start_ns) == rank
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes_helpers import Listener, listening, wait_for
+from processes_helpers import Listener
+from waiting import until
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.confined.sandbox import landlock_abi
@@ -18,23 +18,10 @@ from probing.daemon.processes.pool import ParserPool
 PATIENCE = 30.0
 
 
-@pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
-    with listening(tmp_path / "parser.sock", "probing.daemon.confined.parser") as made:
-        yield made
-
-
-@pytest.fixture
-def pool(listener: Listener) -> Iterator[ParserPool]:
-    made = ParserPool(listener.path)
-    yield made
-    made.close()
-
-
-def symbols_of(pool: ParserPool, path: Path, *patterns: str) -> dict[str, object]:
+def symbols_of(parser_pool: ParserPool, path: Path, *patterns: str) -> dict[str, object]:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return pool.symbols(fd, patterns, timeout=PATIENCE)
+        return parser_pool.symbols(fd, patterns, timeout=PATIENCE)
     finally:
         os.close(fd)
 
@@ -44,8 +31,8 @@ def libc() -> Path:
         return Path(next(line.split()[5] for line in maps if "/libc.so" in line or "/libc-" in line))
 
 
-def test_symbols_of_a_library(pool: ParserPool) -> None:
-    answer = symbols_of(pool, libc(), "getenv", "no_such_symbol")
+def test_symbols_of_a_library(parser_pool: ParserPool) -> None:
+    answer = symbols_of(parser_pool, libc(), "getenv", "no_such_symbol")
     assert [s["name"] for s in answer["symbols"]] == ["getenv"]  # type: ignore[attr-defined]
     (symbol,) = answer["symbols"]  # type: ignore[misc]
     with libc().open("rb") as file:
@@ -55,17 +42,17 @@ def test_symbols_of_a_library(pool: ParserPool) -> None:
     assert len(answer["build_id"]) == 40  # type: ignore[arg-type]
 
 
-def test_an_answer_is_kept_until_the_file_changes(pool: ParserPool, tmp_path: Path) -> None:
+def test_an_answer_is_kept_until_the_file_changes(parser_pool: ParserPool, tmp_path: Path) -> None:
     copy = tmp_path / "copy.so"
     copy.write_bytes(libc().read_bytes())
-    first = symbols_of(pool, copy, "getenv")
-    assert symbols_of(pool, copy, "getenv") is first
-    assert symbols_of(pool, copy, "getpid") is not first
+    first = symbols_of(parser_pool, copy, "getenv")
+    assert symbols_of(parser_pool, copy, "getenv") is first
+    assert symbols_of(parser_pool, copy, "getpid") is not first
     os.utime(copy, ns=(1, 1))
-    assert symbols_of(pool, copy, "getenv") is not first
+    assert symbols_of(parser_pool, copy, "getenv") is not first
 
 
-def test_files_that_make_no_sense(pool: ParserPool, tmp_path: Path) -> None:
+def test_files_that_make_no_sense(parser_pool: ParserPool, tmp_path: Path) -> None:
     good = libc().read_bytes()
     for number, data in enumerate(
         (b"", b"#!/bin/sh\n", good[:100], good[: len(good) // 2], good[:64] + os.urandom(5000))
@@ -73,14 +60,14 @@ def test_files_that_make_no_sense(pool: ParserPool, tmp_path: Path) -> None:
         bad = tmp_path / str(number)
         bad.write_bytes(data)
         with pytest.raises(UnsupportedTarget):
-            symbols_of(pool, bad, "getenv")
+            symbols_of(parser_pool, bad, "getenv")
     # The same parser goes on.
-    assert symbols_of(pool, libc(), "getenv")["symbols"]
+    assert symbols_of(parser_pool, libc(), "getenv")["symbols"]
 
 
-def test_it_gave_up_its_rights(listener: Listener, pool: ParserPool) -> None:
-    symbols_of(pool, libc(), "getenv")
-    (process,) = listener.processes
+def test_it_gave_up_its_rights(parser_listener: Listener, parser_pool: ParserPool) -> None:
+    symbols_of(parser_pool, libc(), "getenv")
+    (process,) = parser_listener.processes
     status = Path(f"/proc/{process.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
     assert resource.prlimit(process.pid, resource.RLIMIT_AS)[1] == 3 << 30
@@ -100,8 +87,8 @@ def test_landlock_leaves_it_no_files(tmp_path: Path) -> None:
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", program, str(secret)]) == 7
 
 
-def test_it_ends_with_its_connection(listener: Listener, pool: ParserPool) -> None:
-    symbols_of(pool, libc(), "getenv")
-    pool.close()
-    assert wait_for(lambda: listener.processes[0].poll() is not None)
-    assert listener.processes[0].wait(10) == 0
+def test_it_ends_with_its_connection(parser_listener: Listener, parser_pool: ParserPool) -> None:
+    symbols_of(parser_pool, libc(), "getenv")
+    parser_pool.close()
+    assert until(lambda: parser_listener.processes[0].poll() is not None)
+    assert parser_listener.processes[0].wait(10) == 0

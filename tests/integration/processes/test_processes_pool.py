@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes_helpers import Listener, listening, start_ns_of, started, wait_for
+from processes_helpers import Listener, listening, start_ns_of, started
+from waiting import until
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Channel, Message
@@ -82,7 +83,7 @@ def test_a_number_that_belongs_to_another(pool: ReaderPool, sleeper: subprocess.
 
 def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
-    wait_for(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
+    until(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
     with pytest.raises(ProcessGone):
         pool.call("identity", pid=sleeper.pid, timeout=PATIENCE)
 
@@ -239,7 +240,7 @@ def test_a_target_that_blocks_its_reader(
     listener: Listener, pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
 ) -> None:
     target = stuck[0]
-    wait_for(lambda: len(listener.processes) == 2)
+    until(lambda: len(listener.processes) == 2)
     pool.call("ping", timeout=PATIENCE)
     # WHEN it is read with a deadline
     with pytest.raises(TargetTimeout):
@@ -249,8 +250,8 @@ def test_a_target_that_blocks_its_reader(
     with pytest.raises(TargetTimeout, match="left alone"):
         pool.call("identity", pid=target.pid, start_ns=target.start_ns, timeout=PATIENCE)
     # AND the reader that was stuck ends although its target never answered, and there is another
-    wait_for(lambda: any(p.poll() is not None for p in listener.processes))
-    wait_for(lambda: len(listener.processes) == 3)
+    until(lambda: any(p.poll() is not None for p in listener.processes))
+    until(lambda: len(listener.processes) == 3)
     # AND others are served meanwhile
     for _ in range(10):
         assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from query_helpers import T0, Files, Inetd, answer, ask_worker, gates, logical, operations, until
+from query_helpers import T0, Files, Inetd, answer, ask_worker, gates, logical, operations
+from waiting import until
 
 from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES, table_named

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from query_helpers import operations, until
+from query_helpers import operations
 from service_helpers import BEARER, Service, free_port, refused, serving, start, token_file
+from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
@@ -38,17 +39,12 @@ def shared(open_tmp_path: Path) -> Iterator[Service]:
 
 @contextmanager
 def ordinary(script: str, *args: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """``script`` as an ordinary user, once it has sent all that it sends, and its lines until then."""
+    """Runs ``script`` as an ordinary user: the process, once it has sent everything, and its lines until then."""
     argv = [sys.executable, str(HERE / script), *args]
-    user = {"user": ORDINARY, "group": ORDINARY, "extra_groups": []} if os.getuid() == 0 else {}
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        **user,  # type: ignore[call-overload]
-    ) as process:
+    if os.getuid() == 0:
+        # Popen(user=) forks with Python code in the child, which crashes beside the threads of gRPC.
+        argv = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups", *argv]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         yield process, list(iter(lambda: next(lines), "open\n"))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from query_helpers import operations, until
+from query_helpers import operations
 from service_helpers import BEARER, Service, refused, start, token_file
+from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub

@@ -47,7 +47,7 @@ def test_kills_lose_nothing_and_double_nothing(tmp_path: Path, writers: Writers)
 def test_the_lock_names_who_has_it_and_goes_with_its_owner(tmp_path: Path, writers: Writers) -> None:
     root = tmp_path / "state"
     writers.start(root, 5)
-    writers.wait_for("a store that is open", lambda: writers.acknowledged >= 0)
+    writers.wait_until_open()
     with pytest.raises(StateLocked, match=f"pid {writers.pid}"):
         Store.open(root, node="n1")
     writers.kill()

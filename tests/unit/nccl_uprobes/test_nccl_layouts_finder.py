@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from probing.api.errors import TargetTimeout
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
@@ -104,13 +104,6 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.002)
-
-
 def test_the_shipped_table_comes_first_and_unknown_builds_behind_it(
     library: Library, start: Callable[..., LayoutFinder]
 ) -> None:
@@ -120,7 +113,7 @@ def test_the_shipped_table_comes_first_and_unknown_builds_behind_it(
     assert layouts.entries == table
     attach(finder, library("aa" * 20, comm(4096, 1024, seq_number=2048, seq_count=5)))
     attach(finder, library(None, comm(8192, 1024)))
-    wait_for(lambda: len(finder.added) == 2)
+    until(lambda: len(finder.added) == 2)
     assert layouts.entries == [*table, *(layout.pack() for layout in finder.added)]
     assert [layout.end_magic for layout in finder.added] == [4096, 8192]
     assert finder.reasons == {}
@@ -132,7 +125,7 @@ def test_a_file_and_a_layout_are_looked_at_once(library: Library, start: Callabl
     path, same, last = library("aa" * 20, comm(4096)), library("bb" * 20, comm(4096)), library("cc" * 20, comm(512))
     for file in (path, path, same, path, library(NCCL_LAYOUTS[0].build_ids[0]), last):
         attach(finder, file)
-    wait_for(lambda: len(finder.added) == 2)
+    until(lambda: len(finder.added) == 2)
     assert parsers.asked[:2] == [path.stat().st_ino, same.stat().st_ino]
     assert len(parsers.asked) == 4
     assert finder.reasons == {}
@@ -143,7 +136,7 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
     before = start(Parsers(), layouts, cache)
     for end_magic in (4096, 512, 2048):
         attach(before, library(f"{end_magic:040x}", comm(end_magic, bus_id=80)))
-    wait_for(lambda: len(before.added) == 3)
+    until(lambda: len(before.added) == 3)
     before.stop()
     entries = layouts.entries
     parsers = Parsers()
@@ -151,7 +144,7 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
     assert layouts.entries == entries
     attach(after, library(f"{512:040x}", comm(512, bus_id=80)))
     attach(after, library("dd" * 20, comm(256)))
-    wait_for(lambda: len(after.added) == 4)
+    until(lambda: len(after.added) == 4)
     assert layouts.entries[: len(entries)] == entries
     after.stop()
     # Without the file nobody knows what they were: they end the list.
@@ -196,7 +189,7 @@ def test_what_is_not_taken_has_a_reason(
     finder = start(Parsers(), layouts)
     path = library("ab" * 20, answer.pop("layout"), **answer)
     attach(finder, path)
-    wait_for(lambda: finder.reasons)
+    until(lambda: finder.reasons)
     (name, reason), *more = finder.reasons.items()
     status = path.stat()
     assert name == ("ab" * 20 if "stuck" not in answer else f"file {status.st_dev}:{status.st_ino}")
@@ -205,7 +198,7 @@ def test_what_is_not_taken_has_a_reason(
     assert len(layouts.entries) == FIRST
     # It goes on.
     attach(finder, library("cd" * 20, comm(4096)))
-    wait_for(lambda: len(finder.added) == 1)
+    until(lambda: len(finder.added) == 1)
 
 
 def test_a_stripped_build_of_a_known_version_needs_nothing(
@@ -215,7 +208,7 @@ def test_a_stripped_build_of_a_known_version_needs_nothing(
     finder = start(parsers, Map())
     attach(finder, library("ab" * 20, None, version=NCCL_LAYOUTS[0].version))
     attach(finder, library("cd" * 20, comm(4096)))
-    wait_for(lambda: finder.added)
+    until(lambda: finder.added)
     assert len(parsers.asked) == 2
     assert finder.reasons == {}
 
@@ -224,7 +217,7 @@ def test_builds_without_magic_words_are_known(library: Library, start: Callable[
     finder = start(Parsers(), Map())
     build = UNGUARDED_LAYOUTS[0].build_ids[0]
     attach(finder, library(build))
-    wait_for(lambda: finder.reasons)
+    until(lambda: finder.reasons)
     assert "before 2.21" in finder.reasons[build]
 
 
@@ -232,7 +225,7 @@ def test_a_parser_that_is_late_is_asked_again(library: Library, start: Callable[
     parsers = Parsers()
     finder = start(parsers, Map())
     attach(finder, library("ab" * 20, comm(4096), stuck=2))
-    wait_for(lambda: finder.added)
+    until(lambda: finder.added)
     assert len(parsers.asked) == 3
     assert finder.reasons == {}
 
@@ -242,7 +235,7 @@ def test_the_map_has_an_end(library: Library, start: Callable[..., LayoutFinder]
     finder = start(Parsers(), layouts)
     for number in range(MAX_LAYOUTS - FIRST + 1):
         attach(finder, library(f"{number:040x}", comm(4096 + 8 * number)))
-    wait_for(lambda: finder.reasons)
+    until(lambda: finder.reasons)
     assert len(layouts.entries) == MAX_LAYOUTS
     assert "too many builds" in next(iter(finder.reasons.values()))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import waiting
 
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.clock import FakeClock
@@ -160,10 +161,7 @@ def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[M
 def identified(discovery: Discovery, pid: int, start_ns: int) -> Identity | None:
     """Who it is, once that is known."""
     discovery.on_mapping(pid)
-    deadline = time.monotonic() + 20
-    while discovery.expected(pid, start_ns):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    waiting.until(lambda: not discovery.expected(pid, start_ns))
     return discovery.identity(pid, start_ns)
 
 
@@ -272,10 +270,8 @@ def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemoryS
     assert (who.role, who.job, who.rank) == ("trainer", "pid:20", None)
     # The communicator tells the rank that the environment does not.
     discovery.on_communicator(*key, 1, 4)
-    deadline = time.monotonic() + 20
-    while (who := discovery.identity(*key)) and who.rank is None:
-        assert time.monotonic() < deadline
-    assert who is not None
+    who = waiting.until(lambda: (found := discovery.identity(*key)) and found.rank is not None and found)
+    assert who
     assert (who.rank, who.world_size) == (1, 4)
 
 

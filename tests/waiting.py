@@ -1,0 +1,32 @@
+"""The one way in which tests wait: for a condition, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ("DEADLINE_S", "until")
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+def until(
+    condition: Callable[[], T],
+    seconds: float = DEADLINE_S,
+    *,
+    what: str | Callable[[], object] = "the condition",
+    poll_s: float = 0.01,
+) -> T:
+    """Returns the first true value of ``condition``, which is called every ``poll_s`` seconds.
+
+    Raises AssertionError after ``seconds`` without one; the message names ``what``, which may be a function that
+    describes the state at that time.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
+        time.sleep(poll_s)
+    return value
