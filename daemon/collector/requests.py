@@ -14,6 +14,7 @@ from probing.daemon.arrow import ipc_bytes
 from probing.daemon.collector.control import Handler
 from probing.daemon.collector.live_settings import Changes
 from probing.daemon.python_stack.answers import StackAnswers
+from probing.daemon.stack_wire import join_stacks
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
 
@@ -106,7 +107,7 @@ class Requests:
         found = self._answers.stacks(
             *_meant(request), native=bool(request.get("native")), with_locals=bool(request.get("locals"))
         )
-        return {}, json.dumps(found).encode()
+        return join_stacks(*found)
 
     def _vars(self, request: dict[str, Any]) -> _Answer:
         pids, job, timeout = _meant(request)

@@ -15,6 +15,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.processes.liveness import process_now
 from probing.daemon.python_stack.fanout import Failure
 from probing.daemon.source import Identity
+from probing.daemon.stack_wire import ProcessStacks
 
 __all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
 
@@ -71,21 +72,24 @@ class StackAnswers:
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> dict[str, Any]:
-        """``processes`` (job, run, rank, pid, start_ns, and ``stacks``, JSON for ``python_stack.wire.threads_of``) and
-        ``failures``. Raises NotFound for an unknown job or pid."""
+    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        """The packed stacks of each process by job, run and rank, and failures as StacksReply has them.
+
+        ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
+        """
         by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
         if native:
             threads, failures = self._read(by_key, timeout, native=True, with_locals=with_locals)
-            texts = [(key, json.dumps({"threads": own})) for key, own in _by_process(threads).items()]
+            packed = [(key, json.dumps({"threads": own}).encode()) for key, own in _by_process(threads).items()]
         else:
             packed, failures = self._stacks.packed(by_key, timeout, with_locals=with_locals)
-            texts = [(key, text.decode(errors="replace")) for key, text in packed]
-        told = [_told(by_key[key], {"pid": key[0], "start_ns": key[1], "stacks": text}) for key, text in texts]
-        return {
-            "processes": sorted(told, key=lambda t: (t["job"], t["run"], t["rank"] is None, t["rank"], t["pid"])),
-            "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
-        }
+        processes = [
+            ProcessStacks(process.job, process.run, process.rank, *key, text)
+            for key, text in packed
+            for process in (by_key[key],)
+        ]
+        processes.sort(key=lambda p: (p.job, p.run, p.rank is None, p.rank, p.pid))
+        return processes, [_failure(by_key[f.pid, f.start_ns], f) for f in failures]
 
     def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
         """``values`` and ``failures`` as VarsReply has them. Raises NotFound for an unknown job or pid."""

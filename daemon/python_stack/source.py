@@ -22,7 +22,7 @@ from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, 
 from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
 from probing.daemon.python_stack.walk.search import find_runtime
-from probing.daemon.python_stack.walk.wire import threads_of
+from probing.daemon.stack_wire import threads_of
 
 __all__ = ("PythonStacks",)
 

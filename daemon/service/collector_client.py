@@ -15,6 +15,7 @@ from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.query.cancellation import wait_readable
 from probing.daemon.query.engine import Need, Segment, Snapshot
+from probing.daemon.stack_wire import ProcessStacks, split_stacks
 
 __all__ = ("CollectorClient",)
 
@@ -76,14 +77,14 @@ class CollectorClient:
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> dict[str, Any]:
-        """``processes`` and ``failures`` as docs/architecture.md has them. ``timeout`` in seconds, for each process."""
-        more = {"native": native, "locals": with_locals}
-        return self._of_processes("stacks", pids, job, timeout, more)
+    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        """The packed stacks of each process, and failures as StacksReply has them. ``timeout`` in s, per process."""
+        answer = self._of_processes("stacks", pids, job, timeout, {"native": native, "locals": with_locals})
+        return split_stacks(answer.header, answer.payload)
 
     def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
         """``values`` and ``failures`` as docs/architecture.md has them."""
-        return self._of_processes("vars", pids, job, timeout, {"names": list(names)})
+        return _body(self._of_processes("vars", pids, job, timeout, {"names": list(names)}))
 
     def config(self, request: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
         """Change a setting or look at all; ``request`` has the fields of a ConfigRequest, the answer is Settings."""
@@ -91,9 +92,9 @@ class CollectorClient:
 
     def _of_processes(
         self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> Message:
         request = {"op": op, "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000)), **more}
-        return _body(self._request(request, timeout + 1.0))
+        return self._request(request, timeout + 1.0)
 
     @contextmanager
     def snapshot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +10,8 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.python_stack.walk.wire import threads_of
 from probing.daemon.service.errors import to_proto
+from probing.daemon.stack_wire import ProcessStacks, threads_of
 
 __all__ = ("config_reply", "stacks_reply", "status_fields", "vars_reply")
 
@@ -24,23 +24,24 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
         raise InternalError(f"the collector's status makes no sense: {e}") from e
 
 
-def stacks_reply(node: str, found: Mapping[str, Any]) -> pb.StacksReply:
+def stacks_reply(
+    node: str, processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
+) -> pb.StacksReply:
     try:
-        reply = pb.StacksReply(node=node, failures=[_failure(failure) for failure in found["failures"]])
-        for process in found["processes"]:
-            who = tuple(process[name] for name in ("job", "run", "rank", "pid", "start_ns"))
-            reply.threads.extend(_threads(who, process["stacks"]))
+        reply = pb.StacksReply(node=node, failures=[_failure(failure) for failure in failures])
+        for process in processes:
+            reply.threads.extend(_threads(process))
     except (KeyError, TypeError, ValueError) as e:
         raise InternalError(f"the collector's stacks make no sense: {type(e).__name__}: {e}") from e
     return reply
 
 
-# A process that hangs gives the same text each time: making messages of it costs more than all else here.
+# A process that hangs gives the same bytes each time: making messages of it costs more than all else here.
 @lru_cache(maxsize=256)
-def _threads(who: tuple[Any, ...], text: str) -> tuple[pb.Thread, ...]:
-    job, run, rank, pid, start_ns = who
+def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
+    job, run, rank, pid, start_ns, packed = process
     common = {"job": job, "run": run, "rank": rank, "pid": pid, "start_ns": start_ns}
-    return tuple(_thread({**thread, **common}) for thread in threads_of(text))
+    return tuple(_thread({**thread, **common}) for thread in threads_of(packed))
 
 
 def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:

@@ -121,7 +121,7 @@ class NodeService(NodeServicer):
             found = self._collector.stacks(
                 request.pids, request.job, timeout, native=request.native, with_locals=request.locals
             )
-            return stacks_reply(self._node.name, found)
+            return stacks_reply(self._node.name, *found)
 
         return await self._admission.run(Kind.TARGETS, caller, ask)
 

@@ -23,6 +23,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.config import CONTROL
+from probing.daemon.stack_wire import ProcessStacks, join_stacks
 
 TOKEN = "0123456789abcdef-token"
 BEARER = (("authorization", f"Bearer {TOKEN}"),)
@@ -83,10 +84,8 @@ class Collector:
 
     def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         names = ("job", "run", "rank", "pid", "start_ns")
-        processes = [
-            {**{n: t[n] for n in names}, "stacks": json.dumps({"threads": [t]})} for t in self.threads
-        ]
-        return {"processes": processes, "failures": self.failures}, b""
+        packed = [(t, json.dumps({"threads": [t]}).encode()) for t in self.threads]
+        return join_stacks([ProcessStacks(*(t[n] for n in names), text) for t, text in packed], self.failures)
 
     def vars(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         return {"values": self.values, "failures": self.failures}, b""

@@ -29,7 +29,7 @@ from probing.daemon.python_stack.native.payload import (
 )
 from probing.daemon.python_stack.walk.dump import dump_stacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.wire import pack
+from probing.daemon.stack_wire import pack
 
 __all__ = ("copy_stacks", "handlers")
 

@@ -13,7 +13,7 @@ from probing.daemon.python_stack.fanout import GRACE_S, left
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.wire import unpack
+from probing.daemon.stack_wire import unpack
 
 __all__ = ("NativeStacks", "explained")
 

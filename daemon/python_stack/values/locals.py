@@ -14,7 +14,7 @@ from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
 from probing.daemon.python_stack.walk.walker import RawFrame
-from probing.daemon.python_stack.walk.wire import CUT
+from probing.daemon.stack_wire import CUT
 
 __all__ = ("MAX_LOCALS", "NAME_IS_SECRET", "LocalsReader", "variable")
 

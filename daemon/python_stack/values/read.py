@@ -24,7 +24,7 @@ from probing.daemon.python_stack.walk.dump import prepared
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.threads import check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame
-from probing.daemon.python_stack.walk.wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
+from probing.daemon.stack_wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
 
 __all__ = ("MAX_ROWS", "handlers", "read_values")
 

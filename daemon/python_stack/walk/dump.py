@@ -24,7 +24,7 @@ from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.thread_names import KnownNames, thread_names
 from probing.daemon.python_stack.walk.threads import KernelThread, check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame, RawThread
-from probing.daemon.python_stack.walk.wire import pack
+from probing.daemon.stack_wire import pack
 
 __all__ = ("Process", "dump_stacks", "forget", "handlers", "prepared")
 

@@ -14,7 +14,7 @@ from python_stack_helpers import INTERPRETERS, program, runtime_of
 from probing.daemon.python_stack.values.read import read_values
 from probing.daemon.python_stack.walk.dump import dump_stacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
-from probing.daemon.python_stack.walk.wire import pack, unpack
+from probing.daemon.stack_wire import pack, unpack
 
 OWN_KINDS = {"own_list", "own_tuple", "point", "ordered"}
 

@@ -21,7 +21,7 @@ from probing.daemon.python_stack.walk.locate import RuntimeInfo, RuntimeSymbols,
 from probing.daemon.python_stack.walk.release import sys_hexversion
 from probing.daemon.python_stack.walk.threads import KernelThread, match_threads, read_start_ns, read_threads
 from probing.daemon.python_stack.walk.walker import RawThread
-from probing.daemon.python_stack.walk.wire import pack, unpack
+from probing.daemon.stack_wire import ProcessStacks, join_stacks, pack, split_stacks, unpack
 
 MAPS = b"""\
 5555555fe000-555555600000 r--p 00000000 08:01 11 /opt/bin/trainer
@@ -180,6 +180,13 @@ def test_a_message_fits_its_header(threads: int, frames: int, name: str) -> None
     assert len(packed["threads"]) == threads
     for thread in unpack(packed)["threads"]:
         assert thread["complete"] == (len(thread["frames"]) == frames)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_stacks_of_many_processes_travel_as_they_are(packed: list[bytes]) -> None:
+    processes = [ProcessStacks("jöb", "r", rank or None, 7 + rank, 1 << 60, own) for rank, own in enumerate(packed)]
+    failures = [{"pid": 9, "rank": None, "job": "", "error": {"kind": "TargetTimeout", "message": "x", "hint": ""}}]
+    assert split_stacks(*join_stacks(processes, failures)) == (processes, failures)
 
 
 @given(st.binary(max_size=2000))

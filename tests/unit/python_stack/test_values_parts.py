@@ -17,7 +17,7 @@ from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.names import Name, parse_name, parse_names
 from probing.daemon.python_stack.values.secrets import looks_secret, names_secret
 from probing.daemon.python_stack.walk.layouts import TABLE
-from probing.daemon.python_stack.walk.wire import CUT, pack, unpack
+from probing.daemon.stack_wire import CUT, pack, unpack
 
 
 @pytest.mark.parametrize(

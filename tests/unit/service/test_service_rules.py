@@ -9,6 +9,7 @@ from probing.api import errors
 from probing.daemon.service.auth import check_listen
 from probing.daemon.service.errors import status_of, to_proto
 from probing.daemon.service.messages import stacks_reply, status_fields
+from probing.daemon.stack_wire import ProcessStacks, join_stacks, split_stacks
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
@@ -56,13 +57,15 @@ def test_an_error_on_the_wire_is_bounded_lines() -> None:
 
 
 def test_answers_that_make_no_sense_are_internal_errors() -> None:
-    process = {"job": "j", "run": "r", "rank": 0, "pid": 7, "start_ns": 1}
     threads = ("1", "[{}]", '[{"tid": "x", "frames": []}]')
     texts = ["", "[]", "{}", "1", "[" * 9999, *(f'{{"threads": {t}}}' for t in threads)]
-    spoilt = [{"processes": [{**process, "stacks": text}], "failures": []} for text in texts]
-    for found in ({}, {"processes": 1, "failures": []}, {"processes": [{"pid": "x"}], "failures": []}, *spoilt):
+    spoilt = [join_stacks([ProcessStacks("j", "r", 0, 7, 1, text.encode())], []) for text in texts]
+    indices = ("", "1", "{}", "[" * 9999, '{"processes": 1, "failures": []}', '{"processes": [["x"]], "failures": []}')
+    answers = [({"index": len(index)}, index.encode()) for index in indices]
+    foreign = join_stacks([ProcessStacks("j", "r", 0, "x", 1, b'{"threads": [{"tid": 1, "frames": []}]}')], [])
+    for header, payload in (({}, b""), ({"index": "x"}, b""), *answers, *spoilt, foreign, join_stacks([], [{}])):
         with pytest.raises(errors.InternalError):
-            stacks_reply("n0", found)
+            stacks_reply("n0", *split_stacks(header, payload))
     with pytest.raises(errors.InternalError):
         status_fields({"store_bytes": -1})
     assert status_fields({"state": "running", "unknown": 1}).state == "running"

@@ -1,13 +1,22 @@
-"""Stacks from a reader to the service: each name once, because the threads of a training repeat themselves."""
+"""The wire format of Python stacks: reader -> collector -> service.
+
+A reader packs the threads of one process as JSON, with each name of a function or file once, because the threads of a
+training repeat themselves (``pack``). The collector puts the JSON of all processes behind one index, unread
+(``join_stacks``). The service decodes each of them once (``split_stacks``, ``threads_of``).
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from probing.api.errors import InternalError
 
-__all__ = ("CUT", "MAX_BYTES", "VARIABLE_BYTES", "json_bytes", "pack", "threads_of", "unpack")
+__all__ = (
+    "CUT", "MAX_BYTES", "VARIABLE_BYTES", "Frame", "ProcessStacks", "Thread", "Variable",
+    "join_stacks", "json_bytes", "pack", "split_stacks", "threads_of", "unpack",
+)  # fmt: skip
 
 CUT = "further variables did not fit"
 
@@ -17,6 +26,94 @@ _FRAME_BYTES = 48
 _THREAD_BYTES = 168
 VARIABLE_BYTES = 64
 _VARIABLE = ("name", "type", "value", "number", "reason")
+
+
+class Variable(TypedDict):
+    """``value`` is None when it could not be read; ``reason`` then says why."""
+
+    name: str
+    type: str
+    value: str | None
+    number: float | None
+    reason: str
+
+
+class _Frame(TypedDict):
+    func: str
+    file: str
+    lineno: int | None
+    frame_type: str
+    ip: int
+    entry: bool
+
+
+class Frame(_Frame, total=False):
+    """``frame_type``: "Python" or "Native". ``entry``: the outermost frame of a run of CPython's interpreter loop.
+
+    ``lineno`` is None when it is not known. ``locals`` are there when they were requested.
+    """
+
+    locals: list[Variable]
+
+
+class _Thread(TypedDict):
+    tid: int
+    thread: str
+    state: str
+    gil: bool | None
+    complete: bool
+    frames: list[Frame]
+
+
+class Thread(_Thread, total=False):
+    """``frames`` innermost first. ``gil``: whether the thread holds it, None when not known. ``complete`` is False for
+    a stack that changed while it was read or was cut. ``native_missing``: why native frames are missing.
+
+    ``pid`` and ``start_ns`` are there once threads of several processes are in one list.
+    """
+
+    native_missing: str
+    pid: int
+    start_ns: int
+
+
+class ProcessStacks(NamedTuple):
+    """The threads of one process, as JSON for ``threads_of``."""
+
+    job: str
+    run: str
+    rank: int | None
+    pid: int
+    start_ns: int
+    packed: bytes
+
+
+def join_stacks(
+    processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], bytes]:
+    """Header and payload of the collector's answer: header ``index``, the length of the index at the payload's begin.
+
+    The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, bytes], ...], "failures": [...]}``. Then follow
+    the packed stacks, in the same order.
+    """
+    processes = list(processes)
+    rows = [[*process[:-1], len(process.packed)] for process in processes]
+    index = json.dumps({"processes": rows, "failures": failures}, separators=(",", ":")).encode()
+    return {"index": len(index)}, b"".join([index, *(process.packed for process in processes)])
+
+
+def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+    """What ``join_stacks`` was given. Raises InternalError for anything else."""
+    try:
+        at = int(header["index"])
+        index = json.loads(payload[:at])
+        processes = []
+        for job, run, rank, pid, start_ns, size in index["processes"]:
+            processes.append(ProcessStacks(job, run, rank, pid, start_ns, payload[at : at + size]))
+            at += size
+        return processes, list(index["failures"])
+    except (KeyError, TypeError, ValueError, RecursionError) as e:
+        raise InternalError("the collector's answer holds no stacks") from e
 
 
 def pack(dump: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +148,7 @@ def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in packed.items() if k != "codes"}, "threads": threads}
 
 
-def threads_of(text: str | bytes) -> list[dict[str, Any]]:
+def threads_of(text: bytes) -> list[Thread]:
     """The threads of a dump in JSON, packed or not. Raises InternalError for anything else."""
     try:
         dump = json.loads(text)
