@@ -105,7 +105,7 @@ class Node:
         self.control = ControlServer(runtime / CONTROL / "collector.sock", handlers, frozenset())
         self.control.start()
         self.listener = Listener(runtime / "sql.sock", state)
-        argv = [sys.executable, "-m", "probing.daemon.service.main", f"--socket={root}/s.sock", "--node_name=bench"]
+        argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=bench"]
         self.service = subprocess.Popen(argv, cwd="/", stderr=subprocess.DEVNULL)
         self.collector = CollectorClient(str(runtime / CONTROL / "collector.sock"))
         self.pool = WorkerPool(str(runtime / "sql.sock"))

@@ -25,7 +25,7 @@ _NAMES = {
     "probing.daemon.collector": "collector",
     "probing.daemon.confined.reader": "reader",
     "probing.daemon.confined.parser": "parser",
-    "probing.daemon.service.main": "service",
+    "probing.daemon.service": "service",
     "probing.daemon.confined.sql_worker": "worker",
 }
 

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -29,17 +27,17 @@ from typing import Any
 # The maths library behind numpy would keep a stack of address space for each core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from probing.api.errors import InternalError, ProbingError, UnsupportedTarget, UsageError
-from probing.daemon.confined.reader import end_on_hangup
+from probing.api.errors import ProbingError, UnsupportedTarget, UsageError
 from probing.daemon.confined.sandbox import confine, limit
+from probing.daemon.confined.serving import inherit, internal_error, serve
 from probing.daemon.elf.file import Elf
-from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers as flight_handlers
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import handlers as layout_handlers
 from probing.daemon.nccl_uprobes.ras.json_report import handlers as ras_handlers
 from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 
-__all__ = ("main", "serve")
+__all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
 # For its whole life: whoever needs more is replaced by a fresh one.
@@ -49,52 +47,36 @@ REQUEST_CPU_S = 10.0
 SYMBOLS_CPU_S = 3.0
 _AGAIN_S = 0.1
 MAX_PATTERNS = 1_024
-_log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=0)
-    limit(MEMORY_BYTES, CPU_SECONDS)
-    confine(())
-    end_on_hangup(connection.fileno())
+    channel = inherit(_give_up_rights)
     signal.signal(signal.SIGPROF, _too_long)
-    serve(Channel(connection))
+    serve(channel, _answer, _error_of)
     return 0
 
 
-def serve(channel: Channel) -> None:
-    """Answer requests until the connection closes."""
-    while True:
-        try:
-            request = channel.receive()
-        except ChannelClosed:
-            return
-        try:
-            header, payload = _answer(request)
-        except ProbingError as e:
-            channel.send_error(e)
-        except MemoryError:
-            channel.send_error(UnsupportedTarget("the file asks for more memory than a parser has"))
-        except Exception as e:  # what a file makes of the parser is that file's answer, and no more
-            _log.exception("a file could not be parsed")
-            channel.send_error(InternalError(f"a parser failed: {type(e).__name__}: {e}"))
-        else:
-            channel.send(header, payload)
-        finally:
-            request.close_fds()
+def _give_up_rights() -> None:
+    limit(MEMORY_BYTES, CPU_SECONDS)
+    confine(())
 
 
-def _answer(request: Message) -> tuple[dict[str, Any], bytes]:
+def _error_of(e: Exception) -> ProbingError:
+    if isinstance(e, MemoryError):
+        return UnsupportedTarget("the file asks for more memory than a parser has")
+    return internal_error("a parser", e)
+
+
+def _answer(request: Message) -> Message:
     op = request.header.get("op")
     if op == "ping":
-        return {"pid": os.getpid()}, b""
+        return Message({"pid": os.getpid()})
     handler = _HANDLERS.get(str(op))
     if handler is None:
         raise UsageError(f"a parser knows no request {op!r}")
     with _bounded(SYMBOLS_CPU_S if op == "symbols" else REQUEST_CPU_S):
-        return {}, handler(request)
+        return Message({}, handler(request))
 
 
 @contextlib.contextmanager

@@ -25,20 +25,18 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever ha
 from __future__ import annotations
 
 import json
-import logging
 import os
-import select
-import signal
-import socket
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from probing.api.errors import InternalError, ProbingError, ProcessGone, UsageError
+from probing.api.errors import ProbingError, ProcessGone, UsageError
+from probing.daemon.confined import serving
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import READER
-from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.confined.serving import inherit, internal_error
+from probing.daemon.ipc import Channel, Message
 from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.rooted_file import find_files, open_file
@@ -50,54 +48,22 @@ from probing.daemon.python_stack.sampling.threads import answer_threads
 from probing.daemon.python_stack.values.read import handlers as value_handlers
 from probing.daemon.python_stack.walk.dump import handlers as stack_handlers
 
-__all__ = ("end_on_hangup", "main", "serve")
+__all__ = ("main", "serve")
 
 MAX_RANGES = 4_096
 MAX_NAMED = 1_024
 MAX_MEMORY = 16 << 20
-_log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=0)
-    restrict(READER)
-    end_on_hangup(connection.fileno())
-    serve(Channel(connection))
+    serve(inherit(lambda: restrict(READER)))
     return 0
-
-
-def end_on_hangup(fd: int) -> None:
-    """End this process, whatever it is blocked in, when the other end of ``fd`` closes."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-
-    def wait() -> None:
-        poll.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, name="hangup", daemon=True).start()
 
 
 def serve(channel: Channel) -> None:
     """Answer requests until the connection closes."""
-    while True:
-        try:
-            request = channel.receive()
-            request.close_fds()
-        except ChannelClosed:
-            return
-        try:
-            answer = _answer(request.header)
-        except ProbingError as e:
-            channel.send_error(e)
-        except Exception as e:  # one bad request must not cost the reader; the asker gets the reason
-            _log.exception("request %s failed", request.header.get("op"))
-            channel.send_error(InternalError(f"a reader failed: {type(e).__name__}: {e}"))
-        else:
-            channel.send(answer.header, answer.payload, answer.fds)
-            answer.close_fds()
+    serving.serve(channel, lambda request: _answer(request.header), partial(internal_error, "a reader"))
 
 
 def _answer(request: dict[str, Any]) -> Message:

@@ -18,8 +18,9 @@ from probing.api.errors import InternalError, ProbingError, QueryMemory
 from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_from
+from probing.daemon.confined import serving
 from probing.daemon.confined.sandbox import MemoryBound
-from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.ipc import Channel, Message
 from probing.daemon.query.gate import check
 
 __all__ = ("CPU_S", "serve")
@@ -36,31 +37,25 @@ class _Needed(Exception):
 def serve(channel: Channel, memory: MemoryBound) -> None:
     """Answer requests until the connection ends. A query that takes more than CPU_S ends the process."""
     memory.start()
-    while True:
-        try:
-            request = channel.receive()
-            # At its end the kernel kills, whatever this process is doing.
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            header, payload = _answer(request)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            channel.send(header, payload)
-        except ChannelClosed:
-            return
+    serving.serve(channel, _answer, _error_of)
 
 
-def _answer(request: Message) -> tuple[dict[str, Any], bytes]:
-    request.close_fds()
+def _answer(request: Message) -> Message:
+    # At its end the kernel kills, whatever this process is doing.
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        return {"end": {}}, _checked(json.loads(request.payload))
+        return Message({"end": {}}, _checked(json.loads(request.payload)))
     except _Needed as e:
-        return {"end": {"needs": str(e)}}, b""
-    except ProbingError as e:
-        return {"error": e.to_dict()}, b""
-    except MemoryError:
-        return {"error": QueryMemory("checking the query needs more memory than a worker has").to_dict()}, b""
-    except Exception as e:  # what a query makes of the worker is that query's answer, and no more
-        _log.exception("a query could not be checked")
-        return {"error": InternalError(f"the gate failed: {type(e).__name__}").to_dict()}, b""
+        return Message({"end": {"needs": str(e)}})
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _error_of(e: Exception) -> ProbingError:
+    if isinstance(e, MemoryError):
+        return QueryMemory("checking the query needs more memory than a worker has")
+    _log.error("a query could not be checked", exc_info=e)
+    return InternalError(f"the gate failed: {type(e).__name__}")
 
 
 def _checked(asked: Mapping[str, Any]) -> bytes:

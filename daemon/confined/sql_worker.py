@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import socket
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from probing.api.errors import InternalError, ProbingError, QueryMemory
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import MemoryBound, confine, limit, stand_back
+from probing.daemon.confined.serving import inherit, requests
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
@@ -43,7 +43,19 @@ _log = logging.getLogger(__name__)
 
 def main() -> None:
     config = Config.from_args(sys.argv[1:])
-    sock = socket.socket(fileno=os.dup(0))
+    memory = MemoryBound(config.query.memory_bytes)
+    channel = inherit(lambda: _give_up_rights(config))
+    with channel, suppress(ChannelClosed):
+        first = channel.receive()
+        if first.header.get("role") == "gate":
+            from probing.daemon.confined import sql_checker
+
+            sql_checker.serve(channel, memory)
+        else:
+            serve(channel, int(config.query.memory_bytes * DUCKDB_SHARE), memory, first)
+
+
+def _give_up_rights(config: Config) -> None:
     threading.stack_size(256 * 1024)
     stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
@@ -51,17 +63,7 @@ def main() -> None:
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", ARROW_DEFAULT_MEMORY_POOL="system")
     # DuckDB's jemalloc gives memory back, rather than keep it mapped, where it counts against the bound.
     os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
-    memory = MemoryBound(config.query.memory_bytes)
     confine([config.state_dir])
-    threading.Thread(target=_end_with, args=(sock.fileno(),), name="hang-up", daemon=True).start()
-    with Channel(sock) as channel, suppress(ChannelClosed):
-        first = channel.receive()
-        if first.header.get("role") == "gate":
-            from probing.daemon.confined import sql_checker as gate_worker
-
-            gate_worker.serve(channel, memory)
-        else:
-            serve(channel, int(config.query.memory_bytes * DUCKDB_SHARE), memory, first)
 
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
@@ -78,17 +80,14 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
         return ready.pop() if ready else job.new_connection(memory_bytes, THREADS)
 
     memory.start()
-    worn = False
-    request = first if first.header.get("op") != "warm" else None
-    while not worn:
-        try:
-            answer = _answer(channel, request or channel.receive(), connect)
-            request = None
-            worn = memory.used >= WORN
-            channel.send({**answer, "last": worn})
-        except ChannelClosed:
+    warm = first.header.get("op") == "warm"
+    for request in chain(() if warm else (first,), requests(channel)):
+        answer = _answer(channel, request, connect)
+        worn = memory.used >= WORN
+        channel.send({**answer, "last": worn})
+        if worn:
             return
-        if not (ready or worn):
+        if not ready:
             ready.append(connect())
 
 
@@ -96,7 +95,6 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
     """What follows the parts of an answer."""
     from probing.daemon.query.job import Job, Outcome, run
 
-    request.close_fds()
     outcome = Outcome()
     try:
         job = Job.unpack(request.header, request.payload)
@@ -117,13 +115,6 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
         _log.exception("a query could not be answered")
         return {"error": InternalError(f"a worker failed: {type(e).__name__}").to_dict()}
     return {"end": outcome.to_dict()}
-
-
-def _end_with(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
-    poll.poll()
-    os._exit(0)
 
 
 if __name__ == "__main__":

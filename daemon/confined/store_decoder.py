@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -28,16 +26,17 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import pyarrow as pa
 
-from probing.api.errors import FormatError, InternalError, ProbingError, UsageError
-from probing.daemon.confined.reader import end_on_hangup
+from probing.api.errors import FormatError, ProbingError, UsageError
 from probing.daemon.confined.sandbox import confine, limit
-from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.confined.serving import inherit, internal_error, serve
+from probing.daemon.confined.store_errors import format_error
+from probing.daemon.ipc import Message
 from probing.daemon.store.jobs.steps import JOBS
 from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.log.tail import decode_records
 from probing.daemon.store.segments.parquet import open_parquet
 
-__all__ = ("main", "serve")
+__all__ = ("main",)
 
 BATCH_ROWS = 1 << 16
 MAX_JOBS = 32
@@ -51,39 +50,23 @@ Send = Callable[[dict[str, Any], "bytes | memoryview"], None]
 
 def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=0)
+    channel = inherit(_give_up_rights)
+    serve(channel, lambda request: Message({"end": _answer(request, channel.send)}), _error_of)
+    return 0
+
+
+def _give_up_rights() -> None:
     limit(MEMORY_BYTES, CPU_SECONDS)
     # Imported before the files are out of reach.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
-    end_on_hangup(connection.fileno())
-    serve(Channel(connection))
-    return 0
 
 
-def serve(channel: Channel) -> None:
-    """Answer requests until the connection closes."""
-    while True:
-        try:
-            request = channel.receive()
-        except ChannelClosed:
-            return
-        try:
-            end = _answer(request, channel.send)
-        except ChannelClosed:
-            return
-        except ProbingError as e:
-            channel.send_error(e)
-        except MemoryError:
-            channel.send_error(FormatError("it asks for more memory than there is for it"))
-        except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as e:
-            channel.send_error(FormatError(" ".join(str(e).split())[:300] or type(e).__name__))
-        else:
-            channel.send({"end": end})
-        finally:
-            request.close_fds()
+def _error_of(e: Exception) -> ProbingError:
+    if isinstance(e, MemoryError):
+        return FormatError("it asks for more memory than there is for it")
+    return format_error(e) or internal_error("a decoder", e)
 
 
 def _answer(request: Message, send: Send) -> dict[str, Any]:
@@ -220,7 +203,4 @@ def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | 
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except InternalError as e:
-        raise SystemExit(e.message) from e
+    raise SystemExit(main())

@@ -12,9 +12,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -22,13 +21,14 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import pyarrow as pa
 
-from probing.api.errors import FormatError, InternalError, ProbingError, UsageError
-from probing.daemon.confined.reader import end_on_hangup
+from probing.api.errors import InternalError, ProbingError, UsageError
 from probing.daemon.confined.sandbox import confine, limit, stand_back
+from probing.daemon.confined.serving import inherit, requests
+from probing.daemon.confined.store_errors import format_error
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.store.jobs.steps import JOBS, Source, Step
 
-__all__ = ("main", "serve")
+__all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
 # For its whole life, which the collector keeps short.
@@ -50,8 +50,14 @@ class _Job:
 
 def main() -> int:
     """Serve the connection that is descriptor 0 until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=0)
+    channel, jobs = inherit(_give_up_rights), dict[int, _Job]()
+    with suppress(ChannelClosed):
+        for request in requests(channel):
+            _take(channel, request, jobs)
+    return 0
+
+
+def _give_up_rights() -> None:
     # Not at the processor: the log must not grow faster than it is sealed.
     stand_back(niceness=0)
     limit(MEMORY_BYTES, CPU_SECONDS)
@@ -59,23 +65,6 @@ def main() -> int:
     import pyarrow.parquet  # noqa: F401
 
     confine(())
-    end_on_hangup(connection.fileno())
-    serve(Channel(connection))
-    return 0
-
-
-def serve(channel: Channel) -> None:
-    """Answer requests until the connection closes."""
-    jobs: dict[int, _Job] = {}
-    while True:
-        try:
-            request = channel.receive()
-            try:
-                _take(channel, request, jobs)
-            finally:
-                request.close_fds()
-        except ChannelClosed:
-            return
 
 
 def _take(channel: Channel, request: Message, jobs: dict[int, _Job]) -> None:
@@ -115,8 +104,10 @@ def _next(channel: Channel, job: _Job) -> bool:
         channel.send_error(InternalError("it needs more memory than there is for it"))
     except ProbingError as e:
         channel.send_error(e)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        channel.send_error(FormatError(" ".join(str(e).split())[:300] or type(e).__name__))
+    except Exception as e:
+        if not (error := format_error(e)):
+            raise
+        channel.send_error(error)
     return True
 
 

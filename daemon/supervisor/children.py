@@ -25,7 +25,7 @@ PROGRAMS = {
     "maintenance": ("-I", "-m", "probing.daemon.confined.store_maintenance"),
     "parser": ("-I", "-m", "probing.daemon.confined.parser"),
     "reader": ("-I", "-m", "probing.daemon.confined.reader"),
-    "service": ("-I", "-m", "probing.daemon.service.main"),
+    "service": ("-I", "-m", "probing.daemon.service"),
     "sql": ("-I", "-m", "probing.daemon.confined.sql_worker"),
 }
 log = logging.getLogger("probingd.supervisor")

@@ -41,7 +41,7 @@ def _plant(kind: str, file: Path) -> int:
 
         method = "once"
     else:
-        from probing.daemon.service import main as program
+        from probing.daemon.service import __main__ as program
         from probing.daemon.service.collector_client import CollectorClient as Place
 
         method = "status"

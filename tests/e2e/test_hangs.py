@@ -16,7 +16,7 @@ from waiting import until
 
 HANG_S = "3"
 PLANTING = str(Path(__file__).with_name("deadlocking.py"))
-MODULES = {"collector": "probing.daemon.collector", "service": "probing.daemon.service.main"}
+MODULES = {"collector": "probing.daemon.collector", "service": "probing.daemon.service"}
 
 
 def shown(daemon: Daemon, kind: str) -> bool:

@@ -55,7 +55,7 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
         uid, caps = rights(pid)
         assert uid != 0
         assert caps == NEEDED["sys_ptrace"] | NEEDED["dac_read_search"]
-    for module in ("probing.daemon.service.main", "probing.daemon.confined.sql_worker"):
+    for module in ("probing.daemon.service", "probing.daemon.confined.sql_worker"):
         for pid in children[module]:
             uid, caps = rights(pid)
             assert uid != 0
@@ -63,7 +63,7 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
             assert status_of(pid)["NoNewPrivs"] == "1"
             assert status_of(pid)["CapBnd"] == "0000000000000000"
     service, worker = (
-        rights(children[m][0])[0] for m in ("probing.daemon.service.main", "probing.daemon.confined.sql_worker")
+        rights(children[m][0])[0] for m in ("probing.daemon.service", "probing.daemon.confined.sql_worker")
     )
     assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
 
@@ -145,5 +145,5 @@ def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
     daemon.query("SELECT 1 AS one FROM comm.ops")
     until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
-    for module in ("collector", "reader", "parser", "service.main", "query.worker"):
+    for module in ("collector", "reader", "parser", "service", "confined.sql_worker"):
         assert found[f"probing.daemon.{module}"] == {"2"}, module

@@ -128,7 +128,7 @@ def free_port() -> int:
 
 
 def start(root: Path, *args: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "probing.daemon.service.main", f"--socket={root}/s.sock", "--node_name=n0", *args]
+    argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0", *args]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
 

@@ -99,7 +99,7 @@ def test_only_a_stop_reaches_the_pins() -> None:
     unit = settings("probingd-pins.service")
     assert unit["StopPropagatedFrom"] == "probingd.target"
     assert "PartOf" not in unit
-    assert re.search(r"probing\.daemon\.main cleanup\b", unit["ExecStop"])
+    assert re.search(r"probing\.daemon\.cli cleanup\b", unit["ExecStop"])
 
 
 def test_users_and_directories_are_made() -> None:

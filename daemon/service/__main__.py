@@ -1,4 +1,4 @@
-"""The gRPC service: ``python -m probing.daemon.service.main --socket=PATH ...``. It has no rights of its own."""
+"""The gRPC service: ``python -m probing.daemon.service --socket=PATH ...``. It has no rights of its own."""
 
 from __future__ import annotations
 

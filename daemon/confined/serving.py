@@ -1,0 +1,91 @@
+"""Serves requests on the connection that a confined process inherits as descriptor 0.
+
+The process takes one request at a time. It may be blocked in any of them, so whoever asks holds a deadline and gives
+the process up by closing the connection: a thread here waits for that and ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from probing.api.errors import InternalError, ProbingError
+from probing.daemon.ipc import Channel, ChannelClosed, Message
+
+__all__ = ("inherit", "internal_error", "requests", "serve")
+
+_log = logging.getLogger(__name__)
+
+
+def inherit(give_up_rights: Callable[[], object]) -> Channel:
+    """Returns the connection at descriptor 0, after ``give_up_rights`` was called.
+
+    From then on the process ends when the other end of the connection closes.
+    """
+    # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=0)
+    # Before the first thread: Landlock and seccomp hold for the calling thread and those that it starts.
+    give_up_rights()
+    _end_on_hangup(connection.fileno())
+    return Channel(connection)
+
+
+def requests(channel: Channel) -> Iterator[Message]:
+    """Yields requests until the connection closes, and closes the descriptors that the caller left in each."""
+    while True:
+        try:
+            request = channel.receive()
+        except ChannelClosed:
+            return
+        try:
+            yield request
+        finally:
+            request.close_fds()
+
+
+def serve(
+    channel: Channel, answer: Callable[[Message], Message], error_of: Callable[[Exception], ProbingError]
+) -> None:
+    """Sends ``answer(request)`` for each request until the connection closes.
+
+    The descriptors of an answer are closed when it is sent. A ProbingError is sent as it is, any other exception as
+    ``error_of`` maps it: a bad request costs its asker an error, and not the process.
+    """
+    with suppress(ChannelClosed):
+        for request in requests(channel):
+            try:
+                reply = answer(request)
+            except ChannelClosed:
+                raise
+            except ProbingError as e:
+                reply = Message({"error": e.to_dict()})
+            except Exception as e:
+                reply = Message({"error": error_of(e).to_dict()})
+            try:
+                channel.send(reply.header, reply.payload, reply.fds)
+            finally:
+                reply.close_fds()
+
+
+def internal_error(process: str, e: Exception) -> InternalError:
+    """Logs ``e`` with its traceback and returns the error that names it; ``process`` is "a reader", "the gate"."""
+    _log.error("%s failed", process, exc_info=e)
+    return InternalError(f"{process} failed: {type(e).__name__}: {e}")
+
+
+def _end_on_hangup(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="hangup", daemon=True).start()
