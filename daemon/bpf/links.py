@@ -13,11 +13,9 @@ from pathlib import Path
 from probing.api.errors import AttachError
 from probing.daemon.bpf import attach, syscalls
 from probing.daemon.bpf.loader import Loader
+from probing.daemon.bpf.probe_slots import PROBE_SLOTS
 
 __all__ = ("Link", "Links", "checked_points")
-
-# As in guard.bpf.h.
-PROBE_SLOTS = 256
 
 
 @dataclass(slots=True)

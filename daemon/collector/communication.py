@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.context import Shared
 from probing.daemon.collector.libraries.probes import ProbedLibrary
-from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.status import SourceState, some
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.gpu.cuda import source as cuda

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import Clock
-from probing.daemon.collector.refusals import BudgetedSession, ProbeSlot, Refusals
+from probing.daemon.collector.refusals import BudgetedSession, Refusals
 from probing.daemon.source import Loss, Sink
 
 __all__ = ("CountingSession", "LossMeter")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.context import Shared
-from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.status import SourceState
 from probing.daemon.collector.symbols import symbols_by
 from probing.daemon.logs.source import OBJECTS, RING, LogSource

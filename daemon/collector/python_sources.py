@@ -8,9 +8,9 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.context import Shared
-from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.collector.status import SourceState
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.python_stack.answers import StackAnswers
@@ -88,7 +88,7 @@ class PythonSources:
     @property
     def slots(self) -> dict[int, ProbeSlot]:
         """What is counted under which number where a process has its share."""
-        return {slot: ProbeSlot("", PythonSampler.name, "python.samples", why) for slot, why in sampling.SLOTS.items()}
+        return {slot: ProbeSlot("", PythonSampler.name, "python.samples", why) for slot, why in sampling.SHARES.items()}
 
     @property
     def assemble(self) -> dict[str, _Assemble]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import ClockPair
 from probing.daemon.source import Loss, Sink
 
-__all__ = ("BudgetedSession", "ProbeSlot", "Refusals")
+__all__ = ("BudgetedSession", "Refusals")
 
 # How long a probe that was hit too often by all together stays off before it is tried again.
 REST_NS = 10_000_000_000
@@ -17,19 +17,6 @@ REST_NS = 10_000_000_000
 PROBE_BUDGETS = 8
 # Probes of these show how operations end.
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSlot:
-    """What is counted under the number of a probe, and which rows are missing when its hits are refused.
-
-    ``why``: for what is not refused by the budget of hits.
-    """
-
-    name: str
-    source: str
-    table: str
-    why: str = ""
 
 
 class BudgetedSession(Protocol):

@@ -12,14 +12,16 @@ from typing import NamedTuple
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.elf.file import SymbolFinder
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.readers import Readers
 
 __all__ = ("FUNCTIONS", "Attachments", "is_libc")
 
+_WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
 # function of libc -> (program, slot). musl's stdio writes past them, by system calls of its own.
-FUNCTIONS = {"write": ("log_write", 60), "writev": ("log_writev", 61)}
+FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
 # When a process that could not be looked at is tried again, s, and how often.
 RETRY_S = 1.0

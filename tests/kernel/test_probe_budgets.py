@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from conftest import Target
 
+from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.losses import LossMeter
-from probing.daemon.collector.refusals import ProbeSlot
 from probing.daemon.source import Loss
 
 SLOT = 3

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.elf.file import Symbol
 
 __all__ = (
     "COMPLETION",
     "EVENT_SLOTS",
-    "FIRST_SLOT",
     "LAUNCHES",
     "MEMORY",
     "MEMORY_KINDS",
@@ -24,7 +24,6 @@ __all__ = (
     "slots",
 )
 
-FIRST_SLOT = 128
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
 # Variants for programs in which stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
@@ -49,7 +48,7 @@ class Group:
     """Functions whose probes come and go together. Without one of ``needed`` a library is not libcudart."""
 
     name: str
-    first_slot: int
+    slots: range
     functions: tuple[_Function, ...]
     needed: tuple[str, ...] = ()
 
@@ -70,57 +69,60 @@ class Place:
 
 
 # In the order to attach: what tells the end of operations before what lets them lie open, an entry after its return.
+_COMPLETION = (
+    _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
+    _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
+    _Function("cudaStreamBeginCaptureToGraph", 6, "cuda_switch", "cuda_switched"),
+    _Function("cudaStreamEndCapture", 7, "cuda_switch", "cuda_switched"),
+    _Function("cudaStreamDestroy", 0, "cuda_stream_destroy"),
+    _Function("cudaEventDestroy", 0, "cuda_event_destroy"),
+    _Function("cudaStreamSynchronize", 1, "cuda_stream_sync", "cuda_returned"),
+    _Function("cudaEventSynchronize", 2, "cuda_event_sync", "cuda_returned"),
+    _Function("cudaDeviceSynchronize", 3, "cuda_device_sync", "cuda_returned"),
+    _Function("cudaEventQuery", 4, "cuda_event_query", "cuda_returned"),
+    _Function("cudaStreamQuery", 5, "cuda_stream_query", "cuda_returned"),
+    _Function("cudaEventRecord", 0, "cuda_event_record"),
+    _Function("cudaEventRecordWithFlags", 0, "cuda_event_record"),
+)
 COMPLETION = Group(
     "completion",
-    FIRST_SLOT,
-    (
-        _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
-        _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
-        _Function("cudaStreamBeginCaptureToGraph", 6, "cuda_switch", "cuda_switched"),
-        _Function("cudaStreamEndCapture", 7, "cuda_switch", "cuda_switched"),
-        _Function("cudaStreamDestroy", 0, "cuda_stream_destroy"),
-        _Function("cudaEventDestroy", 0, "cuda_event_destroy"),
-        _Function("cudaStreamSynchronize", 1, "cuda_stream_sync", "cuda_returned"),
-        _Function("cudaEventSynchronize", 2, "cuda_event_sync", "cuda_returned"),
-        _Function("cudaDeviceSynchronize", 3, "cuda_device_sync", "cuda_returned"),
-        _Function("cudaEventQuery", 4, "cuda_event_query", "cuda_returned"),
-        _Function("cudaStreamQuery", 5, "cuda_stream_query", "cuda_returned"),
-        _Function("cudaEventRecord", 0, "cuda_event_record"),
-        _Function("cudaEventRecordWithFlags", 0, "cuda_event_record"),
-    ),
+    SLOTS.reserve("cuda completion", 128, len(_COMPLETION)),
+    _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
 # Of the probes without which one cannot know what an event stands behind.
 EVENT_SLOTS = [
     slot
-    for slot, function in enumerate(COMPLETION.functions, COMPLETION.first_slot)
+    for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)
     if function.entry in ("cuda_event_record", "cuda_event_destroy")
 ]
+_MEMORY = (
+    _Function("cudaFree", 0, "cuda_free"),
+    _Function("cudaFreeAsync", 0, "cuda_free"),
+    _Function("cudaFreeHost", 0, "cuda_free"),
+    _Function("cudaMalloc", 1, "cuda_allocate", "cuda_allocated"),
+    _Function("cudaMallocAsync", 2, "cuda_allocate", "cuda_allocated"),
+    _Function("cudaMallocFromPoolAsync", 2, "cuda_allocate", "cuda_allocated"),
+    _Function("cudaMallocManaged", 3, "cuda_allocate", "cuda_allocated"),
+    _Function("cudaMallocHost", 4, "cuda_allocate", "cuda_allocated"),
+    _Function("cudaHostAlloc", 4, "cuda_allocate", "cuda_allocated"),
+)
 MEMORY = Group(
     "memory",
-    FIRST_SLOT + 16,
-    (
-        _Function("cudaFree", 0, "cuda_free"),
-        _Function("cudaFreeAsync", 0, "cuda_free"),
-        _Function("cudaFreeHost", 0, "cuda_free"),
-        _Function("cudaMalloc", 1, "cuda_allocate", "cuda_allocated"),
-        _Function("cudaMallocAsync", 2, "cuda_allocate", "cuda_allocated"),
-        _Function("cudaMallocFromPoolAsync", 2, "cuda_allocate", "cuda_allocated"),
-        _Function("cudaMallocManaged", 3, "cuda_allocate", "cuda_allocated"),
-        _Function("cudaMallocHost", 4, "cuda_allocate", "cuda_allocated"),
-        _Function("cudaHostAlloc", 4, "cuda_allocate", "cuda_allocated"),
-    ),
+    SLOTS.reserve("cuda memory", 144, len(_MEMORY)),
+    _MEMORY,
     ("cudaMalloc", "cudaFree"),
+)
+_LAUNCHES = (
+    _Function("cudaLaunchKernel", 9, "cuda_launch"),
+    _Function("cudaLaunchKernelExC", 9, "cuda_launch"),
+    _Function("cudaLaunchCooperativeKernel", 9, "cuda_launch"),
+    _Function("cudaGraphLaunch", 10, "cuda_launch"),
 )
 LAUNCHES = Group(
     "launches",
-    FIRST_SLOT + 32,
-    (
-        _Function("cudaLaunchKernel", 9, "cuda_launch"),
-        _Function("cudaLaunchKernelExC", 9, "cuda_launch"),
-        _Function("cudaLaunchCooperativeKernel", 9, "cuda_launch"),
-        _Function("cudaGraphLaunch", 10, "cuda_launch"),
-    ),
+    SLOTS.reserve("cuda launches", 160, len(_LAUNCHES)),
+    _LAUNCHES,
     ("cudaLaunchKernel",),
 )
 
@@ -136,7 +138,7 @@ def slots(groups: Iterable[Group]) -> dict[int, str]:
     return {
         slot: f"{function.entry} {function.name}"
         for group in groups
-        for slot, function in enumerate(group.functions, group.first_slot)
+        for slot, function in zip(group.slots, group.functions, strict=True)
     }
 
 
@@ -153,7 +155,7 @@ def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
         )
     places: dict[tuple[str, bool], Place] = {}
     seen: set[int] = set()
-    for slot, function in enumerate(group.functions, group.first_slot):
+    for slot, function in zip(group.slots, group.functions, strict=True):
         for suffix in ("", _PER_THREAD):
             symbol = found.get(function.name + suffix)
             if symbol is None or symbol.file_offset is None or symbol.address in seen:

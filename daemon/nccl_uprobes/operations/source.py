@@ -88,7 +88,7 @@ class CollectivesSource:
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in (GLOO, NCCL)
-            for slot, probe in enumerate(library.probes, library.first_slot)
+            for slot, probe in zip(library.slots, library.probes, strict=True)
         }
 
     def interesting(self, path: bytes) -> bool:

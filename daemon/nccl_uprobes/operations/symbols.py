@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.elf.file import Symbol
 
 __all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "library_of")
@@ -60,7 +61,7 @@ class Library:
 
     name: str
     files: tuple[bytes, ...]
-    first_slot: int
+    slots: range
     probes: tuple[Probe, ...]
     marks: tuple[str, ...] = ()
 
@@ -85,7 +86,7 @@ class Library:
                 hint="its operations are not seen; report the version of torch or NCCL",
             )
         placements: dict[tuple[int, bool], Placement] = {}
-        for slot, probe in enumerate(self.probes, self.first_slot):
+        for slot, probe in zip(self.slots, self.probes, strict=True):
             if any(symbol.file_offset is not None for symbol in found.get(probe.unless, ())):
                 continue
             for symbol in found[probe.pattern]:
@@ -101,41 +102,42 @@ def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Pla
     return Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
 
 
+_GLOO_PROBES = (
+    Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
+    Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
+    Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
+    Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
+    # The operation type and the sequence number came into the arguments together.
+    Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
+    Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
+    Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
+    Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
+    Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
+    Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
+    Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
+    Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
+    Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
+    Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
+    Probe("gloo_gather", f"{_GROUP}6gatherE*"),
+    Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
+    Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
+    Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
+    Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
+    Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
+    Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
+    Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
+    Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
+    Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
+    # As torch 2.14 calls three of them. monitoredBarrier needs none: it calls send and recv.
+    Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
+    Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
+    Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
+)
 GLOO = Library(
     "gloo",
     (b"libtorch_cpu.so",),
-    64,
-    (
-        Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
-        Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
-        Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
-        Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
-        # The operation type and the sequence number came into the arguments together.
-        Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
-        Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
-        Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
-        Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
-        Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
-        Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
-        Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
-        Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
-        Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
-        Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
-        Probe("gloo_gather", f"{_GROUP}6gatherE*"),
-        Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
-        Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
-        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
-        Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
-        Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
-        Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
-        Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
-        Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
-        Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
-        # As torch 2.14 calls three of them. monitoredBarrier needs none: it calls send and recv.
-        Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
-        Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
-        Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
-    ),
+    SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
+    _GLOO_PROBES,
     (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
 )
 
@@ -167,35 +169,36 @@ _MAKERS = {
 
 # pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. What ends something comes first, and returns
 # come before their entries: an entry whose return is missed would stand for a later call.
+_NCCL_PROBES = (
+    Probe("nccl_destroy", "ncclCommDestroy"),
+    Probe("nccl_abort", "ncclCommAbort"),
+    Probe("nccl_finalize", "ncclCommFinalize"),
+    Probe("nccl_error_string", "ncclGetErrorString"),
+    Probe("nccl_async_error_told", "ncclCommGetAsyncError", on_return=True),
+    Probe("nccl_async_error", "ncclCommGetAsyncError"),
+    *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
+    *(Probe(program, function) for function, program in _MAKERS.items()),
+    Probe("nccl_enqueue", _ENQUEUE),
+    *(
+        Probe(
+            "nccl_call",
+            function,
+            function in ("ncclAllReduce", "ncclBroadcast"),
+            _ENQUEUE,
+            variant=f"{function}Config",
+            operation=operation,
+        )
+        for function, operation in _OPERATIONS.items()
+    ),
+    Probe("nccl_group_end", "ncclGroupEnd", needed=True),
+    Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
+    Probe("nccl_group_start", "ncclGroupStart", needed=True),
+)
 NCCL = Library(
     "nccl",
     (b"libnccl.so", b"libnccl-net.so", b"libnccl_static.so"),
-    92,
-    (
-        Probe("nccl_destroy", "ncclCommDestroy"),
-        Probe("nccl_abort", "ncclCommAbort"),
-        Probe("nccl_finalize", "ncclCommFinalize"),
-        Probe("nccl_error_string", "ncclGetErrorString"),
-        Probe("nccl_async_error_told", "ncclCommGetAsyncError", on_return=True),
-        Probe("nccl_async_error", "ncclCommGetAsyncError"),
-        *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
-        *(Probe(program, function) for function, program in _MAKERS.items()),
-        Probe("nccl_enqueue", _ENQUEUE),
-        *(
-            Probe(
-                "nccl_call",
-                function,
-                function in ("ncclAllReduce", "ncclBroadcast"),
-                _ENQUEUE,
-                variant=f"{function}Config",
-                operation=operation,
-            )
-            for function, operation in _OPERATIONS.items()
-        ),
-        Probe("nccl_group_end", "ncclGroupEnd", needed=True),
-        Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
-        Probe("nccl_group_start", "ncclGroupStart", needed=True),
-    ),
+    SLOTS.reserve("nccl", 92, len(_NCCL_PROBES)),
+    _NCCL_PROBES,
 )
 
 

@@ -15,9 +15,11 @@ from math import isqrt
 from statistics import median
 from typing import Any, NamedTuple
 
+from probing.daemon.bpf.probe_slots import SLOTS
+
 __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerClock", "OptimizerStep")
 
-FUSED, FOREACH, LIST_ADD = 56, 57, 59
+FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
 # What is more of an optimizer comes first: some call sums of lists as well.
 _KINDS = {

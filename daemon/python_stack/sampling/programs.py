@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from probing.api.errors import ProbingError, UnsupportedTarget
 from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_release
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.bpf.session import Session
 from probing.daemon.python_stack.sampling.away import AwayThreads
@@ -15,7 +16,7 @@ from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SLOTS", "SamplingPrograms", "refusal")
+__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingPrograms", "refusal")
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
@@ -23,10 +24,12 @@ RING = "python_samples"
 FULL_SHARE = 4
 # How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
 REST_S = 4.0
-# SAMPLES_SLOT and AWAY_SLOT of bpf/python_walk.bpf.h
-SLOTS = {
-    254: "this process had its share of the ring of samples",
-    255: "this process had its share of the threads off the CPU that are followed",
+# By their names in bpf/python_walk.bpf.h.
+(_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
+(_AWAY,) = SLOTS.reserve("AWAY_SLOT", 255)
+SHARES = {
+    _SAMPLES: "this process had its share of the ring of samples",
+    _AWAY: "this process had its share of the threads off the CPU that are followed",
 }
 _ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
 

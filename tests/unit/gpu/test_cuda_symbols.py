@@ -42,7 +42,7 @@ def test_every_slot_is_of_one_function() -> None:
 def test_cookies_say_slot_kind_and_whose_stream_zero_is(group: Group) -> None:
     symbols = {symbol.file_offset: symbol.name for symbol in library()}
     functions = {
-        function.name: (slot, function.kind) for slot, function in enumerate(group.functions, group.first_slot)
+        function.name: (slot, function.kind) for slot, function in zip(group.slots, group.functions, strict=True)
     }
     for place in placed(group, library()):
         assert set(place.costs) == {"cheap"}

@@ -14,6 +14,7 @@ from test_collectives_symbols import Symbol
 from probing.api.errors import AttachError
 from probing.daemon.bpf.build import build
 from probing.daemon.bpf.libbpf import Object
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource, replaced
@@ -168,10 +169,8 @@ def test_operations_of_a_replaced_layout_are_abandoned() -> None:
     assert values["state"].tolist() == [1, 2]
 
 
-def test_slots_are_distinct_and_in_range(source: CollectivesSource) -> None:
-    assert all(0 <= slot < 1024 for slot in source.slots)
-    assert len(set(source.slots.values())) == len(source.slots)
-
+def test_slots_are_those_reserved_for_gloo_and_nccl(source: CollectivesSource) -> None:
+    assert sorted(source.slots) == [*SLOTS.blocks["gloo"], *SLOTS.blocks["nccl"]]
 
 def test_nothing_seen_means_no_backends(source: CollectivesSource) -> None:
     assert source.backends_of(100, 10) == frozenset()

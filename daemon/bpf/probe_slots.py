@@ -1,0 +1,66 @@
+"""Probe slots: the numbers under which the programs count the hits of a probe and keep its budget.
+
+A slot travels in the low 16 bits of a probe's cookie and indexes the maps of guard.bpf.h. Those maps and the links are
+pinned, so they outlive the daemon: a module reserves the same numbers each time, and changes them only together with
+the layout of the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from probing.api.errors import InternalError
+
+__all__ = ("PROBE_SLOTS", "SLOTS", "ProbeSlot", "SlotRegistry")
+
+# As in guard.bpf.h.
+PROBE_SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSlot:
+    """A probe, and which rows are missing when its hits are refused: rows of ``table`` by ``source``.
+
+    ``why``: the reason of a refusal that is not the budget of hits.
+    """
+
+    name: str
+    source: str
+    table: str
+    why: str = ""
+
+
+class SlotRegistry:
+    """Gives out slots by name, each to one owner."""
+
+    def __init__(self, limit: int = PROBE_SLOTS) -> None:
+        self._limit = limit
+        self._blocks: dict[str, range] = {}
+
+    def reserve(self, name: str, first: int, count: int = 1) -> range:
+        """Returns the slots from ``first`` on, which belong to ``name`` from now on.
+
+        Raises InternalError where one of them has an owner or lies beyond the limit, or ``name`` has slots already.
+        """
+        block = range(first, first + count)
+        if not 0 <= first <= first + count <= self._limit:
+            raise InternalError(f"the probe slots {_text(block)} of {name} are not all below {self._limit}")
+        for owner, taken in self._blocks.items():
+            if owner == name or max(block.start, taken.start) < min(block.stop, taken.stop):
+                raise InternalError(f"{name} wants the probe slots {_text(block)}, {owner} has {_text(taken)}")
+        self._blocks[name] = block
+        return block
+
+    @property
+    def blocks(self) -> Mapping[str, range]:
+        """The slots of each owner."""
+        return dict(self._blocks)
+
+
+def _text(block: range) -> str:
+    return f"{block.start} to {block.stop - 1}"
+
+
+SLOTS = SlotRegistry()
+"""The registry of all modules that place probes or name slots in C."""
