@@ -116,7 +116,7 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
         raise InternalError("the collector's answer holds no stacks") from e
 
 
-def pack(dump: dict[str, Any]) -> dict[str, Any]:
+def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
     """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
     Frames that do not fit into a message are cut, outermost first; then locals, those of outer frames first.
@@ -138,7 +138,7 @@ def pack(dump: dict[str, Any]) -> dict[str, Any]:
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
 
 
-def unpack(packed: dict[str, Any]) -> dict[str, Any]:
+def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
     """What ``pack`` was given, as far as it fitted. Raises InternalError for anything else."""
     try:
         codes = packed["codes"]
@@ -157,7 +157,7 @@ def threads_of(text: bytes) -> list[Thread]:
         raise InternalError("an answer holds no stacks") from e
 
 
-def _pack_locals(dumped: list[dict[str, Any]], threads: list[dict[str, Any]], left: int) -> None:
+def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int) -> None:
     # Frames that have no list of locals then are those for which there was no room.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
@@ -171,7 +171,7 @@ def _pack_locals(dumped: list[dict[str, Any]], threads: list[dict[str, Any]], le
                 if left < 0:
                     kept.append(["...", "", None, None, CUT])
                     return
-                kept.append([row[field] for field in _VARIABLE])
+                kept.append([row["name"], row["type"], row["value"], row["number"], row["reason"]])
 
 
 def _frame(

@@ -45,8 +45,8 @@ from probing.daemon.python_stack.native.registers import handlers as native_hand
 from probing.daemon.python_stack.sampling.blocked import answer_blocked
 from probing.daemon.python_stack.sampling.codes import answer_codes
 from probing.daemon.python_stack.sampling.threads import answer_threads
+from probing.daemon.python_stack.stacks.dump import handlers as stack_handlers
 from probing.daemon.python_stack.values.read import handlers as value_handlers
-from probing.daemon.python_stack.walk.dump import handlers as stack_handlers
 
 __all__ = ("main", "serve")
 

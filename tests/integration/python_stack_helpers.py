@@ -20,8 +20,9 @@ from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.python_stack.walk.dump import dump_stacks, forget, handlers
+from probing.daemon.python_stack.stacks.dump import dump_stacks, handlers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.prepared import forget
 from probing.daemon.python_stack.walk.search import find_runtime
 from probing.daemon.python_stack.walk.threads import read_start_ns
 

@@ -27,13 +27,13 @@ from probing.daemon.python_stack.native.payload import (
     CodeMapping,
     StackCopy,
 )
-from probing.daemon.python_stack.walk.dump import dump_stacks
+from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.stack_wire import pack
+from probing.daemon.python_stack.walk.prepared import parse_request
+from probing.daemon.stack_wire import Thread, pack
 
 __all__ = ("copy_stacks", "handlers")
 
-_DEFAULT_TIMEOUT_MS = 1000
 _MAX_TOTAL = 16 << 20
 _MAX_MAPS = 16 << 20
 # A leaf function may use so much below its stack pointer (System V ABI for x86-64, 3.2.2).
@@ -42,8 +42,6 @@ _RED_ZONE = 128
 _PATIENCE = 0.2
 _MAX_ROUNDS = 20
 _PAUSE_S = 0.001
-
-_Dump = dict[str, Any]
 
 
 class _Look(NamedTuple):
@@ -57,7 +55,7 @@ class _Look(NamedTuple):
 
 def copy_stacks(
     pid: int, start_ns: int, tids: Sequence[int], runtime: RuntimeInfo | None, deadline: float
-) -> tuple[Captured, dict[int, _Dump]]:
+) -> tuple[Captured, dict[int, Thread]]:
     """Copy the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walk their Python stacks meanwhile.
 
     The second value holds the Python part of each thread that held still, as ``dump_stacks`` gives it. ``deadline`` is
@@ -71,7 +69,7 @@ def copy_stacks(
         )
     mappings = parse_maps(_read(f"/proc/{pid}/maps", _MAX_MAPS))
     found: dict[int, StackCopy] = {}
-    python: dict[int, _Dump] = {}
+    python: dict[int, Thread] = {}
     patience = time.monotonic() + (deadline - time.monotonic()) * _PATIENCE
     waiting = list(tids) or _threads(pid)
     for _ in range(_MAX_ROUNDS):
@@ -96,14 +94,12 @@ def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
 
 
 def _native(request: dict[str, Any]) -> Message:
-    pid, start_ns, tids = request.get("pid"), request.get("start_ns"), request.get("tids") or []
-    timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
-    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
-        raise UsageError("a request for native stacks takes pid, start_ns and timeout_ms")
+    asked = parse_request(request)
+    tids = request.get("tids") or []
     if not isinstance(tids, list) or len(tids) > MAX_THREADS or not all(isinstance(t, int) and t > 0 for t in tids):
         raise UsageError(f"a request for native stacks names up to {MAX_THREADS} threads by their numbers")
     runtime = RuntimeInfo.from_dict(request["runtime"]) if request.get("runtime") else None
-    captured, python = copy_stacks(pid, start_ns, tids, runtime, time.monotonic() + timeout_ms / 1000)
+    captured, python = copy_stacks(asked.pid, asked.start_ns, tids, runtime, asked.deadline)
     return Message({"python": pack({"threads": list(python.values())}) if runtime else None}, captured.encode())
 
 
@@ -114,12 +110,12 @@ def _round(
     mappings: Sequence[Mapping],
     runtime: RuntimeInfo | None,
     deadline: float,
-) -> tuple[dict[int, StackCopy], dict[int, _Dump]]:
+) -> tuple[dict[int, StackCopy], dict[int, Thread]]:
     """Look, copy, walk Python, and look again."""
     before = {tid: _look(pid, tid) for tid in tids}
     still = {tid: look for tid, look in before.items() if isinstance(look, _Look)}
     copies = _copy(ProcessMemory(pid), still, mappings)
-    dumped: dict[int, _Dump] = {}
+    dumped: dict[int, Thread] = {}
     if runtime is not None and any(not c.reason for c in copies.values()):
         threads = dump_stacks(pid, start_ns, runtime, deadline)["threads"]
         dumped = {t["tid"]: t for t in threads if t["tid"] in still}

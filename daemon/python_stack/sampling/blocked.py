@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from probing.api.errors import InternalError, ProcessGone, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
-from probing.daemon.python_stack.sampling.threads import checked_layout, checked_request, read_file
+from probing.daemon.python_stack.sampling.threads import checked_request, read_file
 from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.prepared import checked_layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread, Walker
 
@@ -83,7 +84,7 @@ def answer_blocked(request: dict[str, Any]) -> Message:
     seen_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     if request.get("frames"):
         memory = ProcessMemory(pid)
-        layout = checked_layout(pid, runtime, memory)
+        layout, _ = checked_layout(pid, runtime, memory)
         still = [thread for thread in threads if thread[0] in before]
         walked = _walk(memory, layout, runtime.runtime, still, deadline)
         after = _look(pid, before)

@@ -18,10 +18,11 @@ from typing import Any
 from probing.api.errors import CorruptTarget, InternalError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.python_stack.sampling.threads import checked_layout, checked_request
+from probing.daemon.python_stack.sampling.threads import checked_request
 from probing.daemon.python_stack.walk.codes import read_codes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.lines import line_of
+from probing.daemon.python_stack.walk.prepared import checked_layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot, word
 
 __all__ = ("MAX_ADDRESSES", "CodeKey", "KnownCodes", "SampledCode", "answer_codes", "code_check", "unpack_codes")
@@ -62,7 +63,7 @@ def answer_codes(request: dict[str, Any]) -> Message:
     addresses = request.get("addresses")
     if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
         raise UsageError(f"a request for codes takes {MAX_ADDRESSES} addresses at most")
-    layout = checked_layout(pid, runtime, ProcessMemory(pid))
+    layout, _ = checked_layout(pid, runtime, ProcessMemory(pid))
     files: dict[str, int] = {}
     rows: list[list[Any]] = []
     tables: list[bytes] = []

@@ -12,17 +12,18 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.api.errors import CorruptTarget, ProcessGone, UsageError
+from probing.api.errors import CorruptTarget, ProcessGone
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory, Range
 from probing.daemon.processes.procfs import clean_text, parse_status
-from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
+from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.prepared import checked_layout, parse_request
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.threads import MAX_THREADS, KernelThread, check_process, match_threads
 from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker
 
-__all__ = ("answer_threads", "checked_layout", "checked_request", "read_file", "scan_threads")
+__all__ = ("answer_threads", "checked_request", "read_file", "scan_threads")
 
 _ATTEMPTS = 3
 _MAX_PROCESSES = 64
@@ -81,7 +82,7 @@ def scan_threads(
     CorruptTarget when ``runtime`` does not hold for the process.
     """
     memory = memory or ProcessMemory(pid)
-    layout = checked_layout(pid, runtime, memory)
+    layout, _ = checked_layout(pid, runtime, memory)
     known = _remembered(pid, start_ns)
     for _ in range(_ATTEMPTS):
         snapshot = Snapshot(memory)
@@ -105,22 +106,9 @@ def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, flo
 
     Raises UsageError, and ProcessGone when the number belongs to another process.
     """
-    pid, start_ns, timeout_ms = request.get("pid"), request.get("start_ns"), request.get("timeout_ms", 1000)
-    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
-        raise UsageError("a request about a CPython takes pid, start_ns and timeout_ms")
-    check_process(pid, start_ns)
-    return pid, start_ns, RuntimeInfo.from_dict(request.get("runtime") or {}), time.monotonic() + timeout_ms / 1000
-
-
-def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> Layout:
-    """The layout of the process's CPython. Raises CorruptTarget when it runs another one than ``runtime`` says."""
-    if runtime.version not in TABLE:
-        return layout_of(runtime.version, memory.read_many([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
-    if runtime.version_at:
-        found = memory.read_many([(runtime.version_at, 4)])[0]
-        if found is None or int.from_bytes(found, "little") != runtime.hexversion:
-            raise CorruptTarget(f"process {pid} does not run the CPython that it ran before")
-    return TABLE[runtime.version]
+    asked = parse_request(request)
+    check_process(asked.pid, asked.start_ns)
+    return asked.pid, asked.start_ns, RuntimeInfo.from_dict(request.get("runtime") or {}), asked.deadline
 
 
 def _remembered(pid: int, start_ns: int) -> _Known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.processes.memory import Memory
@@ -14,7 +13,7 @@ from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
 from probing.daemon.python_stack.walk.walker import RawFrame
-from probing.daemon.stack_wire import CUT
+from probing.daemon.stack_wire import CUT, Variable
 
 __all__ = ("MAX_LOCALS", "NAME_IS_SECRET", "LocalsReader", "variable")
 
@@ -42,9 +41,9 @@ class LocalsReader:
         except (CorruptTarget, TargetTimeout) as e:
             self._why = e.message
 
-    def read(self, frame: RawFrame) -> list[dict[str, Any]]:
+    def read(self, frame: RawFrame) -> list[Variable]:
         """The locals of ``frame`` that are set, at most 64, as ``variable`` gives them."""
-        found: list[dict[str, Any]] = []
+        found: list[Variable] = []
         for attempt in range(ATTEMPTS):
             if self._why or self._left <= 0:
                 return [variable("...", Value("", None, None, self._why or CUT))]
@@ -65,7 +64,7 @@ class LocalsReader:
         self._left -= len(found)
         return found
 
-    def _variables(self, frame: RawFrame) -> Iterator[dict[str, Any]]:
+    def _variables(self, frame: RawFrame) -> Iterator[Variable]:
         for i, (name, address) in enumerate(self._frames.locals(frame, MAX_LOCALS + 1)):
             if i == MAX_LOCALS:
                 yield variable("...", Value("", None, None, CUT))
@@ -83,7 +82,7 @@ class LocalsReader:
         except CorruptTarget as e:
             return Value("", None, None, e.message)
 
-    def _one_by_one(self, frame: RawFrame) -> list[dict[str, Any]]:
+    def _one_by_one(self, frame: RawFrame) -> list[Variable]:
         # Only what did change is left out.
         found = []
         try:
@@ -101,6 +100,5 @@ class LocalsReader:
         return found
 
 
-def variable(name: str, value: Value) -> dict[str, Any]:
-    """``{"name", "type", "value", "number", "reason"}``: ``value`` is None with a ``reason``, else text."""
+def variable(name: str, value: Value) -> Variable:
     return {"name": name, "type": value.type, "value": value.text, "number": value.number, "reason": value.reason}

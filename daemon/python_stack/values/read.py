@@ -20,8 +20,8 @@ from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
 from probing.daemon.python_stack.walk.capture import capture
-from probing.daemon.python_stack.walk.dump import prepared
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.prepared import parse_request, prepared
 from probing.daemon.python_stack.walk.threads import check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame
 from probing.daemon.stack_wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
@@ -32,7 +32,6 @@ MAX_ROWS = 256
 ATTEMPTS = 4
 # How often a value is read again at its place before the stacks are taken anew.
 RETAKES = 4
-_DEFAULT_TIMEOUT_MS = 1000
 _MAX_CALLS = 20_000
 _MAX_BYTES = 128 << 20
 MAX_INTERPRETERS = 64
@@ -106,16 +105,13 @@ def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
 
 
 def _vars(request: dict[str, Any]) -> dict[str, Any]:
-    pid, start_ns = request.get("pid"), request.get("start_ns")
-    timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
-    if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
-        raise UsageError("a request for variables takes pid, start_ns and timeout_ms")
+    asked = parse_request(request)
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     threads = request.get("threads")
     if threads is not None and not (isinstance(threads, list) and all(isinstance(tid, int) for tid in threads)):
         raise UsageError("the threads of a request for variables are a list of their ids")
-    deadline = time.monotonic() + timeout_ms / 1000
-    return read_values(pid, start_ns, runtime, request.get("names") or [], deadline, threads=threads)
+    names = request.get("names") or []
+    return read_values(asked.pid, asked.start_ns, runtime, names, asked.deadline, threads=threads)
 
 
 class _Reading:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from python_stack_helpers import INTERPRETERS, program, runtime_of
 
+from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.values.read import read_values
-from probing.daemon.python_stack.walk.dump import dump_stacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.stack_wire import pack, unpack
 

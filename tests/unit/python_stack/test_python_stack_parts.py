@@ -16,7 +16,7 @@ from probing.api.errors import CorruptTarget, InternalError, NotPython, ProcessG
 from probing.daemon.ipc import MAX_HEADER
 from probing.daemon.processes.memory import PAGE, FakeMemory, ProcessMemory
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.python_stack.walk.dump import handlers
+from probing.daemon.python_stack.stacks.dump import handlers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.walk.release import sys_hexversion
 from probing.daemon.python_stack.walk.threads import KernelThread, match_threads, read_start_ns, read_threads

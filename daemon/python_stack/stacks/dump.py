@@ -1,0 +1,262 @@
+"""The stacks of one process, and the reader's request for them.
+
+This runs in a reader: it imports nothing heavy, opens no file of the target, and never stops or signals it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
+
+from probing.api.errors import CorruptTarget, UnsupportedTarget
+from probing.daemon.ipc import Message
+from probing.daemon.processes.memory import Memory, ProcessMemory
+from probing.daemon.python_stack.stacks.thread_names import KnownNames, thread_names
+from probing.daemon.python_stack.values.layout import object_layout
+from probing.daemon.python_stack.values.locals import LocalsReader
+from probing.daemon.python_stack.walk.capture import Capture, capture
+from probing.daemon.python_stack.walk.codes import Code
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.python_stack.walk.prepared import Prepared, forget, parse_request, prepared
+from probing.daemon.python_stack.walk.threads import KernelThread, check_process, match_threads, read_threads
+from probing.daemon.python_stack.walk.walker import RawFrame, RawThread
+from probing.daemon.stack_wire import Frame, Thread, pack
+
+__all__ = ("StackDump", "dump_stacks", "handlers")
+
+# Threads of one process in a dump: their frames must fit into a message, too.
+MAX_SHOWN = 2048
+
+
+class StackDump(TypedDict):
+    """``threads``: the main thread first. ``left_out``: how many more threads there are. ``reads`` counts
+    process_vm_readv calls."""
+
+    threads: list[Thread]
+    left_out: int
+    reads: int
+    bytes: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class _Shown:
+    """The last dump of a process: a process that stands still has the same threads again, as the same objects."""
+
+    names: KnownNames = field(default_factory=KnownNames)
+    threads: tuple[Capture, dict[int, Thread]] | None = None
+    packed: tuple[list[Thread], bytes] | None = None
+
+
+_shown_of: WeakKeyDictionary[Prepared, _Shown] = WeakKeyDictionary()
+
+
+def dump_stacks(
+    pid: int,
+    start_ns: int,
+    runtime: RuntimeInfo,
+    deadline: float,
+    memory: Memory | None = None,
+    *,
+    with_locals: bool = False,
+) -> StackDump:
+    """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
+
+    A thread without Python frames has none. ``with_locals`` adds the variables of each frame, see ``values.locals``.
+
+    ``deadline`` is on time.monotonic(); stacks read after it are incomplete. Raises ProcessGone, PrivilegeError,
+    TargetTimeout, UnsupportedTarget, and CorruptTarget when ``runtime`` does not hold for the process (it may have
+    called exec).
+    """
+    return _dump(pid, start_ns, runtime, deadline, memory, with_locals=with_locals)[0]
+
+
+def _dump(
+    pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None, *, with_locals: bool
+) -> tuple[StackDump, _Shown]:
+    began = time.monotonic_ns()
+    if memory is None:
+        memory = ProcessMemory(pid, max_calls=40_000, max_bytes=256 << 20) if with_locals else ProcessMemory(pid)
+    check_process(pid, start_ns)
+    kernel = read_threads(pid)
+    process = prepared(pid, start_ns, runtime, memory)
+    shown = _shown_of.setdefault(process, _Shown())
+    try:
+        found = capture(memory, runtime.runtime, process.layout, deadline, process.known)
+    except CorruptTarget:
+        forget(pid, start_ns)
+        raise
+    reader = _locals_reader(memory, process, found, deadline) if with_locals else None
+    listed = len(kernel)
+    kernel = _selected(found, kernel)
+    threads = (
+        _cached_threads(shown, found, process.layout, kernel)
+        if reader is None
+        else _threads(found, process.layout, kernel, reader)
+    )
+    _rename(threads, _names(memory, process, shown.names, found, kernel, deadline))
+    check_process(pid, start_ns)
+    dump: StackDump = {
+        "threads": threads,
+        "left_out": listed - len(threads),
+        "reads": memory.calls,
+        "bytes": memory.bytes_read,
+        "duration_ns": time.monotonic_ns() - began,
+    }
+    return dump, shown
+
+
+def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
+    """The reader's request ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}.
+
+    The header has ``left_out``, ``reads``, ``bytes`` and ``duration_ns``; the payload is for ``stack_wire.threads_of``.
+    """
+    return {"stacks": _stacks}
+
+
+def _stacks(request: dict[str, Any]) -> Message:
+    asked = parse_request(request)
+    runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
+    with_locals = bool(request.get("locals"))
+    dump, shown = _dump(asked.pid, asked.start_ns, runtime, asked.deadline, None, with_locals=with_locals)
+    header = {name: value for name, value in dump.items() if name != "threads"}
+    return Message(header, _packed(shown, dump["threads"]))
+
+
+def _packed(shown: _Shown, threads: list[Thread]) -> bytes:
+    if shown.packed is not None and _are_same(shown.packed[0], threads):
+        return shown.packed[1]
+    text = json.dumps(pack({"threads": threads}), separators=(",", ":")).encode()
+    shown.packed = (threads, text)
+    return text
+
+
+def _are_same(before: list[Thread], now: list[Thread]) -> bool:
+    # The frames of a process that stands still are the same objects (_cached_threads): no need to compare them.
+    return len(before) == len(now) and all(
+        old["frames"] is new["frames"]
+        and old["tid"] == new["tid"]
+        and old["thread"] == new["thread"]
+        and old["state"] == new["state"]
+        for old, new in zip(before, now, strict=True)
+    )
+
+
+def _locals_reader(memory: Memory, process: Prepared, found: Capture, deadline: float) -> LocalsReader:
+    reader = LocalsReader(memory, object_layout(process.layout, process.head), deadline)
+    reader.load(frame for thread, _ in found.threads for frame in thread.frames)
+    return reader
+
+
+def _selected(found: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
+    """The threads that were read or run no Python. Where they are too many, those that run Python come first."""
+    unread = set(match_threads(found.unread, kernel)) if found.unread else set()
+    read = [k for k in kernel if k.tid not in unread]
+    if len(read) <= MAX_SHOWN:
+        return read
+    ours = set(match_threads([thread for thread, _ in found.threads], read))
+    others = [k.tid for k in read if k.tid not in ours]
+    dropped = set(others[max(0, MAX_SHOWN - len(ours)) :])
+    return [k for k in read if k.tid not in dropped]
+
+
+def _names(
+    memory: Memory,
+    process: Prepared,
+    known: KnownNames,
+    found: Capture,
+    kernel: list[KernelThread],
+    deadline: float,
+) -> dict[int, str]:
+    """The names that ``threading`` knows, by tid."""
+    try:
+        layout = object_layout(process.layout, process.head)
+    except UnsupportedTarget:
+        return {}
+    names = thread_names(memory, layout, process.runtime.runtime, deadline, known)
+    threads = [thread for thread, _ in found.threads]
+    return {
+        tid: names[thread.thread_id]
+        for tid, thread in zip(match_threads(threads, kernel), threads, strict=True)
+        if tid is not None and thread.thread_id in names
+    }
+
+
+def _rename(threads: list[Thread], names: dict[int, str]) -> None:
+    for thread in threads:
+        thread["thread"] = names.get(thread["tid"], thread["thread"])
+
+
+def _cached_threads(shown: _Shown, found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[Thread]:
+    """``_threads`` without locals; those of the same capture object are not made again."""
+    if shown.threads is None or shown.threads[0] is not found or shown.threads[1].keys() != {k.tid for k in kernel}:
+        threads = _threads(found, layout, kernel, None)
+        shown.threads = (found, {thread["tid"]: thread for thread in threads})
+        return threads
+    cached = shown.threads[1]
+    return [{**cached[k.tid], "thread": k.name, "state": k.state} for k in kernel]
+
+
+def _threads(
+    found: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None
+) -> list[Thread]:
+    by_tid: dict[int, list[tuple[RawThread, dict[int, Code]]]] = {}
+    tids = match_threads([thread for thread, _ in found.threads], kernel)
+    for tid, entry in zip(tids, found.threads, strict=True):
+        if tid is not None:
+            by_tid.setdefault(tid, []).append(entry)
+    return [_thread(k, by_tid.get(k.tid, []), layout, found.complete, reader) for k in kernel]
+
+
+def _thread(
+    kernel: KernelThread,
+    entries: list[tuple[RawThread, dict[int, Code]]],
+    layout: Layout,
+    complete: bool,
+    reader: LocalsReader | None,
+) -> Thread:
+    # A thread that entered another interpreter has a state in each; the newest interpreter is listed first.
+    frames: list[Frame] = []
+    lines: dict[tuple[int, int], int | None] = {}
+    for thread, codes in entries:
+        complete = thread.complete and (complete or bool(thread.frames))
+        for frame in thread.frames:
+            code = codes.get(frame.code)
+            complete = complete and code is not None and not code.cut
+            frames.append(_frame(frame, code, layout, lines))
+            if reader is not None:
+                frames[-1]["locals"] = reader.read(frame)
+    gils = [thread.gil for thread, _ in entries]
+    return {
+        "tid": kernel.tid,
+        "thread": kernel.name,
+        "state": kernel.state,
+        "gil": True if True in gils else None if None in gils else False,
+        "complete": complete,
+        "frames": frames,
+    }
+
+
+def _frame(
+    frame: RawFrame, code: Code | None, layout: Layout, lines: dict[tuple[int, int], int | None]
+) -> Frame:
+    if code is None:
+        return {
+            "func": "?", "file": "?", "lineno": None, "frame_type": "Python", "ip": frame.code, "entry": frame.entry
+        }  # fmt: skip
+    key = (frame.code, frame.instr)
+    if key not in lines:
+        lines[key] = code.line(layout, frame)
+    return {
+        "func": code.func,
+        "file": code.file,
+        "lineno": lines[key],
+        "frame_type": "Python",
+        "ip": frame.instr if layout.code_adaptive is not None else frame.code,
+        "entry": frame.entry,
+    }
