@@ -27,7 +27,7 @@ from statistics_of_blocks import table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.elf.file import Symbol, find_symbols
+from probing.daemon.elf.symbols import Symbol, find_symbols
 from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSource
 from probing.daemon.source import Identity
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from probing.daemon.confined.reader import serve
 from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Channel, Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.walk.layouts import Layout
@@ -39,7 +40,7 @@ class Parsers:
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
         elf = Elf(fd)
-        symbols = [{"name": s.name, "address": s.address} for s in elf.symbols(patterns)]
+        symbols = [{"name": s.name, "address": s.address} for s in matching_symbols(elf, patterns)]
         return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
 
 

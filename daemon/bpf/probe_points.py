@@ -13,7 +13,8 @@ import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from probing.daemon.elf.file import AARCH64, X86_64, Symbol
+from probing.daemon.elf.file import AARCH64, X86_64
+from probing.daemon.elf.symbols import Symbol
 
 __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 

@@ -6,7 +6,7 @@ can be killed at any time.
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
-  ``file_offset``, ``size``, ``head`` (hex)}] as in ``bpf.elf.Symbol``, ``build_id`` (hex or null), ``machine``,
+  ``file_offset``, ``size``, ``head`` (hex)}] as in ``elf.symbols.Symbol``, ``build_id`` (hex or null), ``machine``,
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
 * ``unwind``: ``python_stack.native.unwind``.
 * ``flight_dump``: ``nccl_uprobes.flight_dump``.
@@ -31,6 +31,7 @@ from probing.api.errors import ProbingError, UnsupportedTarget, UsageError
 from probing.daemon.confined.sandbox import confine, limit
 from probing.daemon.confined.serving import inherit, internal_error, serve
 from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers as flight_handlers
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import handlers as layout_handlers
@@ -114,7 +115,7 @@ def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
                 "size": symbol.size,
                 "head": symbol.head.hex(),
             }
-            for symbol in elf.symbols(patterns)
+            for symbol in matching_symbols(elf, patterns)
         ],
         "build_id": build_id.hex() if build_id is not None else None,
         "machine": elf.machine,

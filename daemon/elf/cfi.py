@@ -13,7 +13,7 @@ import numpy as np
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.elf.cfi_expressions import Cursor
-from probing.daemon.elf.image import ElfImage
+from probing.daemon.elf.file import PT_GNU_EH_FRAME, Elf
 
 __all__ = ("FrameTable", "Row", "Rule")
 
@@ -83,21 +83,21 @@ class _State:
 
 
 class FrameTable:
-    """The call frame information of ``image``. Raises UnsupportedTarget when it has none that can be searched."""
+    """The call frame information of ``elf``. Raises UnsupportedTarget when it has none that can be searched."""
 
-    def __init__(self, image: ElfImage) -> None:
-        header = image.eh_frame_hdr
-        if header is None or header.size < 12:
+    def __init__(self, elf: Elf) -> None:
+        header = elf.segment(PT_GNU_EH_FRAME)
+        if header is None or header.file_size < 12:
             raise UnsupportedTarget("the file has no index of its call frame information")
-        self._image = image
+        self._elf = elf
         self._base = header.vaddr
-        cursor = Cursor(image.read_upto(header.offset, min(header.size, 32)))
+        cursor = Cursor(elf.read_upto(header.offset, min(header.file_size, 32)))
         version, frame_encoding, count_encoding, table_encoding = cursor.take(4)
         if version != 1 or count_encoding != 0x03 or table_encoding != _DATAREL | 0x0B:
             raise UnsupportedTarget("the index of call frame information is in a format that no linker writes today")
         cursor.take(_FORMATS.get(frame_encoding & 0x0F, (8, False))[0])
-        count = min(cursor.number(4), (header.size - cursor.at) // 8, _MAX_FUNCTIONS)
-        table = np.frombuffer(image.read_upto(header.offset + cursor.at, count * 8), "<i4").reshape(-1, 2)
+        count = min(cursor.number(4), (header.file_size - cursor.at) // 8, _MAX_FUNCTIONS)
+        table = np.frombuffer(elf.read_upto(header.offset + cursor.at, count * 8), "<i4").reshape(-1, 2)
         self._starts = np.ascontiguousarray(table[:, 0])
         self._entries = np.ascontiguousarray(table[:, 1])
         self._cies: dict[int, _Cie] = {}
@@ -140,16 +140,16 @@ class FrameTable:
 
     def _entry(self, address: int) -> tuple[bytes, int]:
         """What an entry holds behind its length, and the address of that."""
-        offset = self._image.offset_of(address)
+        offset = self._elf.file_offset(address)
         if offset is None:
             raise CorruptTarget("call frame information lies outside of the file")
-        head = Cursor(self._image.read_upto(offset, 12))
+        head = Cursor(self._elf.read_upto(offset, 12))
         size, skip = head.number(4), 4
         if size == 0xFFFF_FFFF:
             size, skip = head.number(8), 12
         if not 4 < size <= _MAX_ENTRY:
             raise CorruptTarget("an entry of call frame information has no sensible size")
-        return self._image.read(offset + skip, size), address + skip
+        return self._elf.read(offset + skip, size), address + skip
 
     def _cie(self, address: int) -> _Cie:
         if found := self._cies.get(address):

@@ -1,101 +1,151 @@
-"""Which function an address of a file belongs to: an index of its symbols by address, made once.
+"""Finds the symbols of an ELF file whose names match patterns.
 
-Names are read as they are asked for, so that half a million symbols cost their addresses and no more.
+The string table is searched for the longest fixed part of a pattern, and only symbols whose names hold it are compared:
+libtorch_cpu has 0.5 million symbols and 60 MB of names.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.elf.image import ElfImage, Section
+from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbol_table import SHT_DYNSYM, SHT_SYMTAB, symbol_table
 
-__all__ = ("Functions",)
+__all__ = ("Symbol", "SymbolFinder", "find_symbols", "matching_symbols", "read_symbol")
 
-_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
-_STT_FUNC, _STT_GNU_IFUNC = 2, 10
-_STB_LOCAL, _STB_WEAK = 0, 2
-_MAX_SYMBOLS = 8 << 20
-_MAX_NAME = 4096
-# Symbols that begin before the address and may still reach it: aliases, and functions within functions.
-_MAX_STEPS = 16
-# jmp rel32 and jcc rel32.
-_JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+_MAX_STRINGS = 256 << 20
+_MAX_SYMBOLS = 2 << 20
+_MAX_NAME = 1024
+# Occurrences in the string table plus symbols compared, over all patterns of a search.
+_MAX_COMPARED = 1 << 16
+_MAX_MATCHES = 512
+_HEAD = 32
+
+# The fixed parts of a pattern, in order; one part is a whole name.
+_Parts = list[bytes]
 
 
-class Functions:
-    """The functions of ``image``, from .symtab, or from .dynsym of a stripped file. Raises UnsupportedTarget."""
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A defined symbol. ``address`` is before relocation; ``head`` its first bytes in the file, at most 32.
 
-    def __init__(self, image: ElfImage) -> None:
-        self._image = image
-        table, self._strings = _table(image)
-        kinds, bindings = table["info"] & 15, table["info"] >> 4
-        wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (table["section"] != 0) & (table["name"] != 0)
-        table, bindings = table[wanted], bindings[wanted]
-        # Of several at one address the last is taken: a global name rather than a weak and a local one.
-        rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
-        order = np.lexsort((rank, table["value"]))
-        self._starts = np.ascontiguousarray(table["value"][order])
-        self._sizes = np.ascontiguousarray(table["size"][order])
-        self._names = np.ascontiguousarray(table["name"][order])
+    ``file_offset`` is None where no segment holds it in the file (.bss).
+    """
 
-    def __len__(self) -> int:
-        return len(self._starts)
+    name: str
+    address: int
+    file_offset: int | None
+    size: int
+    head: bytes
 
-    def find(self, address: int, begin: int | None = None) -> tuple[bytes, int] | None:
-        """The name of the function at ``address`` (before relocation) as the file has it, and where it begins.
 
-        ``begin`` is where the function begins for all that else is known: only there a symbol without a size counts.
-        """
-        if not 0 <= address < 1 << 64:
-            return None
-        index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
-        for at in range(index, max(-1, index - _MAX_STEPS), -1):
-            start, size = int(self._starts[at]), int(self._sizes[at])
-            # Those of _init and of functions in assembler: what follows them may be without a symbol.
-            if address < start + size or (size == 0 and start == begin):
-                name = self._name(int(self._names[at]))
-                return (name, start) if name else None
+# Returns the symbols of the file at a descriptor whose names match patterns, as ``find_symbols`` does.
+SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
+
+
+def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
+    """Returns the symbols of the file at ``fd``, as ``matching_symbols`` does."""
+    return matching_symbols(Elf(fd), patterns)
+
+
+def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
+    """Returns the defined symbols whose whole name matches a pattern, by address, with all aliases.
+
+    ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab.
+    Raises UnsupportedTarget for a damaged file, for over 512 matches, and for 65,536 names to compare.
+    """
+    found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
+    absent = {pattern: _parts(pattern) for pattern in patterns if pattern not in found}
+    if absent:
+        found |= _search(elf, SHT_SYMTAB, absent)
+    every = {(symbol.address, symbol.name): symbol for symbols in found.values() for symbol in symbols}
+    return [symbol for _, symbol in sorted(every.items())]
+
+
+def read_symbol(fd: int, name: str) -> Symbol | None:
+    """Returns the symbol of exactly this name in the file at ``fd``; from .symtab where .dynsym has none."""
+    elf = Elf(fd)
+    for kind in (SHT_DYNSYM, SHT_SYMTAB):
+        if found := _search(elf, kind, {name: [name.encode()]}):
+            return found[name][0]
+    return None
+
+
+def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, list[Symbol]]:
+    """Returns the symbols by pattern, without patterns that have none."""
+    found: dict[str, list[Symbol]] = {}
+    table = symbol_table(elf, kind, _MAX_SYMBOLS)
+    if table is None:
+        return found
+    if table.strings.size > _MAX_STRINGS:
+        raise UnsupportedTarget("the ELF file has too large a string table")
+    strings = elf.read(table.strings.offset, table.strings.size)
+    order = np.argsort(table.rows["name"])
+    names = table.rows["name"][order]
+    compared = 0
+    for pattern, parts in patterns.items():
+        for span in _occurrences(strings, max(parts, key=len)):
+            # Of the same type as ``names``: numpy would convert all of them for each search.
+            low, high = np.searchsorted(names, np.array(span, names.dtype))
+            compared += 1 + int(high - low)
+            if compared > _MAX_COMPARED:
+                raise UnsupportedTarget("too many symbols of the ELF file match")
+            for row in table.rows[order[low:high]]:
+                if symbol := _match(elf, row, strings, parts):
+                    found.setdefault(pattern, []).append(symbol)
+        if sum(map(len, found.values())) > _MAX_MATCHES:
+            raise UnsupportedTarget("too many symbols of the ELF file match")
+    return found
+
+
+def _match(elf: Elf, row: Any, strings: bytes, parts: _Parts) -> Symbol | None:
+    start = int(row["name"])
+    end = strings.find(b"\0", start, start + _MAX_NAME)
+    if end < 0 or not row["section"]:
         return None
-
-    def origin(self, start: int, code: bytes) -> bytes | None:
-        """The name of the function that ``code``, at ``start``, was split off from: the only one that it jumps into.
-
-        Compilers put what is seldom run elsewhere (GCC: NAME.cold), and the symbols of such parts do not survive strip.
-        """
-        found = None
-        for jump in _JUMP.finditer(code):
-            target = start + jump.end() + 4 + int.from_bytes(jump[1], "little", signed=True)
-            index = int(np.searchsorted(self._starts, np.uint64(target), side="right")) - 1 if target > 0 else -1
-            # To the very begin of a function leads a call at the end of another.
-            if index < 0 or not 0 < target - int(self._starts[index]) < int(self._sizes[index]):
-                continue
-            if found is not None and found != index:
-                return None
-            found = index
-        return self._name(int(self._names[found])) or None if found is not None else None
-
-    def _name(self, offset: int) -> bytes:
-        if self._strings is None or offset >= self._strings.size:
-            return b""
-        data = self._image.read_upto(self._strings.offset + offset, min(_MAX_NAME, self._strings.size - offset))
-        # Versions of symbols are part of names in .symtab only.
-        return data.partition(b"\0")[0].partition(b"@")[0]
+    raw = strings[start:end]
+    if not _matches(raw, parts):
+        return None
+    address = int(row["value"])
+    offset = elf.file_offset(address)
+    head = elf.read_upto(offset, _HEAD) if offset is not None else b""
+    return Symbol(raw.decode(errors="replace"), address, offset, int(row["size"]), head)
 
 
-def _table(image: ElfImage) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]], Section | None]:
-    for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-        for section in image.sections:
-            if section.type != kind:
-                continue
-            count = section.size // _SYMBOL.itemsize
-            if section.entry != _SYMBOL.itemsize or count > _MAX_SYMBOLS or section.link >= len(image.sections):
-                raise UnsupportedTarget("the ELF file has a damaged symbol table")
-            table = np.frombuffer(image.read(section.offset, count * _SYMBOL.itemsize), _SYMBOL)
-            return table, image.sections[section.link]
-    return np.zeros(0, _SYMBOL), None
+def _parts(pattern: str) -> _Parts:
+    return [part.encode() for part in pattern.split("*")]
+
+
+def _matches(name: bytes, parts: _Parts) -> bool:
+    """Compares in one pass, whatever the name: a regular expression would backtrack in a hostile one."""
+    if len(parts) == 1:
+        return name == parts[0]
+    at, end = len(parts[0]), len(name) - len(parts[-1])
+    if at > end or not name.startswith(parts[0]) or not name.endswith(parts[-1]):
+        return False
+    for part in parts[1:-1]:
+        found = name.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of string offsets at which a name that holds ``needle`` may begin.
+
+    A name may begin inside another's string, since linkers merge equal tails.
+    """
+    if not needle:
+        raise UnsupportedTarget("a symbol pattern without a fixed part")
+    at, done = strings.find(needle), -1
+    while at >= 0:
+        start = max(strings.rfind(b"\0", max(at - _MAX_NAME, 0), at) + 1, done + 1)
+        yield start, at + 1
+        done = at
+        at = strings.find(needle, at + 1)

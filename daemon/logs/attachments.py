@@ -13,7 +13,7 @@ from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, Unsuppo
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.readers import Readers
 

@@ -14,7 +14,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.interfaces import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
 from probing.daemon.logs.patterns import Patterns, RateLimit

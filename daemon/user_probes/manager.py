@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, Processes, Sink

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from probing.api.errors import ConfigError, UnsupportedTarget
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity

@@ -17,7 +17,7 @@ from probing.api.errors import NotFound
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.config import CudaConfig
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.gpu.cuda.source import CudaSource
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Loss

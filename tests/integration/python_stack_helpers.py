@@ -14,6 +14,7 @@ from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Message
 from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
@@ -104,7 +105,7 @@ class LocalParsers:
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
         elf = Elf(fd)
-        symbols = [{"name": s.name, "address": s.address} for s in elf.symbols(patterns)]
+        symbols = [{"name": s.name, "address": s.address} for s in matching_symbols(elf, patterns)]
         return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
 
 

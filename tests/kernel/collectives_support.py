@@ -16,7 +16,7 @@ from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Processes
 

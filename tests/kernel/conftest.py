@@ -16,7 +16,7 @@ import pytest
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
 from probing.daemon.bpf.session import Session
-from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import read_symbol
 
 PROBE = r"""
 #include "guard.bpf.h"
@@ -105,8 +105,7 @@ class Target:
         self.path = path
         self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with open(path, "rb") as file:
-            elf = Elf(file.fileno())
-            symbols = [elf.symbol(name) for name in ("with_push", "without_push")]
+            symbols = [read_symbol(file.fileno(), name) for name in ("with_push", "without_push")]
         self.offsets = [symbol.file_offset for symbol in symbols if symbol and symbol.file_offset]
 
     @property

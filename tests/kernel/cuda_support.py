@@ -18,7 +18,7 @@ from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
 from probing.daemon.config import CudaConfig
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.gpu.cuda.source import OBJECTS, OPTIONAL, RING, CudaSource
 from probing.daemon.source import Identity, Loss
 

@@ -21,6 +21,7 @@ from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import read_symbol
 
 UNPRIVILEGED = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 NO_RIGHTS = [*UNPRIVILEGED, "--bounding-set=-all"]
@@ -141,7 +142,7 @@ def test_chosen_probe_points_are_hit_exactly(
     with open(target_path, "rb") as file:
         elf = Elf(file.fileno())
         for slot, name in enumerate(("with_push", "without_push"), 1):
-            symbol = elf.symbol(name)
+            symbol = read_symbol(file.fileno(), name)
             assert symbol is not None
             assert symbol.file_offset is not None
             point = probe_point(symbol.head, elf.machine, symbol.size)

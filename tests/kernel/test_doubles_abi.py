@@ -20,7 +20,8 @@ from doubles.doubles import (
 )
 
 from probing.daemon.bpf.probe_points import probe_point
-from probing.daemon.elf.file import X86_64, find_symbols
+from probing.daemon.elf.file import X86_64
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, NcclLayout
 

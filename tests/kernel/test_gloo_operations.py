@@ -288,7 +288,7 @@ def test_a_group_made_where_another_was_has_its_own_name(open_session: Open) -> 
 LOADER = """
 import os, sys, time
 from pathlib import Path
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSource
 

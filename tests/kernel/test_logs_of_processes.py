@@ -17,7 +17,7 @@ from waiting import until
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
 from probing.daemon.config import LogsConfig
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.logs.source import OBJECTS, RING, LogSource
 from probing.daemon.processes.procfs import parse_maps, parse_stat
 from probing.daemon.source import Identity, Loss

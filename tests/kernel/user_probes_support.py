@@ -12,7 +12,7 @@ import pyarrow as pa
 from waiting import until
 
 from probing.daemon.clock import SystemClock
-from probing.daemon.elf.file import find_symbols
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps, parse_stat
 from probing.daemon.source import Identity, Loss

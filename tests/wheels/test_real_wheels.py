@@ -23,7 +23,8 @@ from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.bpf.session import Session
-from probing.daemon.elf.file import Elf, Symbol, find_symbols
+from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import Symbol, find_symbols
 from probing.daemon.gpu.cuda.symbols import COMPLETION, LAUNCHES, MEMORY
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout, nccl_version
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.elf.file import Symbol, find_symbols
+from probing.daemon.elf.symbols import Symbol, find_symbols
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, UNKNOWN_BUILD, gloo_layout_index
 from probing.daemon.nccl_uprobes.layouts.make_gloo import offsets_of
 from probing.daemon.nccl_uprobes.operations import names

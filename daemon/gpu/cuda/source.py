@@ -22,7 +22,7 @@ from probing.api.errors import ProbingError, UnsupportedTarget
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.launches import LaunchRows
 from probing.daemon.gpu.cuda.maps import drop_process, processes_in

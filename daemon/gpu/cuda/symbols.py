@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
-from probing.daemon.elf.file import Symbol
+from probing.daemon.elf.symbols import Symbol
 
 __all__ = (
     "COMPLETION",

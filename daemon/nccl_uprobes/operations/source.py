@@ -16,7 +16,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import ClockPair
-from probing.daemon.elf.file import SymbolFinder
+from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, gloo_layout_index
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS

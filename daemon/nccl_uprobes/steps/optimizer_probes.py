@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
-from probing.daemon.elf.file import Symbol, SymbolFinder
+from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD
 
 __all__ = ("OBJECTS", "RING", "OptimizerSource")

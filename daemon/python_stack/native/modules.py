@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from probing.api.errors import TargetError
+from probing.api.errors import TargetError, UnsupportedTarget
 from probing.daemon.elf.cfi import FrameTable, Row
-from probing.daemon.elf.image import ElfImage
-from probing.daemon.elf.symbols import Functions
+from probing.daemon.elf.file import X86_64, Elf
+from probing.daemon.elf.functions import Functions
 from probing.daemon.python_stack.native.demangle import readable
 from probing.daemon.python_stack.native.payload import CodeMapping
 
@@ -44,11 +44,11 @@ class Module:
         self._rows: dict[int, Row | None] = {}
         self._origins: dict[int, bytes | None] = {}
         self._named: dict[int, tuple[str, int] | None] = {}
-        self._image = _or_none(lambda: ElfImage(fd))
-        image = self._image
-        self._frames = _or_none(lambda: FrameTable(image)) if image else None
+        self._elf = _or_none(lambda: _x86_64(fd))
+        elf = self._elf
+        self._frames = _or_none(lambda: FrameTable(elf)) if elf else None
         self._functions: Functions | None = None
-        self._indexed = image is None
+        self._indexed = elf is None
 
     def close(self) -> None:
         os.close(self._fd)
@@ -59,7 +59,7 @@ class Module:
 
     def address(self, offset: int) -> int | None:
         """The address before relocation of the instruction at ``offset`` in the file."""
-        return self._image.code_address(offset) if self._image else None
+        return self._elf.code_address(offset) if self._elf else None
 
     def row(self, address: int) -> Row | None:
         """How the frame of a function at ``address`` (before relocation) lies; None when the file does not tell."""
@@ -77,16 +77,16 @@ class Module:
         return self._named[address]
 
     def code(self, offset: int, size: int) -> bytes:
-        image = self._image
-        return (_or_none(lambda: image.read(offset, size)) if image and offset >= 0 else None) or b""
+        elf = self._elf
+        return (_or_none(lambda: elf.read(offset, size)) if elf and offset >= 0 else None) or b""
 
     def _find(self, address: int) -> tuple[str, int] | None:
-        image = self._image
-        if not self._indexed and image:
+        elf = self._elf
+        if not self._indexed and elf:
             self._indexed = True
-            self._functions = _or_none(lambda: Functions(image))
+            self._functions = _or_none(lambda: Functions(elf))
         functions = self._functions
-        if functions is None or image is None:
+        if functions is None or elf is None:
             return None
         row = self.row(address)
         if found := _or_none(lambda: functions.find(address, row.start if row else None)):
@@ -94,13 +94,13 @@ class Module:
         if row is None:
             return None
         if row.start not in self._origins:
-            _keep(self._origins, row.start, _or_none(lambda: self._origin(functions, image, row)))
+            _keep(self._origins, row.start, _or_none(lambda: self._origin(functions, elf, row)))
         name = self._origins[row.start]
         return (readable(name + b".cold"), row.start) if name else None
 
-    def _origin(self, functions: Functions, image: ElfImage, row: Row) -> bytes | None:
-        offset = image.offset_of(row.start)
-        return functions.origin(row.start, image.read(offset, min(row.size, _MAX_PART))) if offset is not None else None
+    def _origin(self, functions: Functions, elf: Elf, row: Row) -> bytes | None:
+        offset = elf.file_offset(row.start)
+        return functions.origin(row.start, elf.read(offset, min(row.size, _MAX_PART))) if offset is not None else None
 
 
 class Modules:
@@ -197,6 +197,13 @@ class CodeSpace:
                 raise FileNeeded(mapping)
             self._held[mapping] = module
         return Place(mapping, offset, module, module.address(offset) if module else None)
+
+
+def _x86_64(fd: int) -> Elf:
+    elf = Elf(fd)
+    if elf.machine != X86_64:
+        raise UnsupportedTarget("not an ELF file for x86-64")
+    return elf
 
 
 def _or_none(make: Callable[[], _T]) -> _T | None:

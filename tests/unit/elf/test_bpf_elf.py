@@ -11,7 +11,8 @@ import pytest
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import probe_point
-from probing.daemon.elf.file import AARCH64, X86_64, Elf, find_symbols, read_symbol
+from probing.daemon.elf.file import AARCH64, X86_64, Elf
+from probing.daemon.elf.symbols import find_symbols, matching_symbols, read_symbol
 
 SOURCE = r"""
 long shared_counter = 7;
@@ -113,8 +114,8 @@ def test_damaged_files_give_an_answer_or_unsupported(library: Path, tmp_path: Pa
             try:
                 elf = Elf(file.fileno())
                 elf.build_id()
-                elf.symbols(["*function*", "hidden*"])
-                elf.symbol("shared_counter")
+                matching_symbols(elf, ["*function*", "hidden*"])
+                read_symbol(file.fileno(), "shared_counter")
             except UnsupportedTarget:
                 continue
 

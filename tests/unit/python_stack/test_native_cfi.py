@@ -15,8 +15,8 @@ from native_image import CODE, Function, descriptor, image
 from probing.api.errors import CorruptTarget, TargetError, UnsupportedTarget
 from probing.daemon.elf.cfi import FrameTable, Row, Rule
 from probing.daemon.elf.cfi_expressions import evaluate
-from probing.daemon.elf.image import ElfImage
-from probing.daemon.elf.symbols import Functions
+from probing.daemon.elf.file import PT_GNU_EH_FRAME, Elf
+from probing.daemon.elf.functions import Functions
 
 RETURN = Rule("offset", -8)
 
@@ -24,7 +24,7 @@ RETURN = Rule("offset", -8)
 def row_of(program: bytes, at: int = 50, entry: bytes | None = None) -> Row | None:
     functions = [Function(0x100, 100, program), Function(0x200, 10)]
     with descriptor(image(functions, entry=entry) if entry is not None else image(functions)) as fd:
-        return FrameTable(ElfImage(fd)).row(CODE + 0x100 + at)
+        return FrameTable(Elf(fd)).row(CODE + 0x100 + at)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_no_function_covers() -> None:
 
 def test_signal_frames_say_so() -> None:
     with descriptor(image([Function(0, 16, signal=True)])) as fd:
-        row = FrameTable(ElfImage(fd)).row(CODE)
+        row = FrameTable(Elf(fd)).row(CODE)
     assert row is not None
     assert row.signal
 
@@ -111,10 +111,10 @@ def test_an_index_in_another_format(at: int) -> None:
     data[0x1000 + at] ^= 0x47
     with descriptor(bytes(data)) as fd:
         if at == 1:
-            assert FrameTable(ElfImage(fd)) is not None  # where .eh_frame begins is of no use
+            assert FrameTable(Elf(fd)) is not None  # where .eh_frame begins is of no use
         else:
             with pytest.raises(UnsupportedTarget):
-                FrameTable(ElfImage(fd))
+                FrameTable(Elf(fd))
 
 
 # The address of a return address below a jump slot, in the middle of a PLT entry or not (GNU ld's .eh_frame for .plt).
@@ -187,7 +187,7 @@ def real() -> Iterator[tuple[int, bytes, int, int]]:
         path = Path(next(line.split()[5] for line in maps if "/libc.so" in line or "/libc-" in line))
     data = path.read_bytes()
     with descriptor(data) as fd:
-        header = ElfImage(fd).eh_frame_hdr
+        header = Elf(fd).segment(PT_GNU_EH_FRAME)
         assert header is not None
         (frames,) = struct.unpack_from("<i", data, header.offset + 4)
         yield fd, data, header.offset, header.vaddr + 4 + frames - header.vaddr + header.offset
@@ -207,7 +207,7 @@ def test_damaged_files_are_refused_or_read(
                 places.append(place)
                 os.pwrite(fd, bytes([value]), place)
         try:
-            table = FrameTable(ElfImage(fd))
+            table = FrameTable(Elf(fd))
         except TargetError:
             return
         for number in range(20):
@@ -223,7 +223,7 @@ def test_damaged_files_are_refused_or_read(
 
 def test_every_function_of_a_real_library_is_described(real: tuple[int, bytes, int, int]) -> None:
     fd, *_ = real
-    elf = ElfImage(fd)
+    elf = Elf(fd)
     table, functions = FrameTable(elf), Functions(elf)
     assert len(functions) > 1000
     found = 0
@@ -244,7 +244,7 @@ def test_symbols_of_any_table(data: bytes) -> None:
     whole[0x8000 : 0x8000 + len(data)] = data
     whole[0xA000 + 64 + 32 : 0xA000 + 64 + 40] = struct.pack("<Q", len(data))
     with descriptor(bytes(whole)) as fd:
-        functions = Functions(ElfImage(fd))
+        functions = Functions(Elf(fd))
         for address in (0, CODE, 1 << 40, (1 << 64) - 1):
             found = functions.find(address)
             assert found is None or len(found[0]) <= 4096
@@ -263,7 +263,7 @@ def test_the_function_of_an_address() -> None:
         Function(500, 10, name="end"),
     ]
     with descriptor(image(functions)) as fd:
-        found = Functions(ElfImage(fd))
+        found = Functions(Elf(fd))
         expected = {
             0: "outer", 20: "inner", 40: "outer", 70: None, 110: "global", 205: "version", 250: None, 320: None,
             405: None, 505: "end", 520: None,
@@ -277,7 +277,7 @@ def test_a_part_that_was_split_off() -> None:
     functions = [Function(0, 64, name="whole"), Function(100, 64, name="other")]
     at = CODE + 1000
     with descriptor(image(functions)) as fd:
-        found = Functions(ElfImage(fd))
+        found = Functions(Elf(fd))
         for head in (b"\xe9", b"\x0f\x84"):
             into = head + struct.pack("<i", CODE + 10 - at - len(head) - 4)
             assert found.origin(at, into) == b"whole"

@@ -1,0 +1,90 @@
+"""Finds the function that an address of an ELF file belongs to, by an index of its symbols by address.
+
+Names are read as they are asked for, so that the index holds 20 bytes for each symbol.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbol_table import SHT_DYNSYM, SHT_SYMTAB, symbol_table
+
+__all__ = ("Functions",)
+
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+_STB_LOCAL, _STB_WEAK = 0, 2
+_MAX_SYMBOLS = 8 << 20
+_MAX_NAME = 4096
+# Symbols that begin before the address and may still reach it: aliases, and functions within functions.
+_MAX_STEPS = 16
+# jmp rel32 and jcc rel32.
+_JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
+
+
+class Functions:
+    """The functions of ``elf``, from .symtab, or from .dynsym of a stripped file. Raises UnsupportedTarget."""
+
+    def __init__(self, elf: Elf) -> None:
+        self._elf = elf
+        table = symbol_table(elf, SHT_SYMTAB, _MAX_SYMBOLS) or symbol_table(elf, SHT_DYNSYM, _MAX_SYMBOLS)
+        self._strings = table.strings if table else None
+        if table is None:
+            self._starts = self._sizes = np.zeros(0, np.uint64)
+            self._names = np.zeros(0, np.uint32)
+            return
+        rows = table.rows
+        kinds, bindings = rows["info"] & 15, rows["info"] >> 4
+        wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
+        rows, bindings = rows[wanted], bindings[wanted]
+        # Of several at one address the last is taken: a global name rather than a weak and a local one.
+        rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
+        order = np.lexsort((rank, rows["value"]))
+        self._starts = np.ascontiguousarray(rows["value"][order])
+        self._sizes = np.ascontiguousarray(rows["size"][order])
+        self._names = np.ascontiguousarray(rows["name"][order])
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def find(self, address: int, begin: int | None = None) -> tuple[bytes, int] | None:
+        """Returns (mangled name, start) of the function at ``address``, which is before relocation.
+
+        A symbol without a size counts only at ``begin``, the start of the function by the call frame information.
+        """
+        if not 0 <= address < 1 << 64:
+            return None
+        index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
+        for at in range(index, max(-1, index - _MAX_STEPS), -1):
+            start, size = int(self._starts[at]), int(self._sizes[at])
+            # _init and functions in assembler have no size, and code without a symbol may follow them.
+            if address < start + size or (size == 0 and start == begin):
+                name = self._name(int(self._names[at]))
+                return (name, start) if name else None
+        return None
+
+    def origin(self, start: int, code: bytes) -> bytes | None:
+        """Returns the name of the function that ``code``, at ``start``, was split off from: the only one it jumps into.
+
+        Compilers move code that seldom runs (GCC: NAME.cold), and strip removes the symbols of such parts.
+        """
+        found = None
+        for jump in _JUMP.finditer(code):
+            target = start + jump.end() + 4 + int.from_bytes(jump[1], "little", signed=True)
+            index = int(np.searchsorted(self._starts, np.uint64(target), side="right")) - 1 if target > 0 else -1
+            # A jump to the first byte of a function is a tail call.
+            if index < 0 or not 0 < target - int(self._starts[index]) < int(self._sizes[index]):
+                continue
+            if found is not None and found != index:
+                return None
+            found = index
+        return self._name(int(self._names[found])) or None if found is not None else None
+
+    def _name(self, offset: int) -> bytes:
+        if self._strings is None or offset >= self._strings.size:
+            return b""
+        data = self._elf.read_upto(self._strings.offset + offset, min(_MAX_NAME, self._strings.size - offset))
+        # Versions of symbols are part of names in .symtab only.
+        return data.partition(b"\0")[0].partition(b"@")[0]
