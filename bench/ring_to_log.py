@@ -16,18 +16,20 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from statistics_of_blocks import table
 
 from probing.daemon.bpf.capabilities import detect
 from probing.daemon.bpf.libbpf import Object
 from probing.daemon.bpf.loader import read_object
 from probing.daemon.bpf.ring import Ring, RingMemory
-from probing.daemon.clock import SystemClock
+from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.drain import DrainLoop
 from probing.daemon.collector.replay import Unknown
 from probing.daemon.collector.row_buffer import Outbox
-from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.operations.rows import finished_rows
 from probing.daemon.nccl_uprobes.operations.source import RING
+from probing.daemon.nccl_uprobes.records.operations import OperationDecoder
 from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.store import Store
 
@@ -89,10 +91,14 @@ def main() -> None:
     drain = min(options.drain or capacity, capacity)
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
     clock = SystemClock()
-    rows = Rows("bench", Unknown())
+    decoder = OperationDecoder(Unknown())
+
+    def assemble(records: np.ndarray[tuple[int], np.dtype[np.void]], pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        return {"comm.ops": finished_rows("bench", records, decoder.decode(records), pair)}
+
     seconds: list[float] = []
     with Store.open(folder / "state", node="bench", clock=clock, limits=StoreLimits(), background=False) as store:
-        loop = DrainLoop(store, {RING: ring}, {RING: rows.finished}, Outbox("bench", clock), clock)
+        loop = DrainLoop(store, {RING: ring}, {RING: assemble}, Outbox("bench", clock), clock)
         slot = RING_BYTES // capacity
         for _ in range(options.rounds):
             # The same records again: a ring whose consumer has come round.

@@ -274,8 +274,8 @@ class Collector:
         record = self._session.rings[RING].record
         for foreign in self._session.foreign:
             take_over(
-                foreign, RING, "operations", record, self._communication.operations, self._store, self._outbox,
-                self._clock,
+                foreign, RING, "operations", record, self._communication.collectives.assemble, self._store,
+                self._outbox, self._clock,
             )
 
     def _source_states(self) -> list[SourceState]:

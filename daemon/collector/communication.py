@@ -80,6 +80,7 @@ class CommunicationSources:
         self._cuda = CudaSource(session, processes, node, symbols, outbox, readers, clock, options)
         self._cuda_trouble = ""
         self._steps = Steps(node, processes, outbox)
+        self.collectives.observers.append(self._steps.observe)
         self._refused = session.refused.get(optimizer.OBJECTS[0])
         self._optimizer = None if self._refused else OptimizerSource(session, symbols)
         self._ras = RasWitness(
@@ -116,7 +117,7 @@ class CommunicationSources:
     def assemble(self) -> dict[str, _Assemble]:
         """By ring."""
         return {
-            RING: self.operations,
+            RING: self.collectives.assemble,
             communicators.RING: self.collectives.assemble_communicators,
             cuda.RING: self._cuda.assemble_syncs,
             **({optimizer.RING: self._optimizer_calls} if self._optimizer else {}),
@@ -126,13 +127,6 @@ class CommunicationSources:
     def identified(self) -> tuple[str, ...]:
         """The rings whose rows name job and rank for good: their records wait until the process is identified."""
         return RING, communicators.RING, cuda.RING
-
-    def operations(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Records of the ring of collectives -> rows of operations, and of communicators that they showed."""
-        batches = self.collectives.assemble(records, pair)
-        if (operations := batches.get("comm.ops")) is not None:
-            self._steps.observe(operations, pair)
-        return batches
 
     def _optimizer_calls(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         # Of the steps, only those that have ended are rows.

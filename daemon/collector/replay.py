@@ -13,8 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from probing.daemon.bpf import recording
-from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.communicators import rows as communicators
+from probing.daemon.nccl_uprobes.operations.rows import finished_rows
 from probing.daemon.nccl_uprobes.operations.source import RING
+from probing.daemon.nccl_uprobes.records.operations import OperationDecoder
 from probing.daemon.source import Identity
 from probing.daemon.supervisor.fatal import guard
 
@@ -30,10 +32,13 @@ class Unknown:
 
 def replayed(path: Path, node: str = "replay") -> Iterator[tuple[str, pa.RecordBatch]]:
     """(table, batch) of all operations of a recording, in their order. Raises FormatError for a damaged file."""
-    rows = Rows(node, Unknown())
+    decoder, groups = OperationDecoder(Unknown()), communicators.Communicators(node, Unknown())
     for drained in recording.replay(path):
         if drained.ring == RING:
-            yield from rows.finished(drained.records, drained.clock).items()
+            operations = decoder.decode(drained.records)
+            yield "comm.ops", finished_rows(node, drained.records, operations, drained.clock)
+            if (changed := groups.follow(operations, drained.clock)) is not None:
+                yield communicators.TABLE, changed
 
 
 def main() -> int:

@@ -19,7 +19,6 @@ from waiting import until
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
-from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.nccl_uprobes.operations.source import OBJECTS
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity, Loss
@@ -81,21 +80,17 @@ class Observer:
         self.watcher = Watcher(session, job)
         self.sink = Rows()
         self.steps = Steps("node", job, self.sink)
-        self.communicators = Communicators("node", job)
         # (rank, name of the communicator) -> its newest row
         self.groups: dict[tuple[int, str], dict[str, Any]] = {}
-        self._told = 0
+        self._seen = 0
+        self.watcher.source.observers.append(self.steps.observe)
 
     def look(self) -> list[dict[str, Any]]:
         self.watcher.drain()
-        pair = SystemClock().pair()
-        for batch in self.watcher.ops[self._told :]:
-            self.steps.observe(batch, pair)
-            made = self.communicators.follow({"comm.ops": batch}, pair)
-            rows = plain(made["comm.communicators"]) if "comm.communicators" in made else []
-            self.groups |= {(row["job_rank"], row["comm"]): row for row in rows}
-        self._told = len(self.watcher.ops)
-        self.offset = pair.mono_to_utc_ns
+        rows = self.watcher.communicators[self._seen :]
+        self.groups |= {(row["job_rank"], row["comm"]): row for row in rows}
+        self._seen = len(self.watcher.communicators)
+        self.offset = SystemClock().pair().mono_to_utc_ns
         return self.sink.rows
 
 

@@ -28,9 +28,9 @@ from probing.daemon.elf.symbols import Symbol, find_symbols
 from probing.daemon.gpu.cuda.symbols import COMPLETION, LAUNCHES, MEMORY
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout, nccl_version
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
-from probing.daemon.nccl_uprobes.operations.names import DTYPE_BYTES, DTYPES, NCCL, NCCL_RESULTS, OPS, REDOPS, codes
 from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSource
 from probing.daemon.nccl_uprobes.operations.symbols import NCCL as LIBRARY
+from probing.daemon.nccl_uprobes.records.names import DTYPE_BYTES, DTYPES, NCCL, NCCL_RESULTS, OPS, REDOPS, codes
 from probing.daemon.source import Identity
 
 WHEELS = Path(__file__).parents[2] / ".build" / "wheels"

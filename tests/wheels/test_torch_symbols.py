@@ -13,8 +13,8 @@ import pytest
 from probing.daemon.elf.symbols import Symbol, find_symbols
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, UNKNOWN_BUILD, gloo_layout_index
 from probing.daemon.nccl_uprobes.layouts.make_gloo import offsets_of
-from probing.daemon.nccl_uprobes.operations import names
 from probing.daemon.nccl_uprobes.operations.symbols import GLOO
+from probing.daemon.nccl_uprobes.records import names
 
 WHEELS = Path(__file__).parents[2] / ".build" / "wheels"
 FOUND = sorted(WHEELS.glob("torch-*"))

@@ -1,29 +1,32 @@
-"""Rows of ``comm.communicators``: a row a change, which repeats what is known of the communicator from before."""
+"""Rows of ``comm.communicators``: one per change, each with all that is known of the communicator."""
 
 from __future__ import annotations
 
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TypedDict, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.columns import Array
 from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, Role, conclude
 from probing.daemon.nccl_uprobes.communicators.usage import Key, Use, Uses
-from probing.daemon.nccl_uprobes.operations.names import NCCL_RESULTS
+from probing.daemon.nccl_uprobes.records.entities import Entity
+from probing.daemon.nccl_uprobes.records.names import NCCL, NCCL_RESULTS
+from probing.daemon.nccl_uprobes.records.operations import Operations
 from probing.daemon.source import Processes
 
-__all__ = ("RING", "Communicators")
+__all__ = ("RING", "TABLE", "Communicators")
 
 RING = "communicators"
-_TABLE = "comm.communicators"
-# A row is about a kilobyte here.
+TABLE = "comm.communicators"
+# A row takes about a kilobyte in memory.
 _MAX_KNOWN = 16384
+_MAX_SEEN = 65536
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
 # enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
@@ -33,55 +36,125 @@ _IDENTITIES = ("none", "struct", "unique_id", "derived")
 # ncclResult_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _Place = tuple[int, int, int | str]
-_Row = dict[str, Any]
+"""(pid, start_ns, address of the communicator, or its name where the address is not known)."""
+
+
+class _Row(TypedDict, total=False):
+    node: str
+    ts: int
+    job: str | None
+    run: str | None
+    pid: int
+    start_ns: int
+    comm: str | None
+    name: str | None
+    backend: str | None
+    size: int | None
+    rank: int | None
+    job_rank: int | None
+    cuda_device: int | None
+    node_index: int | None
+    nodes: int | None
+    async_error: str | None
+    aborted: bool | None
+    created: int
+    state: str
+    made_by: str | None
+    init_ns: int | None
+    parent: str | None
+    color: int | None
+    bus_id: str | None
+    root_address: str | None
+    identity: str | None
+    parallel_role: str
+    parallel_role_why: str | None
 
 
 class Communicators:
-    """The communicators of the processes of one node. One thread."""
+    """The communicators of the processes of one node. One thread, but for ``processes_of`` and ``backends_of``."""
 
     def __init__(self, node: str, processes: Processes) -> None:
         self._node = node
         self._processes = processes
         self._uses = Uses(processes)
-        # By (pid, start_ns, address of the communicator, or its name where the address is not known).
         self._known: OrderedDict[_Place, _Row] = OrderedDict()
         self._named: dict[Key, _Place] = {}
+        self._seen: set[Key] = set()
+        self._backends: dict[tuple[int, int], frozenset[str]] = {}
 
-    def rows(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """``records`` of the ring ``communicators`` -> a batch of ``comm.communicators``, a row each."""
-        if not len(records):
-            return {}
-        rows = [self._change(record, pair) for record in records]
-        return {_TABLE: batch_of(_TABLE, rows)}
+    def rows(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
+        """Records of the ring ``communicators`` -> a row of ``comm.communicators`` for each."""
+        return batch_of(TABLE, [self._change(record, pair) for record in records])
 
-    def follow(self, batches: Mapping[str, pa.RecordBatch], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """What ``Rows.finished`` made, with rows for the communicators that have found another role by it.
+    def follow(self, operations: Operations, pair: ClockPair) -> pa.RecordBatch | None:
+        """Rows of the communicators that ``operations`` are the first sign of, and of those that have another role now.
 
-        A communicator is looked at every two seconds at most.
+        A communicator's role is concluded every two seconds at most. None: there are no such rows.
         """
-        made = dict(batches)
-        seen = _plain(made.pop(_TABLE)) if _TABLE in made else []
-        for row in seen:
-            self._keep((row["pid"], row["start_ns"], row["comm"]), row)
-        operations = made.get("comm.ops")
-        if operations is not None:
-            self._uses.observe(operations)
+        self._note_backends(operations)
+        rows = [*self._first_seen(operations, pair)]
+        self._uses.observe(operations)
         changed = (self._with_role(key, use, role, pair) for key, use, role in self._uses.changed(pair.mono_ns))
-        if rows := seen + [row for row in changed if row is not None]:
-            made[_TABLE] = batch_of(_TABLE, rows)
-        return made
+        rows += [row for row in changed if row is not None]
+        return batch_of(TABLE, rows) if rows else None
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
-        """(pid, start_ns) of those that have a communicator of this name. From any thread."""
+        """(pid, start_ns) of the processes that have a communicator of this name. For any thread."""
         return [(pid, start_ns) for pid, start_ns, name in list(self._named) if name == comm]
 
+    def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
+        """The backends whose operations this process has called: "gloo", "nccl". For any thread."""
+        return self._backends.get((pid, start_ns), frozenset())
+
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process has ended."""
+        """Drops what is known of a process that has ended."""
         self._uses.forget(pid, start_ns)
+        self._backends.pop((pid, start_ns), None)
         for place in [place for place in self._known if place[:2] == (pid, start_ns)]:
             del self._known[place]
         for key in [key for key in self._named if key[:2] == (pid, start_ns)]:
             del self._named[key]
+
+    def _note_backends(self, operations: Operations) -> None:
+        if len(self._backends) > _MAX_SEEN:
+            self._backends.clear()
+        for entity in operations.entities:
+            if name := entity.backend_name:
+                self._backends[entity.process] = self._backends.get(entity.process, frozenset()) | {name}
+
+    def _first_seen(self, operations: Operations, pair: ClockPair) -> Iterator[_Row]:
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.clear()
+        first = np.unique(operations.entity_of, return_index=True)[1]
+        for entity, index in zip(operations.entities, first, strict=True):
+            # NCCL's communicators have a ring of their own, which says more.
+            if entity.comm is None or entity.backend == NCCL:
+                continue
+            key = (*entity.process, entity.comm)
+            if key not in self._seen:
+                self._seen.add(key)
+                row = self._seen_row(entity, int(operations.called[index]) + pair.mono_to_utc_ns)
+                self._keep(key, row)
+                yield row
+
+    def _seen_row(self, entity: Entity, ts: int) -> _Row:
+        place = (*entity.process, entity.comm or "")
+        row: _Row = {
+            **self._identity(place),
+            "ts": ts,
+            "comm": entity.comm,
+            "name": entity.comm_name,
+            "backend": entity.backend_name,
+            "size": entity.comm_size,
+            "rank": entity.comm_rank,
+            "cuda_device": entity.cuda_device,
+            "created": ts,
+        }
+        who = entity.who
+        spans = who is not None and who.world_size is not None and who.world_size == entity.comm_size
+        row["parallel_role"] = "world" if spans else "unknown"
+        row["parallel_role_why"] = f"has all {entity.comm_size} ranks of the job" if spans else None
+        return row
 
     def _keep(self, place: _Place, row: _Row) -> None:
         self._known[place] = row
@@ -95,16 +168,16 @@ class Communicators:
     def _change(self, record: np.void, pair: ClockPair) -> _Row:
         place = int(record["tgid"]), int(record["start_ns"]), int(record["comm"])
         when = int(record["t"]) + pair.mono_to_utc_ns
-        told = {name: value for name, value in _told(record).items() if value is not None}
+        recorded = _recorded(record)
         event = int(record["event"])
         before = self._known.get(place)
-        if before is None or _is_another(before, told, event):
+        if before is None or _is_another(before, recorded, event):
             before = {"comm": None, "created": when, "state": "active", "identity": "none", "aborted": None}
-        row = {**before, **self._identity(place), **told, "ts": when}
+        row: _Row = {**before, **self._identity(place), **recorded, "ts": when}
         row.update(_outcome(record, event))
         if "parallel_role" not in row:
             role = self._first_role(row)
-            row.update(parallel_role=role.name, parallel_role_why=role.why)
+            row |= {"parallel_role": role.name, "parallel_role_why": role.why}
         # A call that failed leaves no communicator behind.
         if place[2]:
             self._keep(place, row)
@@ -114,11 +187,11 @@ class Communicators:
         who = self._processes.identity(*place[:2])
         return {
             "node": self._node,
-            "job": who and who.job,
-            "run": who and who.run,
+            "job": who.job if who else None,
+            "run": who.run if who else None,
             "pid": place[0],
             "start_ns": place[1],
-            "job_rank": who and who.rank,
+            "job_rank": who.rank if who else None,
         }
 
     def _first_role(self, row: _Row) -> Role:
@@ -130,23 +203,23 @@ class Communicators:
         place = self._named.get(key, key)
         before = self._known.get(place)
         if before is None:
-            # Its own record was lost, or there is none: what the operations say is what is known.
+            # Its own record was lost, or it has none: only the operations describe it.
             before = {"comm": key[2], "name": use.name, "backend": use.backend, "size": use.size, "rank": use.rank}
-            before |= {"created": use.first_seen, "state": "active"}
+            before |= {"created": use.first_seen + pair.mono_to_utc_ns, "state": "active"}
         elif (before.get("parallel_role"), before.get("parallel_role_why")) == (role.name, role.why):
             return None
-        row = {**before, **self._identity(place), "comm": key[2], "ts": pair.real_ns}
+        row: _Row = {**before, **self._identity(place), "comm": key[2], "ts": pair.real_ns}
         row |= {"parallel_role": role.name, "parallel_role_why": role.why}
         self._keep(place, row)
         return row
 
 
-def _told(record: np.void) -> _Row:
-    """What a record says; None for what it does not know."""
+def _recorded(record: np.void) -> _Row:
+    """The columns that the record knows."""
     identity, maker = int(record["identity"]), int(record["maker"])
     color = int(record["color"])
     bus = int(record["bus_id"])
-    return {
+    found: _Row = {
         "comm": f"{int(record['hash']):016x}" if identity else None,
         "name": _text(bytes(record["name"])),
         "backend": "nccl",
@@ -164,10 +237,11 @@ def _told(record: np.void) -> _Row:
         "root_address": _address(bytes(record["root_address"].tobytes())),
         "identity": _IDENTITIES[identity] if 0 < identity < len(_IDENTITIES) else None,
     }
+    return cast(_Row, {name: value for name, value in found.items() if value is not None})
 
 
 def _outcome(record: np.void, event: int) -> _Row:
-    """What an event makes of the communicator. A result that says "in progress" is no error."""
+    """The columns that the event changes. The result "in progress" is no error."""
     result = int(record["result"])
     failed = result not in (_SUCCESS, _IN_PROGRESS, _UNKNOWN_BYTE)
     name = NCCL_RESULTS[result] if result < len(NCCL_RESULTS) else f"ncclResult_t {result}"
@@ -180,11 +254,11 @@ def _outcome(record: np.void, event: int) -> _Row:
     return {**found, "aborted": True} if found and event == _ABORTED else found
 
 
-def _is_another(before: _Row, told: _Row, event: int) -> bool:
-    """Whether the address holds a communicator that is not the one known by it."""
+def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
+    """Whether another communicator lies at the address than before."""
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
-    return None not in (before["comm"], told.get("comm")) and before["comm"] != told["comm"]
+    return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]
 
 
 def _known(record: np.void, field: str) -> int | None:
@@ -193,7 +267,7 @@ def _known(record: np.void, field: str) -> int | None:
 
 
 def _bus_id(number: int) -> str:
-    """NCCL keeps it as the hexadecimal number that its digits make (src/misc/utils.cc, int64ToBusId)."""
+    """DOMAIN:BUS:DEVICE.FUNCTION; NCCL's number has the same hexadecimal digits (src/misc/utils.cc, int64ToBusId)."""
     return f"{number >> 20 & 0xFFFF_FFFF:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
@@ -210,9 +284,3 @@ def _address(raw: bytes) -> str | None:
 def _text(raw: bytes) -> str | None:
     text = raw.partition(b"\0")[0].decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text) or None
-
-
-def _plain(batch: pa.RecordBatch) -> list[_Row]:
-    columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
-    values = zip(*(column.to_pylist() for column in columns), strict=True)
-    return [dict(zip(batch.schema.names, row, strict=True)) for row in values]

@@ -17,12 +17,14 @@ from probing.api.errors import ProbingError
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import ClockPair
 from probing.daemon.elf.symbols import SymbolFinder
+from probing.daemon.nccl_uprobes.communicators import rows as communicators
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, gloo_layout_index
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
-from probing.daemon.nccl_uprobes.operations.names import STATE_ABANDONED
-from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
 from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, Placement, library_of
+from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
+from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
 from probing.daemon.source import Processes
 
 __all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
@@ -59,15 +61,18 @@ class CollectivesSource:
     ) -> None:
         self._session = session
         self._symbols = symbols
-        self._rows = Rows(node, processes)
-        self._live = Rows(node, processes)
+        self._node = node
+        self._decoder = OperationDecoder(processes)
+        self._live_decoder = OperationDecoder(processes)
+        self.observers: list[Callable[[Operations, ClockPair], None]] = []
+        """Called with the operations of each drain, by the thread that drains."""
         self._communicators = Communicators(node, processes)
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
         # Of the thread that assembles: processes that ended, and those that had ended a drain before.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
-        # Over ``_live`` only, for those who ask.
+        # Guards ``_live_decoder`` only.
         self._asking = threading.Lock()
 
     def start(self) -> None:
@@ -135,7 +140,14 @@ class CollectivesSource:
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
-        batches = self._communicators.follow(self._rows.finished(records, pair), pair)
+        batches: dict[str, pa.RecordBatch] = {}
+        if len(records):
+            operations = self._decoder.decode(records)
+            batches["comm.ops"] = finished_rows(self._node, records, operations, pair)
+            if (changed := self._communicators.follow(operations, pair)) is not None:
+                batches[communicators.TABLE] = changed
+            for observe in self.observers:
+                observe(operations, pair)
         self._forget_ended()
         return batches
 
@@ -145,12 +157,11 @@ class CollectivesSource:
         Operations that lie open on a communicator that is gone are closed: failed where it was aborted.
         """
         self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
-        return self._communicators.rows(records, pair)
+        return {communicators.TABLE: self._communicators.rows(records, pair)} if len(records) else {}
 
     def _forget_ended(self) -> None:
         # A process that has ended may have records in the ring: it is forgotten with the drain after the next.
         for key in self._leaving:
-            self._rows.forget(*key)
             self._communicators.forget(*key)
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
@@ -170,15 +181,13 @@ class CollectivesSource:
         """``comm.inflight`` as it is now."""
         _, records = self._session.maps["operations"].items()
         # The map was read after the pair was taken: what began in between has no age yet.
-        return self._live_rows(records[records["t_call"] <= pair.mono_ns], pair)
-
-    def _live_rows(self, records: npt.NDArray[Any], pair: ClockPair) -> pa.RecordBatch:
+        records = np.ascontiguousarray(records[records["t_call"] <= pair.mono_ns])
         with self._asking:
-            return self._live.inflight(np.ascontiguousarray(records), pair)
+            return inflight_rows(self._node, records, self._live_decoder.decode(records), pair)
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
         """The backends of which operations of this process were seen: "gloo", "nccl"."""
-        return self._rows.backends.get((pid, start_ns), frozenset())
+        return self._communicators.backends_of(pid, start_ns)
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
         """(pid, start_ns) of the processes that have a communicator of this name."""

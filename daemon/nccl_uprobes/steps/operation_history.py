@@ -1,4 +1,4 @@
-"""The operations of each process as numbers that can be compared, in the order of their calls."""
+"""The operations of each process in the order of their calls, as fixed-size records that compare fast."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from probing.daemon.arrow import integers, texts_and_indices
-from probing.daemon.nccl_uprobes.operations.names import DTYPES, OPS
+from probing.daemon.nccl_uprobes.records.names import DTYPES, OPS
+from probing.daemon.nccl_uprobes.records.operations import Operations
 
 __all__ = ("OPERATION", "WINDOW", "History", "Texts", "operations_by_process", "signs")
 
 Array = npt.NDArray[Any]
-# Times are UTC ns; -1 where not known. `kind` is (comm, op, dtype), `sign` the same with the count.
+# Times are CLOCK_MONOTONIC ns; -1 where not known. `kind` is (comm, op, dtype), `sign` is a hash of kind and count.
 OPERATION = np.dtype(
     [
         ("sign", "u8"),
@@ -30,15 +29,15 @@ OPERATION = np.dtype(
     ]
 )
 WINDOW = 1 << 15
-"""Operations of a process that are remembered, 2 MiB."""
+"""How many operations of a process are kept, 2 MiB."""
 _MAX_NAMES = 1 << 12
 _COMM_BYTES = 5
-_OP_BITS = 8
+_OP_BITS, _UNKNOWN = 8, 0xFF
 _KIND_FACTOR, _COUNT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Texts:
-    """Numbers for the names of communicators, the same everywhere and always; and back to what they are called."""
+    """Numbers communicators by a hash of their text, the same on all ranks, and remembers their names."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
@@ -53,7 +52,7 @@ class Texts:
         return number
 
     def words(self, kind: int) -> tuple[str, str, str]:
-        """(op, dtype, what the communicator is called) of a kind; empty where not known."""
+        """(op, dtype, name of the communicator) of a kind; empty texts where not known."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
         return (
             OPS[op] if op < len(OPS) else "",
@@ -62,38 +61,32 @@ class Texts:
         )
 
 
-def operations_by_process(batch: pa.RecordBatch, texts: Texts) -> dict[tuple[int, int], Array]:
-    """A physical batch of ``comm.ops`` -> the OPERATIONs of each (pid, start_ns), in the order of their calls."""
-    if not batch.num_rows:
+def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[int, int], Array]:
+    """The OPERATIONs of each (pid, start_ns), in the order of their calls."""
+    if not len(operations):
         return {}
-    found = np.empty(batch.num_rows, OPERATION)
-    found["t"] = integers(batch.column("ts"))
-    kind = _codes(batch, "op", OPS) | _codes(batch, "dtype", DTYPES) << _OP_BITS | _comms(batch, texts) << 2 * _OP_BITS
-    found["kind"] = kind
-    found["count"] = integers(batch.column("count"))
-    found["sign"] = signs(kind, found["count"])
-    found["bytes"] = integers(batch.column("bytes"))
-    found["seq"] = integers(batch.column("seq"))
-    began, ended = integers(batch.column("start_ns_after")), integers(batch.column("done_hi_ns"))
-    found["begin"] = np.where(began < 0, -1, found["t"] + began)
-    # Of an end that is not exact the time itself is stored.
-    found["end"] = np.where(ended < 0, integers(batch.column("done_hi")), found["t"] + ended)
-    pids, starts = integers(batch.column("pid")), integers(batch.column("start_ns"))
-    return {
-        (int(pid), int(start)): _ordered(found[(pids == pid) & (starts == start)])
-        for pid in np.unique(pids)
-        for start in np.unique(starts[pids == pid])
-    }
+    entities, entity_of = operations.entities, operations.entity_of
+    comms = np.array([0 if e.comm is None else texts.number(e.comm, e.comm_name) for e in entities], np.int64)
+    found = np.empty(len(operations), OPERATION)
+    found["kind"] = _code(operations.op) | _code(operations.dtype) << _OP_BITS | comms[entity_of] << 2 * _OP_BITS
+    found["sign"] = signs(found["kind"], operations.count)
+    found["t"], found["begin"], found["end"] = operations.called, operations.started, operations.finished
+    found["seq"], found["count"], found["bytes"] = operations.seq, operations.count, operations.size
+    processes = [entity.process for entity in entities]
+    place = {process: index for index, process in enumerate(dict.fromkeys(processes))}
+    process_of = np.array([place[process] for process in processes])[entity_of]
+    return {process: _ordered(found[process_of == index]) for process, index in place.items()}
 
 
 def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:
-    """Equal for equal (comm, op, dtype, count)."""
+    """A hash of (comm, op, dtype, count) of each operation."""
     found: npt.NDArray[np.uint64] = kind.astype(np.uint64) * _KIND_FACTOR + count.astype(np.uint64) * _COUNT_FACTOR
     return found
 
 
 class History:
-    """The last operations of one process. ``at`` is the index of the first that was not taken yet."""
+    """The last operations of one process. ``at`` is the index of the first that is not part of a finished step yet;
+    ``added`` counts all operations ever added."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(256, OPERATION)
@@ -108,13 +101,13 @@ class History:
 
     @property
     def waiting(self) -> Array:
-        """Those that were not taken yet."""
+        """The operations from ``at`` on."""
         return self.operations[self.at :]
 
     def add(self, new: Array) -> int:
-        """Insert by time of call; those before the first that waits, and those that are there, are left out.
+        """Inserts ``new`` by time of call, but for duplicates and those before the first of ``waiting``.
 
-        Returns how many came in.
+        Returns how many were inserted.
         """
         known = self.operations
         if len(known) and len(new) and new["t"][0] <= known["t"][-1]:
@@ -135,7 +128,7 @@ class History:
         if self.at:
             first = self.operations["t"][self.at] if len(self.waiting) else self.operations["t"][-1] + 1
             new = new[new["t"] >= first]
-        # A drain that could not be written comes again. Both are in order: only where they overlap can one be the same.
+        # A drain that could not be written is repeated. Both arrays are in order: duplicates lie where they overlap.
         waiting = self.waiting
         if not len(new) or not len(waiting):
             return new
@@ -160,19 +153,5 @@ def _ordered(operations: Array) -> Array:
     return operations if bool((t[1:] >= t[:-1]).all()) else operations[np.argsort(t, kind="stable")]
 
 
-def _codes(batch: pa.RecordBatch, column: str, known: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    texts, indices = texts_and_indices(batch.column(column))
-    codes = np.array([known.index(text) if text in known else 0xFF for text in texts], np.int64)
-    return codes[indices]
-
-
-def _comms(batch: pa.RecordBatch, texts: Texts) -> npt.NDArray[np.int64]:
-    comms, comm_of = texts_and_indices(batch.column("comm"))
-    names, name_of = texts_and_indices(batch.column("comm_name"))
-    pairs, inverse = np.unique(comm_of * len(names) + name_of, return_inverse=True)
-    numbers = [
-        0 if (comm := comms[int(pair) // len(names)]) is None else texts.number(comm, names[int(pair) % len(names)])
-        for pair in pairs
-    ]
-    found: npt.NDArray[np.int64] = np.array(numbers, np.int64)[inverse]
-    return found
+def _code(index: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    return np.where(index < 0, _UNKNOWN, index).astype(np.int64)

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.records.operations import Operations
 from probing.daemon.nccl_uprobes.steps.arbiter import Arbiter
 from probing.daemon.nccl_uprobes.steps.collective_steps import Step, StepClock
 from probing.daemon.nccl_uprobes.steps.numbering import Calibration, JobSteps
@@ -82,21 +83,14 @@ class Steps:
         self._jobs: OrderedDict[Any, JobSteps] = OrderedDict()
         self._lock = threading.Lock()
 
-    def observe(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Take a physical batch of ``comm.ops`` that was made with ``pair`` into account.
-
-        A batch that comes again, because it could not be written, changes nothing.
-        """
+    def observe(self, operations: Operations, pair: ClockPair) -> None:
+        """Follows ``operations`` of any processes. Operations that are passed twice count once."""
         rows: list[dict[str, Any]] = []
         with self._lock:
-            for key, operations in operations_by_process(batch, self._texts).items():
-                for name in ("t", "begin", "end"):
-                    times = operations[name]
-                    # A clock that is set must not lengthen a step.
-                    operations[name] = np.where(times < 0, times, times - pair.mono_to_utc_ns)
+            for key, own in operations_by_process(operations, self._texts).items():
                 who = self._identities.identity(*key)
                 process = self._process(key, who)
-                rows += self._periods(key, who, process, process.clock.observe(operations), pair)
+                rows += self._periods(key, who, process, process.clock.observe(own), pair)
         self._put(rows)
 
     def observe_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> None:

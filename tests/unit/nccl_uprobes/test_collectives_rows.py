@@ -16,8 +16,10 @@ from probing.api.tables import table_named
 from probing.daemon.bpf.build import FOLDER, build
 from probing.daemon.bpf.libbpf import Object
 from probing.daemon.clock import ClockPair
-from probing.daemon.nccl_uprobes.operations import names
-from probing.daemon.nccl_uprobes.operations.rows import Rows
+from probing.daemon.nccl_uprobes.communicators.rows import Communicators
+from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
+from probing.daemon.nccl_uprobes.records import names
+from probing.daemon.nccl_uprobes.records.operations import OperationDecoder
 from probing.daemon.source import Identity
 
 PAIR = ClockPair(mono_ns=1_000_000, boot_ns=1_500_000, real_ns=1_700_000_000_000_000_000)
@@ -51,8 +53,26 @@ def record(layout: np.dtype[Any], /, **values: Any) -> np.ndarray[Any, Any]:
     return found
 
 
+class Maker:
+    """Decodes and makes rows as the source does."""
+
+    def __init__(self, processes: Processes | None = None) -> None:
+        processes = processes or Processes()
+        self._decoder = OperationDecoder(processes)
+        self.communicators = Communicators("n1", processes)
+
+    def finished(self, records: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        return finished_rows("n1", records, self._decoder.decode(records), PAIR)
+
+    def inflight(self, records: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        return inflight_rows("n1", records, self._decoder.decode(records), PAIR)
+
+    def followed(self, records: np.ndarray[Any, Any]) -> pa.RecordBatch | None:
+        return self.communicators.follow(self._decoder.decode(records), PAIR)
+
+
 def rows(*records: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    return plain(Rows("n1", Processes()).finished(np.concatenate(records), PAIR)["comm.ops"])
+    return plain(Maker().finished(np.concatenate(records)))
 
 
 def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -156,28 +176,31 @@ def test_an_operation_of_nccl_that_failed_says_with_which_result(dtype: np.dtype
 
 def test_communicators_of_nccl_are_told_by_their_own_ring(dtype: np.dtype[Any]) -> None:
     one = record(dtype, backend=2, name=b"\x55", name_form=3, comm_rank=0, comm_size=4)
-    made = Rows("n1", Processes()).finished(one, PAIR)
-    assert plain(made["comm.ops"])[0]["comm"] == "0000000000000055"
-    assert "comm.communicators" not in made
+    maker = Maker()
+    assert plain(maker.finished(one))[0]["comm"] == "0000000000000055"
+    assert maker.followed(one) is None
 
 
 def test_a_communicator_is_one_row(dtype: np.dtype[Any]) -> None:
-    maker = Rows("n1", Processes())
+    maker = Maker()
     first = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=10)
     second = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=20)
-    (told,) = plain(maker.finished(first, PAIR)["comm.communicators"])
+    seen = maker.followed(first)
+    assert seen is not None
+    (told,) = plain(seen)
     assert (told["comm"], told["size"], told["job_rank"], told["parallel_role"]) == ("0", 4, 1, "world")
-    assert maker.backends == {(2, 0): frozenset({"gloo"})}
-    assert "comm.communicators" not in maker.finished(second, PAIR)
-    assert maker.finished(first[:0], PAIR) == {}
+    assert maker.communicators.backends_of(2, 0) == {"gloo"}
+    assert maker.followed(second) is None
+    assert maker.followed(first[:0]) is None
+    assert maker.finished(first[:0]).num_rows == 0
 
 
 def test_who_is_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) -> None:
     processes = Processes()
-    maker = Rows("n1", processes)
+    maker = Maker(processes)
 
     def job() -> str | None:
-        (row,) = plain(maker.finished(record(dtype, tgid=7), PAIR)["comm.ops"])
+        (row,) = plain(maker.finished(record(dtype, tgid=7)))
         found: str | None = row["job"]
         return found
 
@@ -187,12 +210,12 @@ def test_who_is_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) 
 
 
 def test_inflight_has_its_logical_schema(dtype: np.dtype[Any]) -> None:
-    maker = Rows("n1", Processes())
-    batch = maker.inflight(record(dtype, op=0, state=2, t_call=400_000), PAIR)
+    maker = Maker()
+    batch = maker.inflight(record(dtype, op=0, state=2, t_call=400_000))
     assert batch.schema == table_named("comm.inflight").logical
     (row,) = plain(batch)
     assert (row["op"], row["state"], row["age_ns"]) == ("broadcast", "started", 600_000)
-    assert maker.inflight(np.zeros(0, dtype), PAIR).num_rows == 0
+    assert maker.inflight(np.zeros(0, dtype)).num_rows == 0
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,8 +224,10 @@ def test_no_record_breaks_the_batch(dtype: np.dtype[Any], data: st.DataObject) -
     count = data.draw(st.integers(1, 9))
     raw = data.draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
     records = np.frombuffer(raw, dtype)
-    maker = Rows("n1", Processes())
-    batches = {**maker.finished(records, PAIR), "comm.inflight": maker.inflight(records, PAIR)}
+    maker = Maker()
+    batches = {"comm.ops": maker.finished(records), "comm.inflight": maker.inflight(records)}
+    if (communicators := maker.followed(records)) is not None:
+        batches["comm.communicators"] = communicators
     for table, batch in batches.items():
         batch.validate(full=True)
         assert batch.schema == table_named(table).physical

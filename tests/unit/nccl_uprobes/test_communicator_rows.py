@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operation_support import operations_of
 
 from probing.api.tables import table_named
-from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.build import build
 from probing.daemon.bpf.libbpf import Object
 from probing.daemon.clock import ClockPair
@@ -46,7 +46,7 @@ def record(layout: np.dtype[Any], /, **values: Any) -> np.ndarray[Any, Any]:
 
 
 def rows(communicators: Communicators, *records: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    return plain(communicators.rows(np.concatenate(records), PAIR)[TABLE])
+    return plain(communicators.rows(np.concatenate(records), PAIR))
 
 
 def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -182,7 +182,12 @@ def ops(pid: int, comm: str, calls: int, size: int, **values: Any) -> list[dict[
     return [{**given, "op": "all_reduce", "bytes": size, "comm_size": 2, "backend": "gloo", **values}] * calls
 
 
-def grid() -> pa.RecordBatch:
+def follow(communicators: Communicators, rows: list[dict[str, Any]], pair: ClockPair) -> list[dict[str, Any]]:
+    batch = communicators.follow(operations_of(rows, pair), pair)
+    return [] if batch is None else plain(batch)
+
+
+def grid() -> list[dict[str, Any]]:
     """Four ranks: rows of neighbours that reduce often, columns that reduce seldom."""
     made: list[dict[str, Any]] = []
     for pid in range(4):
@@ -190,40 +195,35 @@ def grid() -> pa.RecordBatch:
         made += ops(pid, f"row{row}", 160, 100, comm_rank=column)
         made += ops(pid, f"column{column}", 20, 9000, comm_rank=row)
         made += ops(pid, "0", 20, 4, comm_rank=pid, comm_size=4, comm_name="default_pg")
-    return batch_of("comm.ops", made)
+    return made
 
 
 def test_roles_are_found_from_operations() -> None:
     communicators = Communicators("n1", Processes())
-    seen = {"node": "n1", "ts": 4, "job": "job", "run": "run", "pid": 0, "start_ns": 90, "comm": "row0", "created": 4}
-    batches = {"comm.ops": grid(), TABLE: batch_of(TABLE, [{**seen, "parallel_role": "unknown"}])}
     later = ClockPair(PAIR.mono_ns + 5_000_000_000, 0, PAIR.real_ns)
-    made = communicators.follow(batches, later)
-    assert made["comm.ops"] is batches["comm.ops"]
-    found = plain(made[TABLE])
-    assert [row["parallel_role"] for row in found if row["ts"] == 4] == ["unknown"]
-    roles = {(row["pid"], row["comm"]): row["parallel_role"] for row in found if row["ts"] != 4}
+    found = follow(communicators, grid(), later)
+    first = [row for row in found if row["ts"] == 5]
+    assert len(first) == 12
+    assert {row["parallel_role"] for row in first} == {"unknown"}
+    roles = {(row["pid"], row["comm"]): row["parallel_role"] for row in found if row["ts"] != 5}
     assert roles == {
         key: role
         for pid in range(4)
         for key, role in (((pid, f"row{pid // 2}"), "tp"), ((pid, f"column{pid % 2}"), "dp"), ((pid, "0"), "world"))
     }
-    (row,) = [row for row in found if row["comm"] == "row0" and row["pid"] == 0 and row["ts"] != 4]
-    assert (row["created"], row["job_rank"], row["parallel_role_why"][:20]) == (4, 0, "its ranks are neighb")
+    (row,) = [row for row in found if row["comm"] == "row0" and row["pid"] == 0 and row["ts"] != 5]
+    assert (row["created"], row["job_rank"], row["parallel_role_why"][:20]) == (5, 0, "its ranks are neighb")
     # More of the same says nothing new, however long after.
     much_later = ClockPair(2 * later.mono_ns, 0, PAIR.real_ns)
-    assert communicators.follow({"comm.ops": batch_of("comm.ops", ops(3, "row1", 9, 4))}, much_later).keys() == {
-        "comm.ops"
-    }
+    assert follow(communicators, ops(3, "row1", 9, 4), much_later) == []
 
 
 def test_a_role_does_not_forget_what_was_known(dtype: np.dtype[Any]) -> None:
     communicators = Communicators("n1", Processes())
     (row,) = rows(communicators, made(dtype, size=2))
     assert row["parallel_role"] == "unknown"
-    batch = batch_of("comm.ops", ops(2, "00ab54a98ceb1f0a", 40, 100, op="send", backend="nccl"))
     later = ClockPair(5_000_000_000, 0, PAIR.real_ns)
-    (found,) = plain(communicators.follow({"comm.ops": batch}, later)[TABLE])
+    (found,) = follow(communicators, ops(2, "00ab54a98ceb1f0a", 40, 100, op="send", backend="nccl"), later)
     why = "100 % of 40 operations are send and recv"
     assert found == {**row, "ts": later.real_ns, "parallel_role": "pp", "parallel_role_why": why}
     (gone,) = rows(communicators, record(dtype, start_ns=90, event=DESTROYED))
@@ -238,6 +238,6 @@ def test_hostile_records_give_valid_rows(dtype: np.dtype[Any], data: st.DataObje
     # Times are the kernel's: they fit.
     for name in ("t", "start_ns", "duration_ns", "tgid"):
         records[name] %= 1 << 30
-    found = plain(Communicators("n1", Processes()).rows(records, PAIR)[TABLE])
+    found = plain(Communicators("n1", Processes()).rows(records, PAIR))
     assert len(found) == 3
     assert all((row["name"] or "x").isprintable() for row in found)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, conclude, stride_of
-from probing.daemon.nccl_uprobes.operations.names import OPS
+from probing.daemon.nccl_uprobes.records.names import OPS
 
 BUSY = {"all_reduce": 800}
 RARE = {"all_reduce": 50}

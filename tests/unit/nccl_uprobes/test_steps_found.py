@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operation_support import operations_of
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
@@ -57,7 +58,7 @@ def operations(calls: list[Call], pid: int = 0, late: int = 0, exact: bool = Tru
 
 def feed(steps: Steps, rows: list[dict[str, Any]], size: int = 40) -> None:
     for start in range(0, len(rows), size):
-        steps.observe(batch_of("comm.ops", rows[start : start + size]), PAIR)
+        steps.observe(operations_of(rows[start : start + size], PAIR), PAIR)
 
 
 def told(calls: list[Call], size: int = 40) -> list[dict[str, Any]]:
@@ -205,7 +206,7 @@ def test_ranks_agree() -> None:
         for part in (rows[0], late):
             known = [row for row in part if start <= row["seq"] < start + 30]
             if known:
-                steps.observe(batch_of("comm.ops", known), PAIR)
+                steps.observe(operations_of(known, PAIR), PAIR)
     found = [{r["step"]: r["ts"] for r in sink.rows if r["rank"] == rank} for rank in range(2)]
     assert list(found[0]) == list(range(59))
     assert list(found[1]) == list(range(14, 59))
@@ -303,5 +304,5 @@ def test_hostile_operations_are_taken(parts: list[list[dict[str, Any]]], times: 
     steps = Steps("n1", Processes(), sink)
     for part in parts:
         if part:
-            steps.observe(batch_of("comm.ops", part * times), PAIR)
+            steps.observe(operations_of(part * times, PAIR), PAIR)
     assert all(row["ops"] > 0 and 0 <= row["confidence"] <= 1 for row in sink.rows)

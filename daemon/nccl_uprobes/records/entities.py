@@ -1,4 +1,4 @@
-"""Who made an operation and on which communicator: found once a distinct (process, communicator), not once a row."""
+"""The processes and communicators of records, looked up once per distinct (process, communicator), not per record."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probing.daemon.nccl_uprobes.records.names import BACKENDS
 from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")
@@ -17,9 +18,9 @@ __all__ = ("Entities", "Entity", "comm_text")
 NAME_TEXT, NAME_HASHED, NAME_NUMBER = 1, 2, 3
 _GLOO = 1
 _HASH_BYTES = 8
-# An entry is some 500 bytes; a process that makes up communicators must not fill our memory.
+# An entry takes about 500 bytes; a process that invents communicators must not fill our memory.
 _MAX_ENTITIES = 16384
-# What torch calls a group that nobody described (distributed_c10d.py).
+# torch's descriptions of a group that has none (distributed_c10d.py).
 _NO_DESCRIPTION = ("", "undefined")
 _KEY_FIELDS = (
     "start_ns",
@@ -39,8 +40,10 @@ _Word = tuple[type[np.unsignedinteger[Any]], int, np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A process and a communicator of it. ``who`` is None while the process is not identified."""
+    """A process and one of its communicators. ``who`` is None while the process is not identified."""
 
+    pid: int
+    start_ns: int
     who: Identity | None
     backend: int
     comm: str | None
@@ -49,28 +52,37 @@ class Entity:
     comm_size: int | None
     cuda_device: int | None
 
+    @property
+    def process(self) -> tuple[int, int]:
+        """(pid, start_ns)."""
+        return self.pid, self.start_ns
+
+    @property
+    def backend_name(self) -> str | None:
+        return BACKENDS[self.backend - 1] if 0 < self.backend <= len(BACKENDS) else None
+
 
 class Entities:
-    """The entities of records, remembered. One thread."""
+    """Finds the entities of records and remembers them. One thread."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._known: dict[int, Entity] = {}
-        # Secret: a process must not be able to make its records fall on another's key.
+        # Secret, so that no process can make its records collide with another's key.
         self._random = np.random.default_rng(secrets.randbits(128))
         self._words: dict[np.dtype[Any], list[_Word]] = {}
 
-    def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """(the distinct entities, for each the index of its first record, for each record the index of its entity)."""
+    def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp]]:
+        """(the distinct entities of ``records``, for each record the index of its entity)."""
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
         found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
-        return found, first, inverse
+        return found, inverse
 
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
-        """A multilinear hash of the fields that name an entity."""
+        """A multilinear hash of the fields that identify an entity."""
         words = self._words_of(records.dtype)
         keys = np.zeros(len(records), np.uint64)
-        # By parts that stay in the cache while they are walked once for each word.
+        # In parts that stay in the cache, as each is read once per word.
         for start in range(0, len(records), _PART):
             part, sums = records[start : start + _PART], keys[start : start + _PART]
             for kind, column, multiplier in words:
@@ -100,6 +112,8 @@ def _entity_of(record: np.void, who: Identity | None) -> Entity:
     known = int(record["comm_size"]) > 0
     description = _printable(bytes(record["desc"]))
     return Entity(
+        pid=int(record["tgid"]),
+        start_ns=int(record["start_ns"]),
         who=who,
         backend=int(record["backend"]),
         comm=comm_text(record),
@@ -113,7 +127,7 @@ def _entity_of(record: np.void, who: Identity | None) -> Entity:
 def comm_text(record: np.void) -> str | None:
     """The communicator's name, the same on all ranks; None where it could not be read."""
     form = int(record["name_form"])
-    # A bytes field loses its trailing NULs; numbers must not.
+    # numpy strips trailing NULs from a bytes field; a number needs them.
     raw = bytes(record["name"]).ljust(record.dtype["name"].itemsize, b"\0")
     if form == NAME_TEXT:
         return _printable(raw.rstrip(b"\0"))
@@ -129,7 +143,7 @@ def _printable(text: bytes) -> str:
 
 
 def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:
-    """The words of a record that hold the fields of the key, of 64 bits where they hold nothing else."""
+    """The (type, index) of the words that hold the key's fields: 64 bits wide where all of them belong to the key."""
     assert dtype.fields is not None
     covered = np.zeros(dtype.itemsize, bool)
     for name in _KEY_FIELDS:

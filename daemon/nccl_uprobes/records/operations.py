@@ -1,0 +1,112 @@
+"""Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns: what rows, roles and steps are made of.
+
+The numbers of gloo and NCCL become one numbering (``records.names``), and counts become what a rank contributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.columns import Array
+from probing.daemon.nccl_uprobes.records import names
+from probing.daemon.nccl_uprobes.records.entities import Entities, Entity
+from probing.daemon.source import Processes
+
+__all__ = ("OperationDecoder", "Operations")
+
+# More elements than any tensor can have: a larger count was read from memory that is no tensor.
+_MAX_COUNT = 1 << 48
+_BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatter")]
+_SCATTER = names.OPS.index("scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Operations as columns of one element each; -1 where a value is not known, times in CLOCK_MONOTONIC ns.
+
+    ``entities`` are the distinct (process, communicator)s, ``entity_of`` holds for each operation the index of its
+    entity. ``op``, ``dtype`` and ``redop`` are indices into the tuples of ``records.names``. ``count`` (elements) and
+    ``size`` (bytes) are what the rank contributes. ``finished`` is the latest time at which the operation can have
+    ended.
+    """
+
+    entities: Sequence[Entity]
+    entity_of: npt.NDArray[np.intp]
+    op: npt.NDArray[np.int32]
+    dtype: npt.NDArray[np.int32]
+    redop: npt.NDArray[np.int32]
+    count: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
+    called: npt.NDArray[np.int64]
+    started: npt.NDArray[np.int64]
+    finished: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.called)
+
+
+class OperationDecoder:
+    """Remembers the entities of earlier records. One thread."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._entities = Entities(processes)
+        self._codes = {field: names.codes(field) for field in ("op", "dtype", "redop")}
+
+    def decode(self, records: Array) -> Operations:
+        """Records of the ring ``collectives`` or values of the map ``operations``, in their order."""
+        entities, entity_of = self._entities.of(records)
+        op, dtype, redop = (self._decoded(records, field) for field in ("op", "dtype", "redop"))
+        count, size = _contribution(records, op, dtype)
+        seq = records["seq"].astype(np.int64)
+        called, started, finished = (records[field].astype(np.int64) for field in ("t_call", "t_start", "t_done_hi"))
+        return Operations(
+            entities,
+            entity_of,
+            op,
+            dtype,
+            redop,
+            count,
+            size,
+            seq=np.where(seq < 0, -1, seq),
+            called=called,
+            started=_unless(started, (started == 0) | (started < called)),
+            finished=_unless(finished, (finished == 0) | (finished < called)),
+        )
+
+    def _decoded(self, records: Array, field: str) -> npt.NDArray[np.int32]:
+        backend = np.minimum(records["backend"], names.NCCL).astype(np.intp)
+        codes: npt.NDArray[np.int32] = self._codes[field][backend * 256 + records[field]]
+        return codes
+
+
+def _unless(times: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    return np.where(unknown, -1, times)
+
+
+def _contribution(
+    records: Array, op: npt.NDArray[np.int32], dtype: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(elements, bytes) that the rank contributes; -1 where not known.
+
+    NCCL's count is that of one block: in reduce_scatter, all_to_all and the root's scatter a rank contributes a block
+    for each rank, elsewhere in scatter nothing.
+    """
+    raw = records["count"]
+    known = raw < _MAX_COUNT
+    count = np.where(known, raw, 0).astype(np.int64)
+    nccl = records["backend"] == names.NCCL
+    if nccl.any():
+        ranks = records["comm_size"].astype(np.int64)
+        blocks = nccl & np.isin(op, _BLOCKS)
+        known &= ~blocks | (ranks > 0)
+        scattered = nccl & (op == _SCATTER)
+        contributes = ~scattered | (records["root"] == records["comm_rank"])
+        count = np.where(contributes, np.where(blocks, count * np.maximum(ranks, 1), count), 0)
+    width = names.DTYPE_BYTES[np.maximum(dtype, 0)]
+    size_known = known & ((dtype >= 0) | (count == 0))
+    return np.where(known, count, -1), np.where(size_known, count * width, -1)
