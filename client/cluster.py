@@ -19,21 +19,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client import messages
 from probing.client.connection import Connection
 from probing.client.interrupt import sheltered
+from probing.client.messages import (
+    Change,
+    Failure,
+    Setting,
+    Thread,
+    Value,
+    failure_of,
+    setting_of,
+    thread_of,
+    value_of,
+)
 from probing.client.settings import DEFAULT_TARGET
 from probing.federation.answer import Answer, Reply, Rows
 from probing.federation.fanout import Answered, Gathered, fan_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
     from probing.api.tables.schema import View
     from probing.client.stream import Stream
     from probing.federation.split import Plan
 
-__all__ = ("Cluster", "Stacks", "Variables", "ps_sql")
+__all__ = ("Cluster", "Stacks", "Variables")
 
 T = TypeVar("T")
 # The default of a node's query.workers: more at once would wait for workers that start.
@@ -46,24 +57,18 @@ _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """``threads``: dicts node, job, rank, pid, tid, thread, state, gil, complete, frames (innermost first).
+    """Threads of the processes that could be read, and the processes that could not."""
 
-    ``failures``: dicts node, pid, rank, job, kind, reason, hint, of processes that could not be read.
-    """
-
-    threads: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
+    threads: list[Thread]
+    failures: list[Failure]
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """``values``: dicts node, job, rank, pid, tid, func, name, type, value, number, reason.
+    """Values of the variables that were found, and the processes that could not be read."""
 
-    ``failures``: as those of Stacks.
-    """
-
-    values: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
+    values: list[Value]
+    failures: list[Failure]
 
 
 class Cluster:
@@ -293,7 +298,13 @@ class Cluster:
 
     def ps(self) -> pa.Table:
         """The training processes: the columns of process.processes."""
-        return self.query(ps_sql())
+        return self.processes().table
+
+    def processes(self, where: str = "") -> Answer:
+        """Rows of process.processes that meet the SQL condition ``where``, all if empty, by job, run and rank."""
+        condition = f"WHERE {where} " if where else ""
+        order = "job, run, role = 'trainer' DESC, rank, node, pid"
+        return self.answer(f"SELECT * FROM process.processes {condition}ORDER BY {order}")
 
     def stacks(
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
@@ -307,11 +318,11 @@ class Cluster:
         )
         return Stacks(
             [
-                messages.thread(reply.node, thread, native=native, local_variables=local_variables)
+                thread_of(reply.node, thread, native=native, local_variables=local_variables)
                 for reply in replies
                 for thread in reply.threads
             ],
-            [messages.failure(reply.node, failed) for reply in replies for failed in reply.failures],
+            [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
         )
 
     def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
@@ -322,38 +333,28 @@ class Cluster:
             )
         )
         return Variables(
-            [messages.value(reply.node, value) for reply in replies for value in reply.values],
-            [messages.failure(reply.node, failed) for reply in replies for failed in reply.failures],
+            [value_of(reply.node, value) for reply in replies for value in reply.values],
+            [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
         )
 
-    def config(
-        self,
-        key: str = "",
-        value: str | None = None,
-        *,
-        job: str = "",
-        pid: int = 0,
-        seconds: float = 0.0,
-        persist: bool = False,
-        reset: bool = False,
-        node: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """The settings (node, key, value, default, job, pid, until, persisted, doc), all or that of ``key``.
+    def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
+        """The settings, all or that of ``key``, which is set to ``value`` first if given.
 
-        With ``value`` it is set first, for ``job`` or ``pid`` alone if given and for ``seconds`` unless 0; ``reset``
-        takes a change back. ``node`` leaves out the nodes of other names. Raises NotFound when no node has the job,
-        the process or the key, UsageError for what is no value of it.
+        Raises NotFound when no node has the job, the process or the key, UsageError for a value that the key does not
+        take.
         """
+        node, length = change.pop("node", None), change.pop("seconds", 0.0)
         request = pb.ConfigRequest(
-            key=key, value=value, job=job, pid=pid, for_ms=round(seconds * 1000), persist=persist, reset=reset
-        )
+            key=key, value=value, job=change.get("job"), pid=change.get("pid"), for_ms=round(length * 1000),
+            persist=change.get("persist"), reset=change.get("reset"),
+        )  # fmt: skip
 
         def ask(connection: Connection, left: float) -> pb.ConfigReply:
             if node is not None and connection.status(left).node != node:
                 raise NotFound(f"there is no node {node}")
             return connection.config(request, left)
 
-        return [messages.setting(reply.node, s) for reply in self._some(ask) for s in reply.settings]
+        return [setting_of(reply.node, s) for reply in self._some(ask) for s in reply.settings]
 
     def _some(self, ask: Callable[[Connection, float], _R]) -> list[_R]:
         """The replies of the nodes that have what is asked for. Raises NotFound when none has."""
@@ -385,12 +386,6 @@ class Cluster:
             return connection.address, connection.pause(paused, seconds).paused
 
         return [(a.address, a.value) for a in self.each(ask).answered]
-
-
-def ps_sql(where: str = "") -> str:
-    """What ``ps`` asks; ``where`` is a condition on process.processes, all if empty."""
-    condition = f"WHERE {where} " if where else ""
-    return f"SELECT * FROM process.processes {condition}ORDER BY job, run, role = 'trainer' DESC, rank, node, pid"
 
 
 def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:

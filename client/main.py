@@ -68,13 +68,12 @@ def _command(arguments: list[str]) -> int:
         from typer._completion_classes import completion_init
 
         completion_init()
-    from probing.client.app import app
-    from probing.client.settings import hoist
+    from probing.client.app import program
 
     # Which click typer brings along differs by its version.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        code = app(hoist(arguments), prog_name="probingctl", standalone_mode=False)
+        code = program().main(arguments, prog_name="probingctl", standalone_mode=False)
     except typer.Abort:
         return interrupt.CODE
     except typer.Exit as e:
@@ -101,10 +100,9 @@ def _usage(error: Any) -> UsageError:
 def _nearest(option: str, context: Any) -> str:
     from difflib import get_close_matches
 
-    from probing.client.settings import GLOBAL_OPTIONS
-
-    known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
-    found = get_close_matches(option, dict.fromkeys([*known, *GLOBAL_OPTIONS]), n=1)
+    parameters = [*context.command.params, *context.find_root().command.params]
+    known = sorted({name for parameter in parameters for name in parameter.opts if name.startswith("-")})
+    found = get_close_matches(option, known, n=1)
     return f"did you mean {found[0]}? " if found else ""
 
 

@@ -1,18 +1,125 @@
-"""What nodes answer, as plain dicts of JSON's types. docs/json.md describes them."""
+"""Answers of nodes as dicts of JSON's types, in the shapes that docs/json.md describes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
-from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.render.text import utc
 
-__all__ = ("failure", "setting", "thread", "value")
+if TYPE_CHECKING:
+    from probing.api.proto.probing.v1 import node_pb2 as pb
+
+__all__ = (
+    "Change",
+    "Failure",
+    "Frame",
+    "Setting",
+    "Thread",
+    "Value",
+    "Variable",
+    "failure_of",
+    "setting_of",
+    "thread_of",
+    "value_of",
+)
 
 
-def thread(node: str, t: pb.Thread, *, native: bool, local_variables: bool) -> dict[str, Any]:
+class Variable(TypedDict):
+    """``value`` is text; ``number`` is set for a number, ``reason`` where there is no value."""
+
+    name: str
+    type: str
+    value: str | None
+    number: float | None
+    reason: str | None
+
+
+class _Frame(TypedDict):
+    func: str
+    file: str
+    lineno: int | None
+    frame_type: str
+
+
+class Frame(_Frame, total=False):
+    """``frame_type`` is Python or Native. ``locals`` only where they were asked for."""
+
+    locals: list[Variable]
+
+
+class _NativeMissing(TypedDict, total=False):
+    native_missing: str | None
+
+
+class Thread(_NativeMissing):
+    """``frames`` innermost first. ``native_missing``: why native frames are missing, only where they were asked for."""
+
+    node: str
+    job: str
+    rank: int | None
+    pid: int
+    tid: int
+    thread: str
+    state: str
+    gil: bool | None
+    complete: bool
+    frames: list[Frame]
+
+
+class Value(Variable):
+    """A variable of a frame of ``func`` in thread ``tid``."""
+
+    node: str
+    job: str
+    rank: int | None
+    pid: int
+    tid: int
+    func: str
+
+
+class Setting(TypedDict):
+    """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601."""
+
+    node: str
+    key: str
+    value: str
+    default: str
+    job: str | None
+    pid: int | None
+    until: str | None
+    persisted: bool
+    doc: str
+
+
+class Change(TypedDict, total=False):
+    """How a setting is changed: for ``job`` or ``pid`` alone if given, for ``seconds`` unless 0, on ``node`` alone.
+
+    ``reset`` takes a change back.
+    """
+
+    job: str
+    pid: int
+    seconds: float
+    persist: bool
+    reset: bool
+    node: str
+
+
+class Failure(TypedDict):
+    """A process that could not be read. ``kind`` names a class of probing.api.errors."""
+
+    node: str
+    pid: int
+    rank: int | None
+    job: str
+    kind: str
+    reason: str
+    hint: str
+
+
+def thread_of(node: str, t: pb.Thread, *, native: bool = False, local_variables: bool = False) -> Thread:
     """``native`` adds native_missing, ``local_variables`` adds locals to each frame."""
-    missing = {"native_missing": t.native_missing or None} if native else {}
+    missing: _NativeMissing = {"native_missing": t.native_missing or None} if native else {}
     return {
         "node": node,
         "job": t.job,
@@ -28,13 +135,15 @@ def thread(node: str, t: pb.Thread, *, native: bool, local_variables: bool) -> d
     }
 
 
-def _frame(f: pb.Frame, local_variables: bool) -> dict[str, Any]:
+def _frame(f: pb.Frame, local_variables: bool) -> Frame:
     lineno = f.lineno if f.HasField("lineno") else None
-    found = {"locals": [_variable(v) for v in f.locals]} if local_variables else {}
-    return {"func": f.func, "file": f.file, "lineno": lineno, "frame_type": f.frame_type, **found}
+    found: Frame = {"func": f.func, "file": f.file, "lineno": lineno, "frame_type": f.frame_type}
+    if local_variables:
+        found["locals"] = [_variable(v) for v in f.locals]
+    return found
 
 
-def _variable(v: pb.Variable) -> dict[str, Any]:
+def _variable(v: pb.Variable) -> Variable:
     return {
         "name": v.name,
         "type": v.type,
@@ -44,13 +153,14 @@ def _variable(v: pb.Variable) -> dict[str, Any]:
     }
 
 
-def value(node: str, v: pb.Value) -> dict[str, Any]:
+def value_of(node: str, v: pb.Value) -> Value:
     rank = v.rank if v.HasField("rank") else None
-    where = {"node": node, "job": v.job, "rank": rank, "pid": v.pid, "tid": v.tid, "func": v.func}
-    return {**where, **_variable(v.variable)}
+    return {
+        "node": node, "job": v.job, "rank": rank, "pid": v.pid, "tid": v.tid, "func": v.func, **_variable(v.variable),
+    }  # fmt: skip
 
 
-def setting(node: str, s: pb.Setting) -> dict[str, Any]:
+def setting_of(node: str, s: pb.Setting) -> Setting:
     return {
         "node": node,
         "key": s.key,
@@ -64,7 +174,9 @@ def setting(node: str, s: pb.Setting) -> dict[str, Any]:
     }
 
 
-def failure(node: str, f: pb.TargetFailure) -> dict[str, Any]:
+def failure_of(node: str, f: pb.TargetFailure) -> Failure:
     rank = f.rank if f.HasField("rank") else None
-    error = {"kind": f.error.kind, "reason": f.error.message, "hint": f.error.hint}
-    return {"node": node, "pid": f.pid, "rank": rank, "job": f.job, **error}
+    return {
+        "node": node, "pid": f.pid, "rank": rank, "job": f.job,
+        "kind": f.error.kind, "reason": f.error.message, "hint": f.error.hint,
+    }  # fmt: skip

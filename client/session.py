@@ -1,29 +1,34 @@
-"""What every command that asks nodes does around its question: say who did not answer, and write the report."""
+"""The connection of a command to its nodes: which ones failed, the report, names of jobs, warnings."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.cluster import Cluster
 from probing.client.render.text import escape
 from probing.client.settings import Settings
-from probing.federation.fanout import Gathered
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+    from probing.federation.fanout import Gathered
 
 __all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
-# Who runs now, then who ever ran here.
+# Jobs that run now, then jobs that ever ran here.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
 _MOST_CANDIDATES = 8
 
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Cluster]:
-    """The cluster that ``settings`` name. The report is written however the question ends."""
+    """The cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
+    # Imports gRPC, which --help does without.
+    from probing.client.cluster import Cluster
+
     cluster = Cluster(
         settings.target,
         nodes=settings.nodes,
@@ -48,7 +53,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> dict[str, Any]:
-    """All questions of one command as one: a node that failed any of them is failed."""
+    """Returns one report for all questions of a command; a node that failed any of them has failed."""
     merged: dict[str, dict[str, Any]] = {"answered": {}, "failed": {}}
     asked: dict[str, None] = {}
     for report in (outcome.report() for outcome in outcomes):
@@ -64,14 +69,14 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """What to do next, where stdout holds an answer."""
+    """Writes what to do next to stderr, beside an answer on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
 
 
 def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
-    """The job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
+    """Returns the job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
 
-    What no node knows is returned as it is. Raises UsageError when several jobs fit.
+    A name that no node knows is returned as it is. Raises UsageError when several jobs fit.
     """
     if not text:
         return text
@@ -94,7 +99,7 @@ def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
 
 
 def require_job(cluster: Cluster, job: str) -> None:
-    """Raises NotFound when no node has ever heard of ``job``: nothing to show is not the same as a wrong name."""
+    """Raises NotFound when no node has a row of ``job``: an empty answer differs from a wrong name."""
     for table in _JOB_TABLES:
         if cluster.query(f"SELECT job FROM {table} WHERE job = {sql_text(job)} LIMIT 1").num_rows:
             return
@@ -102,5 +107,5 @@ def require_job(cluster: Cluster, job: str) -> None:
 
 
 def sql_text(value: str) -> str:
-    """``value`` as an SQL literal."""
+    """Returns ``value`` as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"

@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,8 @@ from probing.api.errors import UsageError
 __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
-    "GLOBAL_OPTIONS",
-    "JOB_HELP",
     "Settings",
     "format_of",
-    "hoist",
     "node_list",
     "process_id",
     "profile_format_of",
@@ -30,16 +26,7 @@ __all__ = (
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
-JOB_HELP = "Only this job: its name, the end of its name, a run, or a pid of it."
 _MAX_FILE = 1 << 20
-_VALUED = frozenset(
-    {
-        "-t", "--target", "--nodes", "--token-file", "--token", "-f", "--format",
-        "-o", "--output", "--report", "--timeout",
-    }
-)  # fmt: skip
-_FLAGS = frozenset({"--all-nodes", "--strict"})
-GLOBAL_OPTIONS = tuple(sorted(_VALUED | _FLAGS))
 _PROFILES = {
     ".svg": "svg", ".folded": "folded", ".collapsed": "folded", ".speedscope.json": "speedscope",
     ".speedscope": "speedscope", ".pb.gz": "pprof", ".pprof": "pprof",
@@ -92,29 +79,6 @@ def _destination(output: Path | None) -> tuple[str, bool]:
         return Path("/proc/self/fd/1").readlink().name.lower(), bool(fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND)
     except OSError:
         return "", False
-
-
-def hoist(arguments: Sequence[str]) -> list[str]:
-    """``arguments`` with the global options first, so that they may stand on either side of the command."""
-    first: list[str] = []
-    rest: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        if argument == "--":
-            rest.extend([argument, *waiting])
-        elif argument in _VALUED:
-            first.append(argument)
-            first.extend(value for value in [next(waiting, None)] if value is not None)
-        else:
-            (first if _is_global(argument) else rest).append(argument)
-    return first + rest
-
-
-def _is_global(argument: str) -> bool:
-    """Whether ``argument`` is a flag, or an option with its value in one piece: ``--format=json``, ``-fjson``."""
-    name, equals, _ = argument.partition("=")
-    joined = not argument.startswith("--") and len(argument) > 2 and argument[:2] in _VALUED
-    return argument in _FLAGS or joined or (bool(equals) and name in _VALUED)
 
 
 def node_list(text: str) -> tuple[str, ...]:

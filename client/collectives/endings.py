@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal as signals
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from probing.client.cluster import Cluster
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
 __all__ = ("MOST", "clock", "death_text", "ended", "events", "how", "recent", "when")
 
-Row = dict[str, Any]
 # Rows of one answer; older ones are left out.
 MOST = 1000
 # So much further back is looked for the first failure of a run.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+from probing.client.messages import Frame, Thread
 
 __all__ = ("innermost", "waits_in")
 
@@ -21,7 +22,7 @@ _KINDS = (
 )
 
 
-def waits_in(threads: Iterable[dict[str, Any]]) -> str | None:
+def waits_in(threads: Iterable[Thread]) -> str | None:
     """Such as ``gloo::allreduce`` or ``ncclGroupEnd``, from the frames of one process; None where nothing shows it."""
     stacks = [[f["func"] for f in t["frames"] if f["frame_type"] == "Native"] for t in threads]
     for kind in _KINDS:
@@ -32,7 +33,7 @@ def waits_in(threads: Iterable[dict[str, Any]]) -> str | None:
     return None
 
 
-def innermost(frames: Sequence[dict[str, Any]]) -> str | None:
+def innermost(frames: Sequence[Frame]) -> str | None:
     """The innermost Python frame as ``func (file:line)``; None where there is none."""
     frame = next((f for f in frames if f["frame_type"] == "Python"), None)
     if frame is None:

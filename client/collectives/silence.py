@@ -7,17 +7,19 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
-from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client import messages
-from probing.client.cluster import Cluster
 from probing.client.collectives.endings import clock
 from probing.client.collectives.native_waits import innermost, waits_in
-from probing.client.connection import Connection
+from probing.client.messages import Thread, thread_of
 from probing.client.render.rows import rows_of
 from probing.client.render.text import ranks_text
+
+if TYPE_CHECKING:
+    from probing.api.proto.probing.v1 import node_pb2 as pb
+    from probing.client.cluster import Cluster
+    from probing.client.connection import Connection
 
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "silence_lines", "silent")
 
@@ -62,12 +64,13 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     for row in chosen:
         process = row["node"], row["pid"]
         threads = stacks.get(process, [])
-        main: Row = next((t for t in threads if t["tid"] == t["pid"]), {"frames": (), "native_missing": None})
+        main = next((t for t in threads if t["tid"] == t["pid"]), None)
         until, why, last = unseen.get(process, (None, None, None))
         native = waits_in(threads)
         found.append({
             **{name: row[name] for name in ("node", "job", "run", "rank", "pid")},
-            "waits_in": native, "python": innermost(main["frames"]), "native_missing": main["native_missing"],
+            "waits_in": native, "python": innermost(main["frames"] if main else ()),
+            "native_missing": main["native_missing"] if main else None,
             "unseen_until": until, "unseen_why": why,
             "began_unseen": until is not None and native is not None and (last is None or last < until),
             "reason": None if threads else reasons.get(process, "no stack could be read"),
@@ -132,8 +135,9 @@ def _text(row: Row) -> str:
 
 def _stacks(
     cluster: Cluster, pids: dict[str, list[int]]
-) -> tuple[dict[Process, list[Row]], dict[Process, str]]:
+) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
     """Threads with native frames, and why a process has none."""
+    from probing.api.proto.probing.v1 import node_pb2 as pb
 
     def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | str]:
         node = connection.status(seconds).node
@@ -146,7 +150,7 @@ def _stacks(
             # The other facts of this node are still worth showing.
             return node, e.message
 
-    stacks: dict[Process, list[Row]] = {}
+    stacks: dict[Process, list[Thread]] = {}
     reasons: dict[Process, str] = {}
     for answered in cluster.each(ask).answered:
         reply = answered.value
@@ -154,11 +158,10 @@ def _stacks(
             reasons |= {(answered.node, pid): reply for pid in pids.get(answered.node, ())}
             continue
         for thread in reply.threads:
-            found = messages.thread(reply.node, thread, native=True, local_variables=False)
+            found = thread_of(reply.node, thread, native=True)
             stacks.setdefault((reply.node, thread.pid), []).append(found)
         for failed in reply.failures:
-            told = messages.failure(reply.node, failed)
-            reasons[told["node"], told["pid"]] = told["reason"]
+            reasons[reply.node, failed.pid] = failed.error.message
     return stacks, reasons
 
 

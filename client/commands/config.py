@@ -1,17 +1,24 @@
-"""``config``: what is collected, and changing it while the daemon runs."""
+"""``config``: settings of the running daemon, shown and changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from probing.api.errors import UsageError
+from probing.client.messages import Change, Setting
+from probing.client.options import For
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings
+from probing.client.settings import Settings, process_id, seconds
 
-__all__ = ("run", "write_settings")
+__all__ = ("EXAMPLES", "Options", "run", "write_settings")
+
+EXAMPLES = ("probingctl config", "probingctl config sampling.hz=99 --job 4711 --for 10m")
 
 _FIELDS = (
     Field("NODE", "node"),
@@ -22,59 +29,70 @@ _FIELDS = (
     Field("UNTIL", "ends"),
     Field("MEANING", "doc", flex=True),
 )
-# Of Probing, whose server can move while it runs.
+# Keys of Probing, whose server can move while it runs.
+_LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
 _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 
 
-def run(
-    settings: Settings, what: str | None, *, job: str, pid: int, length: float, persist: bool, reset: bool
-) -> None:
-    """``what``: None for all settings, KEY or KEY=VALUE. ``length`` in seconds; 0: the change stays."""
-    key, equals, value = (what or "").partition("=")
-    _check(what, key, bool(equals), job, pid, length, persist=persist, reset=reset)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``what`` is KEY or KEY=VALUE."""
+
+    what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="All settings if left out.")] = None
+    job: Annotated[
+        str, typer.Option(metavar="JOB", help="For this job alone: its name, the end of it, a run or a pid.")
+    ] = ""
+    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it for this process alone.")] = None
+    for_: For = None
+    persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False
+    reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False
+
+    def change(self) -> Change:
+        """Raises UsageError where the options contradict each other."""
+        key, equals, _ = (self.what or "").partition("=")
+        if key in _ADDRESSES:
+            raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=_LISTEN)
+        if self.what is not None and not key:
+            raise UsageError(f"{self.what}: there is no key", hint="`probingctl config` lists the keys")
+        pid = 0 if self.pid is None else process_id(self.pid)
+        length = 0.0 if self.for_ is None else seconds(self.for_)
+        if self.job and pid:
+            hint = "a change is for one job, one process, or all"
+            raise UsageError("--job and --pid contradict each other", hint=hint)
+        if self.reset and equals:
+            raise UsageError("--reset takes no value", hint=f"probingctl config {key} --reset")
+        if self.reset and not key:
+            raise UsageError("--reset needs a key", hint="`probingctl config` lists the keys")
+        if not equals and (length or self.persist):
+            raise UsageError("--for and --persist belong to a change", hint="give it as KEY=VALUE")
+        return {"job": self.job, "pid": pid, "seconds": length, "persist": self.persist, "reset": self.reset}
+
+
+def run(settings: Settings, options: Options) -> None:
+    change = options.change()
+    key, equals, value = (options.what or "").partition("=")
     with opened(settings) as cluster:
-        job = job_named(cluster, job)
-        found = cluster.config(
-            key, value if equals else None, job=job, pid=pid, seconds=length, persist=persist, reset=reset
-        )
-        write_settings(settings, found)
+        change["job"] = job_named(cluster, options.job)
+        write_settings(settings, cluster.config(key, value if equals else None, **change))
 
 
-def _check(
-    what: str | None, key: str, setting: bool, job: str, pid: int, length: float, *, persist: bool, reset: bool
-) -> None:
-    if key in _ADDRESSES:
-        hint = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
-        raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=hint)
-    if what is not None and not key:
-        raise UsageError(f"{what}: there is no key", hint="`probingctl config` lists the keys")
-    if job and pid:
-        raise UsageError("--job and --pid contradict each other", hint="a change is for one job, one process, or all")
-    if reset and setting:
-        raise UsageError("--reset takes no value", hint=f"probingctl config {key} --reset")
-    if reset and not key:
-        raise UsageError("--reset needs a key", hint="`probingctl config` lists the keys")
-    if not setting and (length or persist):
-        raise UsageError("--for and --persist belong to a change", hint="give it as KEY=VALUE")
-
-
-def write_settings(settings: Settings, found: Sequence[dict[str, Any]]) -> None:
-    """The settings, one a line. ``where`` and ``ends`` are for people alone."""
+def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
+    """Writes one row for each setting; tables say in words for whom it holds and until when."""
     if settings.format != "table":
-        write_table(settings, _FIELDS, list(found))
+        write_table(settings, _FIELDS, found)
         return
     rows = [{**setting, "where": _where(setting), "ends": _ends(setting)} for setting in found]
     alone = len({setting["node"] for setting in found}) < 2
     write_table(settings, _FIELDS[1:] if alone else _FIELDS, rows)
 
 
-def _where(setting: dict[str, Any]) -> str:
+def _where(setting: Setting) -> str:
     if setting["job"] is not None:
         return f"job {setting['job']}"
     return "everywhere" if setting["pid"] is None else f"pid {setting['pid']}"
 
 
-def _ends(setting: dict[str, Any]) -> str | None:
+def _ends(setting: Setting) -> str | None:
     if setting["until"] is not None:
         return str(setting["until"])[:19] + "Z"
     if setting["persisted"]:

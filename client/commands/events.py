@@ -1,16 +1,20 @@
-"""``events``: processes of jobs that started, ended and were killed."""
+"""``events``: starts, exits and kills of the processes of jobs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from probing.client.collectives.endings import MOST, clock, events
+from probing.client.options import Job, Since
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings
+from probing.client.settings import Settings, seconds
 
-__all__ = ("run",)
+__all__ = ("EXAMPLES", "Options", "run")
 
+EXAMPLES = ("probingctl events --job 4711 --since 2h",)
 _FIELDS = (
     Field("WHEN", "ts", clock),
     Field("NODE", "node"),
@@ -21,9 +25,16 @@ _FIELDS = (
 )
 
 
-def run(settings: Settings, job: str | None, since: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    since: Since = "1d"
+
+
+def run(settings: Settings, options: Options) -> None:
+    since = seconds(options.since)
     with opened(settings) as cluster:
-        job = job_named(cluster, job)
+        job = job_named(cluster, options.job)
         rows = events(cluster, "true" if job is None else f"job = {sql_text(job)}", since)
         if not rows and job is not None:
             require_job(cluster, job)

@@ -1,4 +1,4 @@
-"""``export``: stored rows as Parquet, CSV or JSON lines, read day by day and never held.
+"""``export``: writes stored rows as Parquet, CSV or JSON lines, day by day, in bounded memory.
 
 A directory has ``TABLE/date=YYYY-MM-DD/NODE-N.parquet``, which DuckDB, Spark and Trino read where it lies, and
 ``export.json``, which is written last and says what is in it.
@@ -9,26 +9,32 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from probing.api.errors import PeerError, ProbingError, UsageError
-from probing.client.cluster import Cluster
-from probing.client.commands.version import program
-from probing.client.connection import Connection
 from probing.client.export.files import Counts, Directory, OneFile, Place
 from probing.client.export.plan import COLUMNS, TABLES, Day, Found, Wanted, wanted
+from probing.client.options import Job
 from probing.client.render.output import replacing, write_report
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field, render
 from probing.client.render.text import count, size
 from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
+from probing.client.version import program
 from probing.federation.fanout import fan_out
 
-__all__ = ("run",)
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+    from probing.client.connection import Connection
 
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl export --since 2h --job 4711 -o DIR", "probingctl export --tables comm.ops -o ops.parquet")
 _KINDS = ("parquet", "csv", "jsonl")
 # A day of a busy table takes long to write; nodes allow a stream so much.
 _STREAM_S = 3600.0
@@ -43,10 +49,22 @@ _FIELDS = (
 )
 
 
-def run(settings: Settings, *, since: str | None, until: str | None, tables: str | None, job: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How far back to begin, or a time; all there is if left out.")
+    ] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How far back to end, or a time; now if left out.")
+    ] = None
+    tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")] = None
+    job: Job = None
+
+
+def run(settings: Settings, options: Options) -> None:
     if settings.output is None:
         raise UsageError("there is no place to export to", hint="name a directory with -o DIR")
-    what = wanted(since, until, tables, job)
+    what = wanted(options.since, options.until, options.tables, options.job)
     kind, single = _kind(settings, what)
     with opened(settings) as cluster, Progress() as progress:
         what = replace(what, job=job_named(cluster, what.job))

@@ -1,57 +1,74 @@
-"""``logs``: lines that trainers wrote to stdout and stderr, as far as they were stored."""
+"""``logs``: stored lines that trainers wrote to stdout and stderr."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.cluster import Cluster
+from probing.client.options import Job, Rank, Since
 from probing.client.render.output import write_objects
-from probing.client.render.rows import dump_line, rows_of
+from probing.client.render.rows import Row, dump_line, rows_of
 from probing.client.render.text import escape
 from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings
+from probing.client.settings import Settings, seconds
 
-__all__ = ("Filter", "collect", "followed", "people", "run")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
+__all__ = ("EXAMPLES", "Filter", "Options", "collect", "followed", "people", "run")
+
+EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
-# How much later than its own time a row may come: it waits on its way to the log, and clocks differ.
+# A row may reach the log so many seconds after its own time: it is buffered, and the clocks of nodes differ.
 LATE_S = 60.0
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed
 FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
 """
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which lines: of a job, of a rank, of a kind (part of it is enough, in any case)."""
+    """Lines of a job, of a rank, and of a kind that contains ``kind``, whatever its case; None: all."""
 
     job: str | None
     rank: int | None
     kind: str | None
 
     def lately(self, since: float) -> str:
-        """The condition for the last ``since`` seconds."""
+        """Returns the SQL condition for lines of the last ``since`` seconds."""
         conditions = [] if self.job is None else [f"job = {sql_text(self.job)}"]
         conditions += [] if self.rank is None else [f"rank = {self.rank}"]
         conditions += [] if self.kind is None else [f"contains(lower(kind), {sql_text(self.kind.lower())})"]
         return " AND ".join([*conditions, f"ts > now() - INTERVAL {max(1, round(since))} SECOND"])
 
 
-def run(settings: Settings, chosen: Filter, since: float, *, follow: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    rank: Rank = None
+    kind: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines of a pattern that contains this text.")
+    ] = None
+    since: Since = "1h"
+    follow: Annotated[bool, typer.Option("--follow", help="Show new lines as they come.")] = False
+
+
+def run(settings: Settings, options: Options) -> None:
+    follow, since = options.follow, seconds(options.since)
     if follow and settings.format not in ("table", "jsonl"):
         raise UsageError("--follow writes tables or -f jsonl only")
     if follow and settings.output is not None:
         raise UsageError("--follow writes to stdout", hint="redirect it with > FILE")
     with opened(settings) as cluster:
-        chosen = replace(chosen, job=job_named(cluster, chosen.job))
+        chosen = Filter(job_named(cluster, options.job), options.rank, options.kind)
         found = collect(cluster, chosen, since)
         if not found and chosen.job is not None:
             require_job(cluster, chosen.job)
@@ -68,26 +85,26 @@ def run(settings: Settings, chosen: Filter, since: float, *, follow: bool) -> No
 
 
 def collect(cluster: Cluster, chosen: Filter, since: float) -> list[Row]:
-    """The lines in the order of their time, as docs/json.md describes; the last ones where there are too many."""
+    """Returns the last lines, at most MOST_LINES, in the order of their time; docs/json.md describes them."""
     rows = rows_of(cluster.query(_LINES.format(where=chosen.lately(since), limit=MOST_LINES)))
     rows.sort(key=lambda row: (row["t"], row["node"], row["pid"], row["tid"]))
     return [{name: value for name, value in row.items() if name != "t"} for row in rows]
 
 
 def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[list[Row]]:
-    """``found``, and from then on what is new. Ends with an error only."""
+    """Yields ``found``, then the new lines of each second. It ends with an error only."""
     yield list(found)
     seen = {_identity(row) for row in found}
     while True:
         time.sleep(FOLLOW_S)
         rows = collect(cluster, chosen, LATE_S)
         yield [row for row in rows if _identity(row) not in seen]
-        # What is older than that does not come again.
+        # Older lines do not come again.
         seen = {_identity(row) for row in rows} | (seen if len(rows) == MOST_LINES else set())
 
 
 def people(found: Sequence[Row], since: float) -> str:
-    """One line of text for each, with time, rank and stream."""
+    """Returns a line of text for each, with time, rank and stream."""
     return _lines(found) or f"(no line was stored in the last {round(since):,} s)\n"
 
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from probing.client.cluster import Cluster
+import typer
+
 from probing.client.collectives import sql as nccl_sql
 from probing.client.collectives.endings import ended
 from probing.client.collectives.silence import silent
 from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
 from probing.client.collectives.text import people
-from probing.client.commands.pause import head, pauses
+from probing.client.options import Job, Since
+from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text
-from probing.client.settings import Settings
+from probing.client.settings import Settings, seconds
 
-__all__ = ("Row", "collect", "run")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
+__all__ = ("EXAMPLES", "Options", "Row", "collect", "run")
+
+EXAMPLES = ("probingctl nccl --all-nodes --job 4711", "probingctl nccl --job 29500 --since 1h -f json")
 Row = dict[str, Any]
 _Found = dict[tuple[object, ...], Row]
 _KEY = ("job", "run", "comm")
@@ -40,15 +47,23 @@ _QUESTIONS = {
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 
-def run(settings: Settings, job: str | None, comm: str | None, since: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    comm: Annotated[str | None, typer.Option(metavar="COMM", help="Only this communicator.")] = None
+    since: Since = "5m"
+
+
+def run(settings: Settings, options: Options) -> None:
+    since = seconds(options.since)
     with opened(settings) as cluster:
-        job = job_named(cluster, job)
-        paused = pauses(cluster)
-        found = collect(cluster, job, comm, since)
+        job = job_named(cluster, options.job)
+        paused = pause_lines(cluster)
+        found = collect(cluster, job, options.comm, since)
         if not found and job is not None:
             require_job(cluster, job)
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, found, head(settings, paused) + people(found, since, width), _flat(found))
+        write_objects(settings, found, shown_pauses(settings, paused) + people(found, since, width), _flat(found))
 
 
 def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:

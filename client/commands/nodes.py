@@ -7,8 +7,9 @@ from probing.client.render.table import Field
 from probing.client.session import opened
 from probing.client.settings import Settings
 
-__all__ = ("run",)
+__all__ = ("EXAMPLES", "run")
 
+EXAMPLES = ("probingctl nodes",)
 _SQL = """
 SELECT node, member, address, state, version, ts FROM cluster.members ORDER BY node, member, address
 """

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
-from probing.client.cluster import Cluster
+import typer
+
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
-from probing.client.render.text import escape
-from probing.client.session import opened, warn
+from probing.client.session import opened
 from probing.client.settings import Settings
 
-__all__ = ("head", "pauses", "run")
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl pause", "probingctl pause --resume")
 
 
-def run(settings: Settings, *, resume: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    resume: Annotated[bool, typer.Option("--resume", help="Let the probes run again.")] = False
+
+
+def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
-        rows = [{"address": address, "paused": paused} for address, paused in cluster.pause(not resume)]
+        rows = [{"address": address, "paused": paused} for address, paused in cluster.pause(not options.resume)]
         write_table(settings, (Field("ADDRESS", "address"), Field("PAUSED", "paused")), rows)
-
-
-def pauses(cluster: Cluster) -> dict[str, str]:
-    """A line for each node whose probes are paused, by node."""
-    return {
-        reply.node: f"PAUSED on {reply.node}{reply.reason.removeprefix('paused')}: nothing newer is seen"
-        for _, reply in cluster.status()
-        if reply.state == "paused"
-    }
-
-
-def head(settings: Settings, paused: Mapping[str, str]) -> str:
-    """``paused`` as text above a table; as warnings where the format is none for people."""
-    if settings.format == "table":
-        return "".join(escape(line) + "\n" for line in paused.values())
-    for line in paused.values():
-        warn(line)
-    return ""

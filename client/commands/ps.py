@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from probing.client.cluster import Cluster, ps_sql
+import typer
+
 from probing.client.collectives.endings import MOST, clock, ended, recent
-from probing.client.commands.pause import head, pauses
+from probing.client.options import Job, Wide
+from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects, write_rows
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, show_value, terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings
+from probing.client.settings import Settings, seconds
 
-__all__ = ("run",)
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl ps --all-nodes", "probingctl ps --job 4711 --ended")
 
 
 def _rank(value: object) -> str:
@@ -45,33 +53,38 @@ _ENDED = (
 )
 
 
-def run(settings: Settings, job: str | None, *, since: float | None = None, wide: bool = False) -> None:
-    """Processes that live, or with ``since`` those that have ended in so many seconds.
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back, with --ended.")] = "1d"
+    wide: Wide = False
 
-    ``wide``: all columns, however wide the terminal is.
-    """
+
+def run(settings: Settings, options: Options) -> None:
+    since = seconds(options.since)
     with opened(settings) as cluster:
-        job = job_named(cluster, job)
+        job = job_named(cluster, options.job)
         where = "" if job is None else f"job = {sql_text(job)}"
-        width = None if wide or settings.output is not None else terminal_width()
-        if since is not None:
+        width = None if options.wide or settings.output is not None else terminal_width()
+        if options.ended:
             rows = _ended(cluster, where or "true", since)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
             return
-        answer = cluster.answer(ps_sql(where))
+        answer = cluster.processes(where)
         if job is not None and not answer.table.num_rows:
             require_job(cluster, job)
         if settings.format == "table":
             rows = rows_of(answer.table)
-            text = head(settings, pauses(cluster)) + by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
-            write_objects(settings, rows, text, rows)
+            table = by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
+            write_objects(settings, rows, shown_pauses(settings, pause_lines(cluster)) + table, rows)
         else:
             write_rows(settings, answer.table)
         for warning in answer.warnings:
             warn(warning)
 
 
-def _ended(cluster: Cluster, where: str, since: float) -> list[dict[str, Any]]:
+def _ended(cluster: Cluster, where: str, since: float) -> list[Row]:
     """The newest first."""
     rows = recent(ended(cluster, where, since))
     if len(rows) == MOST:

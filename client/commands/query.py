@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from probing.api.errors import UsageError
-from probing.client.cluster import Cluster
 from probing.client.render.output import write_stream, write_table
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field
 from probing.client.session import opened, warn
 from probing.client.settings import Settings
 
-__all__ = ("run", "show")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = (
+    'probingctl query "SELECT op, count(*) FROM comm.ops GROUP BY op"',
+    'probingctl query --param j=4711 "SELECT * FROM comm.inflight WHERE job = $j"',
+)
 
 _MAX_TEXT = 1 << 20
 _EXAMPLE = 'for example: probingctl query "SELECT * FROM comm.ops LIMIT 5"'
 
 
-def run(settings: Settings, sql: str | None, given: Sequence[str] = (), *, explain: bool = False) -> None:
-    """``sql`` None: of stdin, or a shell where that is a terminal. ``given`` are parameters as ``name=value``."""
-    if sql is None and not explain and sys.stdin.isatty():
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``sql`` None: read it from stdin, or run a shell where stdin is a terminal."""
+
+    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin. A shell if left out.")] = None
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
+    ] = None
+    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False
+
+
+def run(settings: Settings, options: Options) -> None:
+    sql, given = options.sql, options.param or ()
+    if sql is None and not options.explain and sys.stdin.isatty():
         from probing.client.shell.loop import run as run_shell
 
         run_shell(settings, _parameters(given))
@@ -32,22 +53,20 @@ def run(settings: Settings, sql: str | None, given: Sequence[str] = (), *, expla
         raise UsageError("there is no SQL", hint=_EXAMPLE)
     params = _parameters(given)
     with opened(settings) as cluster:
-        if explain:
+        if options.explain:
             _explain(settings, cluster, text, params)
         else:
-            show(settings, cluster, text, params)
+            _write(settings, cluster, text, params)
 
 
-def show(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any]) -> int:
-    """Writes the rows as they come, then the warnings; how many rows."""
+def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any]) -> None:
     with Progress() as progress:
         cluster.watch = progress.update if progress.wanted else None
         to_terminal = settings.output is None and sys.stdout.isatty()
         with cluster.stream(sql, params) as rows:
-            written = write_stream(settings, rows.schema, progress.counting(iter(rows), to_terminal=to_terminal))
+            write_stream(settings, rows.schema, progress.counting(iter(rows), to_terminal=to_terminal))
     for warning in rows.warnings:
         warn(warning)
-    return written
 
 
 def _parameters(given: Sequence[str]) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def _parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any]) -> None:
-    """What would be asked of whom. Asks nothing but the peers."""
+    """Writes the SQL that each node would be asked. Asks for the peers alone."""
     from probing.federation.parameters import bind
 
     sql = bind(sql, params)

@@ -1,70 +1,86 @@
-"""``stacks``: what every thread of the chosen processes executes."""
+"""``stacks``: Python stacks of the threads of the chosen processes, each by itself or merged over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from probing.api.errors import NotFound, UsageError, error_from
-from probing.client.merge import merge, plain_groups
-from probing.client.render.merged_stacks import frame_text, people
+import typer
+
+from probing.api.errors import NotFound, UsageError
+from probing.client.failures import report_failures
+from probing.client.messages import Thread, Variable
+from probing.client.options import Job, Pids
 from probing.client.render.output import write_objects
+from probing.client.render.rows import Row
 from probing.client.render.text import escape
 from probing.client.session import job_named, opened, warn
-from probing.client.settings import Settings
+from probing.client.settings import Settings, process_id
+from probing.client.stacks.merge import PlainGroup, merge, plain_groups
+from probing.client.stacks.text import frame_text, people
 
-__all__ = ("NOBODY", "failure_text", "run", "variable_text")
+__all__ = ("EXAMPLES", "Options", "run")
 
-NOBODY = "(no training process)\n"
+EXAMPLES = ("probingctl stacks --job 4711 --merge --all-nodes", "probingctl stacks 31337 --native --locals")
+_NOBODY = "(no training process)\n"
 
 
-def run(
-    settings: Settings, pids: Sequence[int], job: str, *, native: bool, local_variables: bool, merged: str | None
-) -> None:
-    """``merged``: None for every stack alone, else which threads are merged over the ranks, "main" or "all"."""
-    if merged is not None and local_variables:
-        raise UsageError("--merge compares stacks and shows no variables", hint="leave out --locals or --merge")
+@dataclass(frozen=True, slots=True)
+class Options:
+    pids: Pids = None
+    job: Job = None
+    native: Annotated[bool, typer.Option("--native", help="With the frames of C and C++ code.")] = False
+    show_locals: Annotated[bool, typer.Option("--locals", help="With the local variables of each frame.")] = False
+    merge: Annotated[bool, typer.Option("--merge", help="Equal stacks of a job's ranks as one tree.")] = False
+    threads: Annotated[
+        str | None, typer.Option(metavar="main|all", help="With --merge: main (also if left out) or all.")
+    ] = None
+
+
+def run(settings: Settings, options: Options) -> None:
+    _check(options)
+    pids = [process_id(text) for text in options.pids or ()]
     with opened(settings) as cluster:
-        job = job_named(cluster, job)
-        found = cluster.stacks(pids, job, native=native, local_variables=local_variables)
+        job = job_named(cluster, options.job or "")
+        found = cluster.stacks(pids, job, native=options.native, local_variables=options.show_locals)
         threads = sorted(found.threads, key=_order)
-        if not threads and found.failures:
-            first = found.failures[0]
-            raise error_from(first["kind"], failure_text(first), first["hint"])
-        for failure in found.failures:
-            warn(failure_text(failure))
+        report_failures(found.failures, all_failed=not threads)
         if not threads and (pids or job):
             wanted = f"job {job}" if job else f"pid {', '.join(map(str, pids))}"
             raise NotFound(f"no thread of {wanted} was found", hint="`probingctl ps` lists the processes that run now")
-        if merged is None:
-            write_objects(settings, threads, _people(threads), list(_flat(threads)))
+        if options.merge:
+            _write_merged(settings, threads, every_thread=options.threads == "all")
         else:
-            _write_merged(settings, threads, every_thread=merged == "all")
+            write_objects(settings, threads, _people(threads), list(_flat(threads)))
 
 
-def _write_merged(settings: Settings, threads: Sequence[dict[str, Any]], *, every_thread: bool) -> None:
+def _check(options: Options) -> None:
+    if options.threads not in (None, "main", "all"):
+        raise UsageError(f"--threads {options.threads} is neither main nor all")
+    if options.threads is not None and not options.merge:
+        raise UsageError("--threads belongs to --merge", hint="without --merge all threads are shown")
+    if options.merge and options.show_locals:
+        raise UsageError("--merge compares stacks and shows no variables", hint="leave out --locals or --merge")
+
+
+def _write_merged(settings: Settings, threads: Sequence[Thread], *, every_thread: bool) -> None:
     groups = merge(threads, every_thread=every_thread)
     for missing in dict.fromkeys(t["native_missing"] for t in threads if t.get("native_missing")):
         warn(f"native frames are missing: {missing}")
     plain = plain_groups(groups)
-    write_objects(settings, plain, people(groups) or NOBODY, list(_flat_groups(plain)))
+    write_objects(settings, plain, people(groups) or _NOBODY, list(_flat_groups(plain)))
 
 
-def _order(thread: dict[str, Any]) -> tuple[Any, ...]:
+def _order(thread: Thread) -> tuple[Any, ...]:
     rank = thread["rank"]
     main_first = thread["tid"] != thread["pid"]
     return (thread["job"], rank is None, rank or 0, thread["node"], thread["pid"], main_first, thread["tid"])
 
 
-def failure_text(failure: dict[str, Any]) -> str:
-    """A process that could not be read, and why, on one line."""
-    rank = "" if failure["rank"] is None else f" (rank {failure['rank']})"
-    return f"pid {failure['pid']}{rank} on {failure['node']}: {failure['reason']}"
-
-
-def _people(threads: Sequence[dict[str, Any]]) -> str:
+def _people(threads: Sequence[Thread]) -> str:
     if not threads:
-        return NOBODY
+        return _NOBODY
     lines: list[str] = []
     process: tuple[Any, ...] | None = None
     for thread in threads:
@@ -76,12 +92,12 @@ def _people(threads: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(thread: dict[str, Any]) -> str:
+def _head(thread: Thread) -> str:
     rank = "no rank" if thread["rank"] is None else f"rank {thread['rank']}"
     return escape(f"{rank}  pid {thread['pid']}  node {thread['node']}  job {thread['job']}")
 
 
-def _thread(thread: dict[str, Any]) -> Iterator[str]:
+def _thread(thread: Thread) -> Iterator[str]:
     marks = [thread["state"], *(["holds the GIL"] if thread["gil"] else [])]
     if not thread["complete"]:
         marks.append("incomplete: it changed while it was read, or was cut")
@@ -91,12 +107,12 @@ def _thread(thread: dict[str, Any]) -> Iterator[str]:
         yield escape(f"    native frames are missing: {thread['native_missing']}")
     for frame in thread["frames"]:
         yield escape(f"    {frame_text(frame['func'], frame['file'], frame['lineno'], frame['frame_type'])}")
-        yield from (escape(f"        {variable_text(v)}") for v in frame.get("locals", ()))
+        yield from (escape(f"        {_variable(v)}") for v in frame.get("locals", ()))
     if not thread["frames"]:
         yield "    (no Python frame)"
 
 
-def variable_text(variable: dict[str, Any]) -> str:
+def _variable(variable: Variable) -> str:
     """``name: type = value``, or why there is no value."""
     kind = f": {variable['type']}" if variable["type"] else ""
     if variable["value"] is None:
@@ -104,15 +120,15 @@ def variable_text(variable: dict[str, Any]) -> str:
     return f"{variable['name']}{kind} = {variable['value']}"
 
 
-def _flat(threads: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _flat(threads: Sequence[Thread]) -> Iterator[Row]:
     for thread in threads:
         own = {key: value for key, value in thread.items() if key != "frames"}
         for depth, frame in enumerate(thread["frames"]):
             yield {**own, "depth": depth, **frame}
 
 
-def _flat_groups(groups: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row a node, in the order of the tree; depth 0 is the outermost frame."""
+def _flat_groups(groups: Sequence[PlainGroup]) -> Iterator[Row]:
+    """Yields a row for each node of the trees, parents first; depth 0 is the outermost frame."""
     for group in groups:
         waiting = [(0, child) for child in reversed(group["children"])]
         while waiting:

@@ -1,19 +1,22 @@
-"""``status``: how the daemon is, and each of its sources."""
+"""``status``: state of the daemon and of each of its sources."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, count, escape, size
 from probing.client.session import opened
 from probing.client.settings import Settings
 
-__all__ = ("run",)
+if TYPE_CHECKING:
+    from probing.api.proto.probing.v1 import node_pb2 as pb
 
+__all__ = ("EXAMPLES", "run")
+
+EXAMPLES = ("probingctl status --all-nodes",)
 _FIELDS = (
     Field("SOURCE", "name"),
     Field("STATE", "state"),

@@ -1,48 +1,26 @@
-"""``tables``: what can be asked for, as the node itself says it."""
+"""``tables``: the tables that can be queried, or the columns of one."""
 
 from __future__ import annotations
 
-from probing.api.errors import NotFound
-from probing.client.cluster import Cluster
-from probing.client.render.output import write_rows
-from probing.client.render.table import Field
-from probing.client.session import opened, sql_text
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from probing.client.session import opened
 from probing.client.settings import Settings
+from probing.client.table_docs import write_docs
 
-__all__ = ("run", "show")
+__all__ = ("EXAMPLES", "Options", "run")
 
-_TABLES = """
-SELECT table_schema || '.' || table_name AS "table", any_value(live) AS live, any_value(description) AS description
-FROM probing.table_docs GROUP BY table_schema, table_name ORDER BY table_schema, table_name
-"""
-_COLUMNS = """
-SELECT column_name AS "column", any_value(type) AS type, any_value(description) AS description
-FROM probing.column_docs WHERE table_schema || '.' || table_name = {name} GROUP BY column_name ORDER BY column_name
-"""
-_TABLE_FIELDS = (
-    Field("TABLE", "table"),
-    Field("LIVE", "live"),
-    Field("HOLDS", "description", flex=True),
-)
-_COLUMN_FIELDS = (
-    Field("COLUMN", "column"),
-    Field("TYPE", "type"),
-    Field("MEANS", "description", flex=True),
-)
+EXAMPLES = ("probingctl tables", "probingctl tables comm.ops")
 
 
-def run(settings: Settings, name: str | None) -> None:
-    """All tables, or the columns of table ``name``."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    name: Annotated[str | None, typer.Argument(help="Show this table's columns.")] = None
+
+
+def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
-        show(settings, cluster, name)
-
-
-def show(settings: Settings, cluster: Cluster, name: str | None) -> None:
-    """As ``run``, where nodes are asked already."""
-    if name is None:
-        write_rows(settings, cluster.query(_TABLES), _TABLE_FIELDS)
-        return
-    table = cluster.query(_COLUMNS.format(name=sql_text(name.lower())))
-    if not table.num_rows:
-        raise NotFound(f"there is no table {name}", hint="`probingctl tables` lists the tables")
-    write_rows(settings, table, _COLUMN_FIELDS)
+        write_docs(settings, cluster, options.name)

@@ -6,28 +6,35 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from probing.api.errors import ProbingError, UsageError
-from probing.client.cluster import Cluster
 from probing.client.collectives.endings import ended, how
 from probing.client.collectives.native_waits import innermost
 from probing.client.collectives.silence import Process, SilenceWatch, silent
 from probing.client.collectives.sql import RANKS
 from probing.client.collectives.standing import LIVE, Run, idle, standings
-from probing.client.commands.pause import head, pauses
+from probing.client.collectives.top_text import Frame, people
 from probing.client.interrupt import leaving_by_it
+from probing.client.options import Job
+from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Record, rows_of
 from probing.client.render.table import terminal_width
 from probing.client.render.text import escape
-from probing.client.render.top import Frame, people
 from probing.client.session import job_named, opened, require_job, sql_text
-from probing.client.settings import Settings
+from probing.client.settings import Settings, seconds
 
-__all__ = ("collect", "run")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
+__all__ = ("EXAMPLES", "Options", "collect", "run")
+
+EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 Row = dict[str, Any]
 # Shows the cursor, and what was on the terminal before.
 _SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
@@ -58,21 +65,30 @@ _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 
 
 
-def run(settings: Settings, job: str | None, *, once: bool, interval: float, window: float) -> None:
-    if once:
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between frames.")] = "1s"
+    window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
+
+
+def run(settings: Settings, options: Options) -> None:
+    interval, window = seconds(options.interval), seconds(options.window)
+    if options.once:
         with opened(settings) as cluster:
-            job = job_named(cluster, job)
+            job = job_named(cluster, options.job)
             frame = collect(cluster, job, window)
             if not frame.ranks and job is not None:
                 require_job(cluster, job)
             width = terminal_width() if settings.output is None else None
-            text = head(settings, frame.paused) + people(frame, width, None)
+            text = shown_pauses(settings, frame.paused) + people(frame, width, None)
             write_objects(settings, frame.ranks, text, frame.ranks)
         return
     if not sys.stdout.isatty() or settings.format != "table":
         raise UsageError("top without --once needs a terminal", hint="use `probingctl top --once`")
     with opened(settings) as cluster, leaving_by_it(_SCREEN_BACK):
-        _live(cluster, job_named(cluster, job), interval, window)
+        _live(cluster, job_named(cluster, options.job), interval, window)
 
 
 def _live(cluster: Cluster, job: str | None, interval: float, window: float) -> None:
@@ -110,7 +126,7 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
     """
     where = f"job = {sql_text(job)}" if job is not None else "true"
     seconds = max(1, round(window))
-    asks: list[Callable[[], Any]] = [partial(ended, cluster, where, _ENDED_S), partial(pauses, cluster)]
+    asks: list[Callable[[], Any]] = [partial(ended, cluster, where, _ENDED_S), partial(pause_lines, cluster)]
     asks += [
         partial(cluster.query, sql.format(where=where, of_job=where, window=seconds, since=seconds))
         for sql in (LIVE, _RATES, RANKS, _INFLIGHT, _STEPS)
@@ -177,7 +193,7 @@ def _lost(cluster: Cluster) -> list[str]:
     return [f"node {f.node or f.address}: {f.reason}" for f in failed]
 
 
-def _process(row: Row) -> Process:
+def _process(row: Record) -> Process:
     return row["node"], row["pid"]
 
 

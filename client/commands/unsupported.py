@@ -1,49 +1,47 @@
-"""Commands of Probing that need code in the job: known by name, so that each says what it lacks and what is nearest."""
+"""``eval``, ``repl``, ``launch`` and ``inject`` of Probing, which need code in the job: each names its replacement."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from probing.api.errors import UsageError
+from probing.client.settings import Settings
 
-__all__ = ("nearest", "register")
+__all__ = ("CONTEXT", "Options", "evaluate", "launch", "nearest", "prompt")
 
+CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
 _MAX_NAMES = 5
 _MAX_CODE = 1 << 16
 _HELPER = "needs the in-process helper, which does not exist yet"
-_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
-_Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to ``app``; --help does not list them."""
-    for name, command in (("eval", _eval), ("repl", _repl), ("launch", _launch), ("inject", _launch)):
-        app.command(name, hidden=True, context_settings=_CONTEXT)(command)
+@dataclass(frozen=True, slots=True)
+class Options:
+    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None
 
 
-def _eval(words: _Words = None) -> None:
-    """Run Python in a job."""
-    raise UsageError(f"eval {_HELPER}: nothing is run inside a job", hint=nearest(" ".join(words or ())))
+def evaluate(_settings: Settings, options: Options) -> None:
+    hint = nearest(" ".join(options.words or ()))
+    raise UsageError(f"eval {_HELPER}: nothing is run inside a job", hint=hint)
 
 
-def _repl(words: _Words = None) -> None:  # noqa: ARG001
-    """A Python prompt in a job."""
+def prompt(_settings: Settings, _options: Options) -> None:
     hint = "`probingctl query` without SQL is a shell for SQL; `probingctl vars NAME` and `stacks --locals` read values"
     raise UsageError(f"repl {_HELPER}", hint=hint)
 
 
-def _launch(words: _Words = None) -> None:  # noqa: ARG001
-    """Start a job, or get into one."""
+def launch(_settings: Settings, _options: Options) -> None:
     hint = "start it as always: the daemon finds it by itself, `probingctl ps` shows it"
     raise UsageError("a job needs no launcher and no injected library", hint=hint)
 
 
 def nearest(code: str) -> str:
-    """What to type instead of ``code``: the variables that it names, read from outside."""
+    """Returns a command that reads the variables of ``code`` from outside, or names the commands that do."""
     try:
         tree = ast.parse(code[:_MAX_CODE])
         found = list(dict.fromkeys(_names(tree)))[:_MAX_NAMES]

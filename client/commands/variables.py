@@ -1,23 +1,31 @@
-"""``vars``: values of variables, read once, or watched and stored from now on."""
+"""``vars``: values of variables, read once, or stored from now on whenever they change."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from probing.api.errors import NotFound, UsageError, error_from
-from probing.client.cluster import Cluster
+import typer
+
+from probing.api.errors import NotFound, UsageError
 from probing.client.commands.config import write_settings
-from probing.client.commands.stacks import failure_text
+from probing.client.failures import report_failures
+from probing.client.messages import Setting, Value
+from probing.client.options import For, Job
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.render.text import age, escape
-from probing.client.session import job_named, opened, sql_text, warn
-from probing.client.settings import Settings
+from probing.client.session import job_named, opened, sql_text
+from probing.client.settings import Settings, process_id, seconds
 
-__all__ = ("run", "unwatch", "watch")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl vars --job 4711 step loss", "probingctl vars --job 4711 --watch loss --for 1h")
 _FIELDS = (
     Field("RANK", "rank", right=True),
     Field("PID", "pid", right=True),
@@ -29,98 +37,115 @@ _FIELDS = (
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
 
-def run(settings: Settings, names: Sequence[str], pids: Sequence[int], job: str) -> None:
-    _require(names)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``words`` are pids and names of variables."""
+
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PID]... NAME...", help="Names such as loss or trainer.state.step.")
+    ] = None
+    job: Job = None
+    watch: Annotated[bool, typer.Option("--watch", help="Store the values whenever they change.")] = False
+    unwatch: Annotated[bool, typer.Option("--unwatch", help="Store them no longer.")] = False
+    interval: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")
+    ] = None
+    for_: For = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Variables of a job, of processes, or of all. Times are in seconds; ``length`` 0: until it is taken back."""
+
+    names: tuple[str, ...]
+    pids: tuple[int, ...]
+    job: str
+    every: float | None
+    length: float
+
+
+def run(settings: Settings, options: Options) -> None:
+    if options.watch and options.unwatch:
+        raise UsageError("--watch and --unwatch contradict each other")
+    if not options.watch and (options.interval is not None or options.for_ is not None):
+        raise UsageError("--interval and --for belong to --watch")
+    words = options.words or ()
+    names = tuple(word for word in words if not word.isdigit())
+    pids = tuple(process_id(word) for word in words if word.isdigit())
+    every = None if options.interval is None else seconds(options.interval)
+    length = 0.0 if options.for_ is None else seconds(options.for_)
+    _check(options, names, pids)
     with opened(settings) as cluster:
-        found = cluster.variables(names, pids, job_named(cluster, job))
-        if not found.values and found.failures:
-            first = found.failures[0]
-            raise error_from(first["kind"], failure_text(first), first["hint"])
-        for failure in found.failures:
-            warn(failure_text(failure))
-        if not found.values:
-            raise NotFound(
-                f"no such variable was found: {', '.join(names)}",
-                hint="`probingctl stacks --locals` shows the variables of each frame",
-            )
-        values = sorted(found.values, key=_order)
-        if settings.format == "table":
-            values = [{**value, "shown": _shown(value)} for value in values]
+        watch = _Watch(names, pids, job_named(cluster, options.job or ""), every, length)
+        if not options.watch and not options.unwatch:
+            _read(settings, cluster, watch)
+            return
+        changed = _started(cluster, watch) if options.watch else _ended(cluster, watch)
+        # Several pids change the interval of one node once.
+        found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in changed}
+        write_settings(settings, list(found.values()))
+    if options.watch and settings.format == "table":
+        sys.stderr.write(_next_step(watch))
+
+
+def _check(options: Options, names: Sequence[str], pids: Sequence[int]) -> None:
+    if options.unwatch and names:
+        raise UsageError("--unwatch takes no names", hint="it ends the watch of a job, a process, or everywhere")
+    if not options.unwatch and not names:
+        raise UsageError("there is no name of a variable", hint="for example: probingctl vars --job 4711 loss step")
+    for name in names if options.watch else ():
+        if "," in name:
+            raise UsageError(f"{name}: a name has no comma", hint="give several names as several words")
+    if (options.watch or options.unwatch) and pids and options.job:
+        raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
+
+
+def _read(settings: Settings, cluster: Cluster, wanted: _Watch) -> None:
+    found = cluster.variables(wanted.names, wanted.pids, wanted.job)
+    report_failures(found.failures, all_failed=not found.values)
+    if not found.values:
+        raise NotFound(
+            f"no such variable was found: {', '.join(wanted.names)}",
+            hint="`probingctl stacks --locals` shows the variables of each frame",
+        )
+    values = sorted(found.values, key=_order)
+    if settings.format == "table":
+        write_table(settings, _FIELDS, [{**value, "shown": _shown(value)} for value in values])
+    else:
         write_table(settings, _FIELDS, values)
 
 
-def watch(
-    settings: Settings, names: Sequence[str], pids: Sequence[int], job: str, *, every: float | None, length: float
-) -> None:
-    """Values of ``names`` are stored from now on, for ``length`` seconds unless 0.
-
-    ``every``: seconds between two readings of all watched variables; None leaves it as it is.
-    """
-    _require(names)
-    for name in names:
-        if "," in name:
-            raise UsageError(f"{name}: a name has no comma", hint="give several names as several words")
-
-    def change(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-        changed = [
-            row for pid in pids or [0]
-            for row in cluster.config(_WATCH, ",".join(names), job=job, pid=pid, seconds=length)
-        ]  # fmt: skip
-        # One for all watches of a node.
-        return changed if every is None else changed + cluster.config(_INTERVAL, f"{every:g}", seconds=length)
-
-    job = _change(settings, pids, job, change)
-    if settings.format == "table":
-        sys.stderr.write(_told(names, pids, job, every, length))
+def _started(cluster: Cluster, watch: _Watch) -> list[Setting]:
+    names, job, length = ",".join(watch.names), watch.job, watch.length
+    changed = [
+        row for pid in watch.pids or (0,) for row in cluster.config(_WATCH, names, job=job, pid=pid, seconds=length)
+    ]
+    # One for all watches of a node.
+    return changed if watch.every is None else changed + cluster.config(_INTERVAL, f"{watch.every:g}", seconds=length)
 
 
-def unwatch(settings: Settings, names: Sequence[str], pids: Sequence[int], job: str) -> None:
-    """What ``watch`` began with the same processes or job ends."""
-    if names:
-        raise UsageError("--unwatch takes no names", hint="it ends the watch of a job, a process, or everywhere")
-
-    def change(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-        changed = [row for pid in pids or [0] for row in cluster.config(_WATCH, job=job, pid=pid, reset=True)]
-        return changed if pids or job else changed + cluster.config(_INTERVAL, reset=True)
-
-    _change(settings, pids, job, change)
+def _ended(cluster: Cluster, watch: _Watch) -> list[Setting]:
+    changed = [row for pid in watch.pids or (0,) for row in cluster.config(_WATCH, job=watch.job, pid=pid, reset=True)]
+    return changed if watch.pids or watch.job else changed + cluster.config(_INTERVAL, reset=True)
 
 
-def _change(
-    settings: Settings, pids: Sequence[int], job: str, change: Callable[[Cluster, str], list[dict[str, Any]]]
-) -> str:
-    """The job that ``job`` names."""
-    if pids and job:
-        raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
-    with opened(settings) as cluster:
-        job = job_named(cluster, job)
-        found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in change(cluster, job)}
-        write_settings(settings, list(found.values()))
-    return job
-
-
-def _require(names: Sequence[str]) -> None:
-    if not names:
-        raise UsageError("there is no name of a variable", hint="for example: probingctl vars --job 4711 loss step")
-
-
-def _order(value: dict[str, Any]) -> tuple[Any, ...]:
+def _order(value: Value) -> tuple[Any, ...]:
     rank = value["rank"]
     return value["job"], rank is None, rank or 0, value["node"], value["pid"]
 
 
-def _shown(value: dict[str, Any]) -> str:
+def _shown(value: Value) -> str:
     return f"({value['reason'] or 'not known'})" if value["value"] is None else str(value["value"])
 
 
-def _told(names: Sequence[str], pids: Sequence[int], job: str, every: float | None, length: float) -> str:
-    """What is stored from now on, and how to see it."""
-    rate = "" if every is None else f" every {age(every * 1e9)}"
-    end = f" for {age(length * 1e9)}" if length else " until --unwatch, or until the daemon restarts"
-    where = [f"name IN ({', '.join(map(sql_text, names))})"]
-    if job:
-        where.append(f"job = {sql_text(job)}")
-    if pids:
-        where.append(f"pid IN ({', '.join(map(str, pids))})")
+def _next_step(watch: _Watch) -> str:
+    """Returns where the values are stored, for how long, and a query that shows them."""
+    rate = "" if watch.every is None else f" every {age(watch.every * 1e9)}"
+    end = f" for {age(watch.length * 1e9)}" if watch.length else " until --unwatch, or until the daemon restarts"
+    where = [f"name IN ({', '.join(map(sql_text, watch.names))})"]
+    if watch.job:
+        where.append(f"job = {sql_text(watch.job)}")
+    if watch.pids:
+        where.append(f"pid IN ({', '.join(map(str, watch.pids))})")
     sql = f"SELECT ts, rank, name, value FROM python.variables WHERE {' AND '.join(where)} ORDER BY ts DESC LIMIT 20"
     return escape(f"stored in python.variables{rate}{end}; to see it:") + f'\n  probingctl query "{escape(sql)}"\n'

@@ -1,17 +1,16 @@
-"""``version``: of this client. Asks nobody."""
+"""``version``: the version of this client, without asking a node."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 
-__all__ = ("program", "run")
+from probing.client.settings import Settings
+from probing.client.version import program
+
+__all__ = ("EXAMPLES", "run")
+
+EXAMPLES = ("probingctl version",)
 
 
-def run() -> None:
+def run(_settings: Settings | None = None) -> None:
     sys.stdout.write(program() + "\n")
-
-
-def program() -> str:
-    """Name and version of this client."""
-    return f"probingctl {version('probingd')}"

@@ -1,4 +1,4 @@
-"""Sampling more often for a while, as a change of settings that ends by itself."""
+"""Samples at a higher rate for a while: a change of settings that ends by itself."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound, ProbingError
-from probing.client.cluster import Cluster
-from probing.client.profile.options import Options, Selection
+from probing.client.messages import Change, Setting
+from probing.client.profile.request import Request, Selection
 from probing.client.render.rows import rows_of
 from probing.client.session import sql_text
 
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
 __all__ = ("sample",)
 
-# The change outlives the wait by this, should nobody take it back.
+# s by which the change outlives the wait, should nobody take it back.
 _SLACK = 5.0
 
 
-def sample(cluster: Cluster, options: Options) -> Options:
-    """Samples for ``options.live`` seconds; returns the options with the interval in which that was.
+def sample(cluster: Cluster, request: Request) -> Request:
+    """Samples for ``request.live`` seconds; returns ``request`` for the interval in which that was.
 
     Raises NotFound when there is no such job or process.
     """
-    live = [s for s in (options.selected, options.base) if s is not None and not s.shift]
+    live = [s for s in (request.selected, request.base) if s is not None and not s.shift]
     targets = list({tuple(sorted(t.items())): t for s in live for t in _targets(cluster, s)}.values())
-    changes = {"sampling.hz": str(options.hz)}
-    if options.selected.state != "cpu":
+    changes = {"sampling.hz": str(request.hz)}
+    if request.selected.state != "cpu":
         changes["sampling.off_cpu"] = "true"
-    # What is sampled while the last node is still being told belongs to it.
+    # Samples that come before the last node has changed its settings count as well.
     begun = time.monotonic()
-    with _changed(cluster, changes, targets, options.live + _SLACK):
-        _wait(options)
+    with _changed(cluster, changes, targets, request.live + _SLACK):
+        _wait(request)
     past = time.monotonic() - begun
-    base = None if options.base is None else replace(options.base, since=past)
-    return replace(options, selected=replace(options.selected, since=past), base=base)
+    base = None if request.base is None else replace(request.base, since=past)
+    return replace(request, selected=replace(request.selected, since=past), base=base)
 
 
-def _targets(cluster: Cluster, selection: Selection) -> list[dict[str, Any]]:
-    """Whose settings are to be changed, as arguments of ``Cluster.config``."""
+def _targets(cluster: Cluster, selection: Selection) -> list[Change]:
+    """Returns the jobs or processes whose settings have to change."""
     if selection.rank is None and not selection.pids:
         return [{"job": selection.job} if selection.job else {}]
     where = ["state <> 'exited'"]
@@ -59,33 +62,37 @@ def _targets(cluster: Cluster, selection: Selection) -> list[dict[str, Any]]:
 
 @contextmanager
 def _changed(
-    cluster: Cluster, changes: dict[str, str], targets: Sequence[dict[str, Any]], length: float
+    cluster: Cluster, changes: dict[str, str], targets: Sequence[Change], length: float
 ) -> Iterator[None]:
     asked = [(target, key) for target in targets for key in changes]
     earlier = [row for target, key in asked for row in _earlier(cluster, key, target)]
     try:
         for target, key in asked:
-            cluster.config(key, changes[key], seconds=length, **target)
+            cluster.config(key, changes[key], **_with(target, {"seconds": length}))
         yield
     finally:
         # A process may have ended, and should a node not answer now, its change ends by itself soon.
         for target, key in asked:
             with suppress(ProbingError):
-                cluster.config(key, reset=True, **target)
+                cluster.config(key, **_with(target, {"reset": True}))
         for row in earlier:
             with suppress(ProbingError):
                 _restore(cluster, row)
 
 
-def _earlier(cluster: Cluster, key: str, target: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes of just what is to be changed now, made by somebody else."""
+def _with(target: Change, more: Change) -> Change:
+    return {**target, **more}
+
+
+def _earlier(cluster: Cluster, key: str, target: Change) -> list[Setting]:
+    """Returns the changes that somebody else made for the same target."""
     scope = (target.get("job"), target.get("pid"))
     found = [row for row in cluster.config(key, **target) if (row["job"], row["pid"]) == scope]
     everywhere = scope == (None, None)
     return [row for row in found if not everywhere or row["value"] != row["default"] or row["persisted"]]
 
 
-def _restore(cluster: Cluster, row: dict[str, Any]) -> None:
+def _restore(cluster: Cluster, row: Setting) -> None:
     left = 0.0
     if row["until"] is not None:
         # Python's datetime has microseconds.
@@ -98,12 +105,12 @@ def _restore(cluster: Cluster, row: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _wait(options: Options) -> None:
+def _wait(request: Request) -> None:
     begun, shown = time.monotonic(), sys.stderr.isatty()
-    while (past := time.monotonic() - begun) < options.live:
+    while (past := time.monotonic() - begun) < request.live:
         if shown:
-            sys.stderr.write(f"\rsampling at {options.hz} Hz: {past:.0f} of {options.live:g} s ")
+            sys.stderr.write(f"\rsampling at {request.hz} Hz: {past:.0f} of {request.live:g} s ")
             sys.stderr.flush()
-        time.sleep(min(0.5, options.live - past))
+        time.sleep(min(0.5, request.live - past))
     if shown:
         sys.stderr.write("\r\x1b[K")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from probing.client.cluster import Cluster
 from probing.client.profile.model import Frame, Profile, Sample
-from probing.client.profile.options import Selection
-from probing.client.render.rows import rows_of
+from probing.client.profile.request import Selection
+from probing.client.render.rows import Row, rows_of
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
 
 __all__ = ("INCOMPLETE", "off_cpu_share", "read_profiles")
 
@@ -61,14 +63,14 @@ def _stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]
     return stacks
 
 
-def _frames(row: dict[str, Any]) -> tuple[Frame, ...]:
+def _frames(row: Row) -> tuple[Frame, ...]:
     """Outermost first; what is missing is a frame, so that such a stack does not look like one of the outermost."""
     frames = tuple(Frame(f["func"], f["file"], f["lineno"]) for f in reversed(row["frames"]))
     return frames or (_NO_FRAMES,) if row["complete"] else (INCOMPLETE, *frames)
 
 
 def _profile(
-    selection: Selection, rows: Iterable[dict[str, Any]], stacks: dict[int, tuple[Frame, ...]], now: int
+    selection: Selection, rows: Iterable[Row], stacks: dict[int, tuple[Frame, ...]], now: int
 ) -> Profile:
     begin, end = selection.span(now)
     samples = tuple(
@@ -77,7 +79,7 @@ def _profile(
     return Profile(selection.title(), selection.state, samples, begin, max(0, end - begin))
 
 
-def _labels(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _labels(row: Row) -> tuple[tuple[str, str], ...]:
     values = {
         "job": row["job"], "rank": row["rank"], "node": row["node"], "pid": row["pid"], "thread": row["thread"],
         "state": "on the CPU" if row["on_cpu"] else "off the CPU",

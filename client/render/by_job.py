@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from probing.client.render.rows import Row
 from probing.client.render.table import Field, Grid, render
 from probing.client.render.text import escape
 
@@ -15,7 +16,7 @@ _JOB = (Field("JOB", "job", flex=True), Field("RUN", "run", flex=True))
 
 def by_job(
     fields: Sequence[Field],
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     width: int | None,
     *,
     spare: Sequence[str] = (),
@@ -33,7 +34,7 @@ def by_job(
     every = (*fields[:place], *_JOB, *fields[place:])
     if width is None or Grid(every, rows, width).width <= width:
         return render(every, rows, width, bold=bold)
-    jobs: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    jobs: dict[tuple[Any, Any], list[Row]] = {}
     for row in rows:
         jobs.setdefault((row["job"], row["run"]), []).append(row)
     kept = [field for field in fields if field.key not in spare]

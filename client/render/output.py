@@ -1,4 +1,4 @@
-"""Writing an answer in the format that was asked for, to stdout or a file."""
+"""Writes an answer in the format of the settings, to stdout or a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from probing.api.errors import ProbingError, UsageError
-from probing.client.render.rows import dump_json, dump_line, rows_of
+from probing.client.render.rows import Record, dump_json, dump_line, rows_of
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.writers import csv_text, fields_of, writer_of
 from probing.client.settings import Settings
@@ -32,7 +32,7 @@ _BINARY = ("parquet", "arrow")
 
 
 def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Rows as they come, and how many they were. A file is there when all of them came, or not at all."""
+    """Writes rows as they come and returns how many. A file is written whole or not at all."""
     rows = 0
     with _sink(settings) as sink:
         on_terminal = settings.output is None and sys.stdout.isatty()
@@ -48,7 +48,7 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """A table of rows. ``fields`` are the columns for people; all of them when left out."""
+    """Writes an Arrow table. ``fields`` are the columns that people see, all if left out."""
     if settings.format == "table":
         _write_text(settings, _people(settings, fields or fields_of(table.schema), rows_of(table)))
     else:
@@ -56,9 +56,9 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
 
 
 def write_objects(
-    settings: Settings, objects: list[dict[str, Any]] | dict[str, Any], people: str, flat: list[dict[str, Any]]
+    settings: Settings, objects: Sequence[Record] | Record, people: str, flat: Sequence[Record]
 ) -> None:
-    """``objects`` as JSON, ``people`` as the table, and ``flat`` (one level, a row each) in the formats of rows."""
+    """Writes ``objects`` as JSON, ``people`` as the table, and ``flat`` (rows of one level) in the formats of rows."""
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)
     elif settings.format == "table":
@@ -69,16 +69,16 @@ def write_objects(
     else:
         import pyarrow as pa
 
-        write_rows(settings, pa.Table.from_pylist(flat))
+        write_rows(settings, pa.Table.from_pylist([dict(row) for row in flat]))
 
 
-def write_table(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> None:
-    """Rows that are plain data already."""
+def write_table(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> None:
+    """Writes rows of JSON's types."""
     write_objects(settings, rows, _people(settings, fields, rows) if settings.format == "table" else "", rows)
 
 
 def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
-    """A whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
+    """Writes a whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
     if settings.output is not None:
         with replacing(settings.output) as file:
             file.write(data)
@@ -89,24 +89,24 @@ def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool
     sys.stdout.flush()
 
 
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    """``report`` as JSON in the file ``path``, which is there complete or not at all."""
+def write_report(path: Path, report: Record) -> None:
+    """Writes ``report`` as JSON to the file ``path``, whole or not at all."""
     with replacing(path) as file:
         file.write(dump_json(report).encode())
 
 
-def _people(settings: Settings, fields: Sequence[Field], rows: list[dict[str, Any]]) -> str:
+def _people(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> str:
     to_terminal = settings.output is None
     width = terminal_width() if to_terminal else None
     text = render(fields, rows, width, bold=width is not None)
     return text if rows else text + "(no rows)\n"
 
 
-def _write_json(settings: Settings, objects: list[dict[str, Any]] | dict[str, Any]) -> None:
+def _write_json(settings: Settings, objects: Sequence[Record] | Record) -> None:
     if settings.format == "json":
         _write_text(settings, dump_json(objects))
         return
-    _write_text(settings, "".join(dump_line([objects] if isinstance(objects, dict) else objects)))
+    _write_text(settings, "".join(dump_line(objects if isinstance(objects, Sequence) else [objects])))
 
 
 def _write_text(settings: Settings, text: str) -> None:
@@ -139,9 +139,9 @@ def _refuse_terminal(kind: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place when all is written.
+    """Opens a file beside ``path`` that replaces it when all is written.
 
-    What is no plain file is written directly; a link as well, since /dev/stdout may lead to a plain file.
+    A device or pipe is written directly; a link as well, since /dev/stdout may lead to a plain file.
     """
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):

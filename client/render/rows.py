@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = (
+    "Record",
+    "Row",
     "columns_of",
     "dump_json",
     "dump_line",
@@ -26,11 +28,16 @@ __all__ = (
     "storable_schema",
 )
 
+Row = dict[str, Any]
+"""A row of an answer by column, with values of JSON's types."""
+Record = Mapping[str, Any]
+"""As Row, for readers: a dict of the types in messages.py as well."""
+
 # So many times are made text here: to cast them, pyarrow imports its compute functions, which takes longer.
 _FEW = 1000
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+def rows_of(table: pa.Table) -> list[Row]:
     """One dict a row, of JSON's types. Of columns with equal names the later ones get ``_1``, ``_2``..."""
     names = names_of(table.column_names)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns_of(table), strict=True)]

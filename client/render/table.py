@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from probing.client.render.rows import Record
 from probing.client.render.text import cut_mark, escape
 
 __all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
@@ -51,7 +52,7 @@ def terminal_width() -> int | None:
     return max(40, shutil.get_terminal_size((100, 40)).columns)
 
 
-def render(fields: Sequence[Field], rows: Sequence[dict[str, Any]], width: int | None, *, bold: bool = False) -> str:
+def render(fields: Sequence[Field], rows: Sequence[Record], width: int | None, *, bold: bool = False) -> str:
     """The rows under a line of titles, cut at ``width``; None: as wide as the values are."""
     grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
@@ -64,7 +65,7 @@ class Grid:
     """
 
     def __init__(
-        self, fields: Sequence[Field], first: Sequence[dict[str, Any]], width: int | None, *, edge: int | None = None
+        self, fields: Sequence[Field], first: Sequence[Record], width: int | None, *, edge: int | None = None
     ) -> None:
         self._fields = fields
         self._edge = edge
@@ -84,7 +85,7 @@ class Grid:
         titles = self._cut(_line(self._fields, self._titles, self._widths, cut=True))
         return f"\x1b[1m{titles}\x1b[0m\n" if bold else titles + "\n"
 
-    def lines(self, rows: Sequence[dict[str, Any]], *, cut: bool = True) -> str:
+    def lines(self, rows: Sequence[Record], *, cut: bool = True) -> str:
         """A line a row. Without ``cut`` what is wider than its column stands out."""
         lines = (_line(self._fields, self._cells(row), self._widths, cut=cut) for row in rows)
         return "".join(self._cut(line) + "\n" for line in lines)
@@ -92,7 +93,7 @@ class Grid:
     def _cut(self, line: str) -> str:
         return line if self._edge is None or cell_len(line) <= self._edge else _shortened(line, self._edge)
 
-    def _cells(self, row: dict[str, Any]) -> list[str]:
+    def _cells(self, row: Record) -> list[str]:
         return [escape((f.show or show_value)(row.get(f.key))) for f in self._fields]
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from probing.client.render.rows import columns_of, dump_line, names_of, rows_of, storable, storable_schema
+from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
 from probing.client.render.table import Field, Grid
 from probing.client.render.text import escape, escape_json
 
@@ -80,14 +80,14 @@ class TableWriter:
         self._sink = sink
         self._fields = fields
         self._width = width
-        self._first: list[dict[str, Any]] = []
+        self._first: list[Row] = []
         self._grid: Grid | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
             self.rows(rows_of(table))
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: list[Row]) -> None:
         if self._grid is None:
             self._first.extend(rows)
             if len(self._first) >= FIRST_ROWS:
@@ -133,7 +133,7 @@ class CsvWriter:
         self._begin()
 
 
-def csv_text(names: Sequence[str], rows: Sequence[dict[str, Any]], *, terminal: bool) -> str:
+def csv_text(names: Sequence[str], rows: Sequence[Record], *, terminal: bool) -> str:
     """CSV of rows that are plain data."""
     head = [escape(name) if terminal else name for name in names]
     return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])

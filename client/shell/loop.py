@@ -145,10 +145,10 @@ class Shell:
         commands[name](argument.strip())
 
     def _describe(self, argument: str) -> None:
-        from probing.client.commands.tables import show
+        from probing.client.table_docs import write_docs
 
         with opened(self.settings) as cluster:
-            show(replace(self.settings, format="table", output=None), cluster, argument or None)
+            write_docs(replace(self.settings, format="table", output=None), cluster, argument or None)
 
     def _set_vertical(self, argument: str) -> None:
         choices: dict[str, bool | None] = {**_SWITCH, "auto": None}

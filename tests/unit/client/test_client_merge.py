@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.client.merge import MAX_DEPTH, Group, Node, merge, plain_groups
-from probing.client.render.merged_stacks import members_text, people
 from probing.client.render.rows import dump_json
+from probing.client.stacks.merge import MAX_DEPTH, Group, Node, merge, plain_groups
+from probing.client.stacks.text import members_text, people
 
 Spec = tuple[str, str, int | None]
 

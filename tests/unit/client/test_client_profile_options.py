@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 
 from probing.api.errors import UsageError
-from probing.client.profile.options import Options, options
-
-_NOTHING: dict[str, Any] = {
-    "pids": [], "job": "", "rank": None, "live": None, "since": None, "until": None, "wall": False, "off_cpu": False,
-    "hz": 99, "by": None, "lines": False, "kind": "table", "diff": None,
-    "gil": False,
-}  # fmt: skip
+from probing.client.commands.profile import Options
+from probing.client.profile.request import Request
 
 
-def given(**more: Any) -> Options:
-    return options(**{**_NOTHING, **more})
+def given(**more: Any) -> Request:
+    return Options(**more).request()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +26,10 @@ def given(**more: Any) -> Options:
         ),
         ({"gil": True}, "ts >= now() - INTERVAL 300000 MILLISECOND AND ts < now() AND on_cpu AND gil"),
         (
-            {"since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.500+02:00", "wall": True, "pids": [7, 8]},
+            {
+                "since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.500+02:00",
+                "wall": True, "pids": ["7", "8"],
+            },
             "ts >= TIMESTAMP '2026-11-21 08:00:00.000000' AND ts < TIMESTAMP '2026-11-21 08:30:00.500000' "
             "AND pid IN (7, 8)",
         ),

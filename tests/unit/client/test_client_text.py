@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import UsageError
+from probing.client.app import program
 from probing.client.connection import Connection
 from probing.client.render.rows import dump_json, plain, rows_of
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, bandwidth, escape, ranks_text, size
-from probing.client.settings import hoist, node_list, read_token
+from probing.client.settings import node_list, read_token
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_ranks_are_told_as_ranges() -> None:
     ],
 )
 def test_global_options_stand_anywhere(given_: list[str], hoisted: list[str]) -> None:
-    assert hoist(given_) == hoisted
+    assert program().hoisted(given_) == hoisted
 
 
 def test_nodes_come_from_a_list_or_a_file(tmp_path: Path) -> None:

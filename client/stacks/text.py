@@ -1,17 +1,17 @@
-"""Merged stacks for people."""
+"""Merged stacks as trees of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from probing.client.merge import Group, Member, Node, pids_of, ranks_of
 from probing.client.render.text import ascii_only, escape, ranks_text
+from probing.client.stacks.merge import Group, Member, Node, pids_of, ranks_of
 
 __all__ = ("frame_text", "members_text", "people")
 
 
 def people(groups: Sequence[Group]) -> str:
-    """A tree a group, outermost frame first: frames that all share stand below each other, branches are indented."""
+    """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented."""
     return "\n".join("\n".join(_group(group)) + "\n" for group in groups)
 
 
@@ -24,21 +24,21 @@ def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
 
 
 def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str:
-    """``func (file:line)``, with what is known of it; native frames are marked."""
+    """Returns ``func (file:line)``, without the file or line where it is not known; native frames are marked."""
     where = file if lineno is None else f"{file}:{lineno}"
     return f"{func}{f' ({where})' if where else ''}{' [native]' if frame_type == 'Native' else ''}"
 
 
 def _group(group: Group) -> Iterator[str]:
-    who = [f"ranks {ranks_text(group.ranks)}" if group.ranks else "", members_text([], group.pids)]
-    # A stack alone has no branch that could say it.
+    threads = [f"ranks {ranks_text(group.ranks)}" if group.ranks else "", members_text([], group.pids)]
+    # Otherwise the branch of an incomplete stack says so.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
-    yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(w for w in who if w)}{alone}")
+    yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
     yield from _below(group.ends, group.children, "(no Python frame)", "  ")
 
 
 def _below(ends: Sequence[Member], children: Sequence[Node], end: str, indent: str) -> Iterator[str]:
-    """What is under a frame: one line below the other while all go on together, else a branch for each set."""
+    """Yields the lines under a frame: a line for each shared frame, then a branch for each set of threads."""
     while len(children) == 1 and not ends:
         node = children[0]
         yield escape(indent + _text(node))

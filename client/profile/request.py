@@ -1,9 +1,8 @@
-"""What ``profile`` is asked for: which samples, of which time, compared with what, written how."""
+"""A profile that is asked for: which samples, of which time, compared with which others, written in which format."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -11,7 +10,7 @@ from probing.api.errors import UsageError
 from probing.client.session import sql_text
 from probing.client.settings import process_id, seconds
 
-__all__ = ("KINDS", "Options", "Selection", "options")
+__all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels")
 
 KINDS = ("table", "folded", "speedscope", "svg", "pprof")
 _LABELS = ("job", "rank", "node", "pid", "thread", "state")
@@ -20,9 +19,12 @@ _DEFAULT_SINCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Whose samples, and of when: from ``since`` to ``until`` seconds before the query, or from an instant
-    (CLOCK_REALTIME s) where one is given; ``shift`` moves both into the past. ``state`` is cpu, wall or off_cpu;
-    ``gil``: only while the thread held the GIL."""
+    """Samples of some processes and of an interval.
+
+    The interval goes from ``since`` to ``until`` seconds before the query, or from ``since_at`` to ``until_at``
+    (CLOCK_REALTIME s) where these are given; ``shift`` moves it so many seconds into the past. ``state`` is cpu, wall
+    or off_cpu. ``gil``: only samples of threads that held the GIL.
+    """
 
     pids: tuple[int, ...] = ()
     job: str = ""
@@ -52,14 +54,14 @@ class Selection:
         return " AND ".join(parts)
 
     def title(self) -> str:
-        """For people: whose samples these are."""
+        """Returns such as ``job 4711, rank 3``."""
         who = [f"job {self.job}"] if self.job else []
         who += [] if self.rank is None else [f"rank {self.rank}"]
         who += [f"pid {', '.join(map(str, self.pids))}"] if self.pids else []
         return (", ".join(who) or "all processes") + (" with the GIL" if self.gil else "")
 
     def interval(self) -> str:
-        """For people: of when."""
+        """Returns such as ``since 5m ago``, or ``from 10m ago until 5m ago``."""
         begin = _when(self.since_at, self.since, self.shift)
         end = _when(self.until_at, self.until, self.shift)
         return f"since {begin}" if end == "now" else f"from {begin} until {end}"
@@ -73,12 +75,14 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base``: what ``selected`` is compared with."""
+class Request:
+    """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base`` is what ``selected`` is compared with.
+
+    ``by`` are labels of samples that are kept apart; ``lines`` keeps the lines of a function apart.
+    """
 
     selected: Selection
     base: Selection | None
-    base_name: str
     kind: str
     live: float
     hz: int
@@ -86,31 +90,11 @@ class Options:
     lines: bool
 
 
-def options(
-    *, pids: Sequence[int], job: str, rank: int | None, live: str | None, since: str | None, until: str | None,
-    wall: bool, off_cpu: bool, hz: int, by: str | None, lines: bool, kind: str, diff: str | None, gil: bool,
-) -> Options:  # fmt: skip
-    """From what the command line says. Raises UsageError for what makes no sense."""
-    if kind not in KINDS:
-        raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
-    if wall and off_cpu:
-        raise UsageError("--wall and --off-cpu contradict each other", hint="--wall is time on and off the CPU")
-    if live is not None and (since is not None or until is not None):
-        raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
-    length = 0.0 if live is None else seconds(live)
-    if length > 3600:
-        raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
-    state = "wall" if wall else "off_cpu" if off_cpu else "cpu"
-    selected = _timed(Selection(tuple(pids), job, rank, state, gil=gil), since, until)
-    base = None if diff is None else _base(selected, diff)
-    if base is not None and kind == "pprof":
-        hint = "write two profiles and compare them with pprof -diff_base"
-        raise UsageError("a pprof file holds no difference", hint=hint)
-    keys = _keys(by)
-    return Options(selected, base, diff or "", kind, length, hz, keys, lines)
+def at_times(selection: Selection, since: str | None, until: str | None) -> Selection:
+    """Returns ``selection`` with an interval from the command line: lengths of time before now, or ISO 8601 instants.
 
-
-def _timed(selection: Selection, since: str | None, until: str | None) -> Selection:
+    Raises UsageError where it is empty.
+    """
     since_at, until_at = _date(since), _date(until)
     if since is not None and since_at is None:
         selection = replace(selection, since=seconds(since))
@@ -135,7 +119,8 @@ def _date(text: str | None) -> float | None:
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def _base(selected: Selection, text: str) -> Selection:
+def base_of(selected: Selection, text: str) -> Selection:
+    """Returns ``selected`` with the one change that --diff asks for: rank:R, pid:P, job:J or before:10m."""
     kind, _, value = text.partition(":")
     if kind == "rank" and value.isascii() and value.isdigit() and len(value) < 9:
         return replace(selected, rank=int(value), pids=())
@@ -148,7 +133,8 @@ def _base(selected: Selection, text: str) -> Selection:
     raise UsageError(f"--diff {text} is not understood", hint="rank:R, pid:P, job:J or before:10m")
 
 
-def _keys(by: str | None) -> tuple[str, ...]:
+def labels(by: str | None) -> tuple[str, ...]:
+    """Returns the labels in ``A,B``. Raises UsageError for an unknown one."""
     keys = tuple(dict.fromkeys(part.strip() for part in (by or "").split(",") if part.strip()))
     for key in keys:
         if key not in _LABELS:

@@ -1,25 +1,41 @@
-"""Many stacks as few trees: what all ranks share once, and a branch where they differ, the fewest ranks first."""
+"""Merges the stacks of many ranks into trees: shared frames once, branches where ranks differ, small ones first."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
-__all__ = ("MAX_DEPTH", "Group", "Member", "Node", "merge", "pids_of", "plain_groups", "ranks_of")
+from probing.client.messages import Frame, Thread
 
-# A tree is at most this deep, so that whoever walks it may recurse: beyond it the middle of a stack is one node.
+__all__ = (
+    "MAX_DEPTH",
+    "Group",
+    "Member",
+    "Node",
+    "PlainGroup",
+    "PlainNode",
+    "merge",
+    "pids_of",
+    "plain_groups",
+    "ranks_of",
+)
+
+# Depth of a tree, so that a walk may recurse; the middle of a deeper stack becomes one node.
 MAX_DEPTH = 200
 
 Member = tuple[int | None, int, int, str]
-"""Who has a stack: rank, pid, tid, node."""
+"""A thread: rank, pid, tid, node."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A frame and who has it. ``lineno`` is None where it is not known; ``complete`` False marks a single stack whose
-    frames are not all there, which is compared with no other."""
+    """A frame and the threads that have it.
+
+    ``lineno`` is None where it is not known. ``complete`` False marks a single stack that lacks frames; it is merged
+    with no other.
+    """
 
     func: str
     file: str
@@ -40,7 +56,7 @@ class Node:
 
     @property
     def ends(self) -> list[Member]:
-        """Those whose innermost frame this is."""
+        """Threads whose innermost frame this is."""
         return _without(self.members, self.children)
 
 
@@ -48,7 +64,7 @@ class Node:
 class Group:
     """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ.
 
-    Main threads are all MainThread, as in Python; the kernel calls each what its process is called.
+    Main threads are all MainThread, as in Python; the kernel gives them the name of their process.
     """
 
     job: str
@@ -66,16 +82,16 @@ class Group:
 
     @property
     def ends(self) -> list[Member]:
-        """Those without any frame."""
+        """Threads without any frame."""
         return _without(self.members, self.children)
 
 
-def merge(threads: Iterable[dict[str, Any]], *, every_thread: bool = False) -> list[Group]:
-    """Groups of ``threads`` (docs/json.md, ``stacks``), by job; main threads alone unless ``every_thread``.
+def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
+    """Returns the groups of ``threads``, by job; main threads alone unless ``every_thread``.
 
     Main threads come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
     """
-    chosen: dict[tuple[str, bool, str], list[dict[str, Any]]] = {}
+    chosen: dict[tuple[str, bool, str], list[Thread]] = {}
     for thread in threads:
         main = thread["tid"] == thread["pid"]
         if main or every_thread:
@@ -84,7 +100,7 @@ def merge(threads: Iterable[dict[str, Any]], *, every_thread: bool = False) -> l
     return [_group(job, name, chosen[job, other, name], other) for job, other, name in sorted(chosen)]
 
 
-def _group(job: str, name: str, threads: Sequence[dict[str, Any]], named: bool) -> Group:
+def _group(job: str, name: str, threads: Sequence[Thread], named: bool) -> Group:
     names = {thread["thread"] for thread in threads if thread["thread"]}
     group = Group(job, names.pop() if named and len(names) == 1 else name)
     shared: dict[Any, Any] = {}
@@ -94,8 +110,8 @@ def _group(job: str, name: str, threads: Sequence[dict[str, Any]], named: bool) 
     return group
 
 
-def _add(group: Group, known: dict[Any, Any], thread: dict[str, Any]) -> None:
-    """``known`` leads from a frame to its node and the same for the node's children."""
+def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
+    """``known`` maps a frame to its node and to the same map of the node's children."""
     member = _member(thread)
     group.members.append(member)
     siblings = group.children
@@ -111,14 +127,16 @@ def _add(group: Group, known: dict[Any, Any], thread: dict[str, Any]) -> None:
         siblings = node.children
 
 
-def _path(frames: Sequence[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
-    """The frames outermost first, each with what makes it equal to another."""
-    path = [((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)]
+def _path(frames: Sequence[Frame]) -> list[tuple[Any, Frame]]:
+    """Returns the frames outermost first, each behind the key by which it is compared."""
+    path: list[tuple[Any, Frame]] = [
+        ((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)
+    ]
     if len(path) <= MAX_DEPTH:
         return path
     half = (MAX_DEPTH - 1) // 2
     middle = path[half:-half]
-    left_out = {"func": f"({len(middle)} frames left out)", "file": "", "lineno": None, "frame_type": "Python"}
+    left_out: Frame = {"func": f"({len(middle)} frames left out)", "file": "", "lineno": None, "frame_type": "Python"}
     return [*path[:half], (tuple(key for key, _ in middle), left_out), *path[-half:]]
 
 
@@ -128,7 +146,7 @@ def _sort(nodes: list[Node]) -> None:
         _sort(node.children)
 
 
-def _member(thread: dict[str, Any]) -> Member:
+def _member(thread: Thread) -> Member:
     return thread["rank"], thread["pid"], thread["tid"], thread["node"]
 
 
@@ -138,12 +156,12 @@ def _order(member: Member) -> tuple[Any, ...]:
 
 
 def ranks_of(members: Iterable[Member]) -> list[int]:
-    """The ranks among ``members``, in order."""
+    """Returns the ranks of ``members``, in order."""
     return sorted({rank for rank, *_ in members if rank is not None})
 
 
 def pids_of(members: Iterable[Member]) -> list[int]:
-    """The processes among ``members`` that have no rank."""
+    """Returns the pids of ``members`` that have no rank, in order."""
     return sorted({pid for rank, pid, *_ in members if rank is None})
 
 
@@ -152,8 +170,29 @@ def _without(members: Sequence[Member], children: Iterable[Node]) -> list[Member
     return [member for member in members if member not in further]
 
 
-def plain_groups(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """The groups as docs/json.md describes them."""
+class PlainNode(TypedDict):
+    func: str
+    file: str
+    lineno: int | None
+    frame_type: str
+    ranks: list[int]
+    pids: list[int]
+    threads: int
+    complete: bool
+    children: list[PlainNode]
+
+
+class PlainGroup(TypedDict):
+    job: str
+    thread: str
+    ranks: list[int]
+    pids: list[int]
+    threads: int
+    children: list[PlainNode]
+
+
+def plain_groups(groups: Iterable[Group]) -> list[PlainGroup]:
+    """Returns the groups as docs/json.md describes them."""
     return [
         {"job": g.job, "thread": g.thread, "ranks": g.ranks, "pids": g.pids, "threads": len(g.members),
          "children": [_plain(child) for child in g.children]}
@@ -161,7 +200,7 @@ def plain_groups(groups: Iterable[Group]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _plain(node: Node) -> dict[str, Any]:
+def _plain(node: Node) -> PlainNode:
     return {
         "func": node.func, "file": node.file, "lineno": node.lineno, "frame_type": node.frame_type,
         "ranks": node.ranks, "pids": node.pids, "threads": len(node.members), "complete": node.complete,

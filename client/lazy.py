@@ -1,0 +1,93 @@
+"""A typer group that imports only the command that runs.
+
+A command is a module of ``probing.client.commands``. It has ``run(settings, options)``, the dataclass ``Options``,
+whose fields typer reads as options and arguments, and ``EXAMPLES``, the last lines of its ``--help``. A command without
+options has no ``Options``, and its ``run`` takes the settings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from inspect import Parameter, Signature
+from types import ModuleType
+from typing import Any, NamedTuple, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+__all__ = ("Entry", "LazyGroup", "taking")
+
+_COMMANDS = "probing.client.commands"
+_GLOBAL = "Every command also takes -t, -f, -o, --all-nodes and what else `probingctl --help` lists."
+
+
+class Entry(NamedTuple):
+    """A command: its module, its line in ``--help``, and the function that runs it."""
+
+    module: str
+    help: str
+    hidden: bool = False
+    function: str = "run"
+
+
+class LazyGroup(TyperGroup):
+    """Lists and completes its commands from their entries."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._entries: Mapping[str, Entry] = {}
+
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = {**self._entries, **entries}
+        for name, entry in entries.items():
+            self.add_command(TyperCommand(name, help=entry.help, hidden=entry.hidden, rich_markup_mode=None))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and name in self._entries:
+            command = _loaded(name, self._entries[name])
+        return name, command, rest
+
+
+def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -> Callable[..., None]:
+    """Returns a typer callback that has the fields of ``options`` as parameters and gives ``function`` an instance."""
+
+    def callback(context: typer.Context, **values: Any) -> None:
+        function(context, options(**values))
+
+    hints = get_type_hints(options, include_extras=True)
+    callback.__signature__ = Signature([  # type: ignore[attr-defined]
+        Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+          for f in fields(options)),
+    ])  # fmt: skip
+    return callback
+
+
+def _loaded(name: str, entry: Entry) -> Any:
+    module = import_module(f"{_COMMANDS}.{entry.module}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(
+        name, help=entry.help, epilog=_epilog(module), hidden=entry.hidden,
+        context_settings=getattr(module, "CONTEXT", None),
+    )(_callback(module, getattr(module, entry.function)))  # fmt: skip
+    return get_command(app)
+
+
+def _callback(module: ModuleType, run: Callable[..., None]) -> Callable[..., None]:
+    if (options := getattr(module, "Options", None)) is not None:
+        return taking(options, lambda context, chosen: run(context.obj, chosen))
+
+    def callback(context: typer.Context) -> None:
+        run(context.obj)
+
+    return callback
+
+
+def _epilog(module: ModuleType) -> str | None:
+    examples = getattr(module, "EXAMPLES", ())
+    # \b keeps lines as they are.
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples), "", _GLOBAL]) if examples else None

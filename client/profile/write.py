@@ -1,0 +1,109 @@
+"""A profile in the format that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from probing.client.profile.model import Profile, grouped, without_lines
+from probing.client.profile.request import Request
+from probing.client.profile.table import difference_people, difference_rows, function_rows, people
+from probing.client.render.output import write_bytes, write_objects
+from probing.client.render.table import terminal_width
+from probing.client.render.text import age, escape, plural
+from probing.client.settings import Settings
+from probing.client.version import program
+
+__all__ = ("write_profiles",)
+
+
+def write_profiles(settings: Settings, request: Request, profiles: Sequence[Profile]) -> None:
+    """Writes the first of ``profiles``, or how it differs from the second one where ``request`` has a base."""
+    shaped = _shaped(request, list(profiles))
+    if request.base is None:
+        _write(settings, request, shaped[0])
+    else:
+        _write_difference(settings, request, shaped[1], shaped[0])
+
+
+def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
+    # The reader of a pprof file chooses between lines and functions.
+    if not request.lines and request.kind != "pprof":
+        profiles = [without_lines(profile) for profile in profiles]
+    # A table has columns for labels, speedscope a profile for each value.
+    if request.by and request.kind not in ("speedscope", "table"):
+        profiles = [grouped(profile, request.by) for profile in profiles]
+    if request.base is not None and profiles[0].title == profiles[1].title:
+        profiles = [
+            replace(profile, title=f"{profile.title} {selection.interval()}")
+            for profile, selection in zip(profiles, (request.selected, request.base), strict=True)
+        ]
+    return profiles
+
+
+def _write(settings: Settings, request: Request, profile: Profile) -> None:
+    from probing.client.profile.formats.folded import folded
+    from probing.client.profile.formats.pprof import pprof
+    from probing.client.profile.formats.speedscope import speedscope
+    from probing.client.profile.formats.svg import flame_graph
+
+    when = request.selected.interval()
+    writers: dict[str, Callable[[], str | bytes]] = {
+        "folded": lambda: folded(profile),
+        "speedscope": lambda: speedscope(_apart(profile, request.by), profile.title, program()),
+        "svg": lambda: flame_graph(profile, _subtitle(profile, when)),
+        "pprof": lambda: pprof(profile, program()),
+    }
+    if request.kind in writers:
+        _write_file(settings, request.kind, writers[request.kind]())
+        return
+    rows = function_rows(profile, request.by)
+    write_objects(settings, rows, people(profile, when, _width(settings), request.by), rows)
+
+
+def _write_difference(settings: Settings, request: Request, base: Profile, chosen: Profile) -> None:
+    from probing.client.profile.formats.folded import folded_difference
+    from probing.client.profile.formats.speedscope import speedscope
+    from probing.client.profile.formats.svg import flame_graph_difference
+
+    title = f"{chosen.title} compared with {base.title}"
+    subtitle = f"is: {_subtitle(chosen, '')};  was: {_subtitle(base, '')}"
+    writers: dict[str, Callable[[], str]] = {
+        "folded": lambda: folded_difference(base, chosen),
+        "speedscope": lambda: speedscope([chosen, base], title, program()),
+        "svg": lambda: flame_graph_difference(base, chosen, subtitle),
+    }
+    if request.kind in writers:
+        _write_file(settings, request.kind, writers[request.kind]())
+        return
+    rows = difference_rows(base, chosen, request.by)
+    write_objects(settings, rows, difference_people(base, chosen, _width(settings), request.by), rows)
+
+
+def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    write_bytes(settings, data, kind, on_terminal=kind == "folded")
+
+
+def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
+    """A profile for each value of the labels ``by``, the largest first."""
+    if not by:
+        return [profile]
+    names: dict[tuple[str, ...], list[int]] = {}
+    for i, sample in enumerate(profile.samples):
+        found = dict(sample.labels)
+        names.setdefault(tuple(f"{key} {found.get(key, '-')}" for key in by), []).append(i)
+    parts = [
+        replace(profile, title=", ".join(name), samples=tuple(profile.samples[i] for i in chosen))
+        for name, chosen in names.items()
+    ]
+    return sorted(parts, key=lambda part: (-part.ns, part.title))
+
+
+def _subtitle(profile: Profile, when: str) -> str:
+    what = {"cpu": "on the CPU", "off_cpu": "off the CPU", "wall": "on and off the CPU"}[profile.kind]
+    return escape(f"{age(profile.ns)} {what} in {plural(profile.seen, 'sample')}{f', {when}' if when else ''}")
+
+
+def _width(settings: Settings) -> int | None:
+    return terminal_width() if settings.output is None else None
