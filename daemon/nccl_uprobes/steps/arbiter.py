@@ -1,7 +1,7 @@
-"""Whether a period of the collectives is a step or a micro-step: the optimizer tells.
+"""Decides by the runs of the optimizer whether a period of the collectives is a step or a micro-step.
 
-Gradients that are accumulated without ``no_sync`` are reduced by every micro-step. Where nothing else comes once a
-step, the operations look as if each was one; only the optimizer runs once for several.
+A job that accumulates gradients without ``no_sync`` reduces them in every micro-step. If it calls no other collective
+once per step, each micro-step looks like a step in its operations; only the optimizer runs once for several of them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from probing.daemon.nccl_uprobes.steps.collective_steps import Step
 __all__ = ("Arbiter",)
 
 _MAX_MARKS = 4096
-# Periods that wait for a word of the optimizer.
+# Periods that are held back until the optimizer has run.
 _MAX_HELD = 512
-# So many runs of the optimizer, one after the other, with the same number of periods between them; or of so many most.
+# The number of periods per step is concluded from _FEW runs of the optimizer in a row with the same number of periods
+# between them, or from _MANY runs of which the share _MOST has it.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
-# Runs of the optimizer that may be late.
+# How many runs of the optimizer may be missed or late.
 _MISSED = 8
 _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 
 
 class Arbiter:
-    """Takes periods and runs of the optimizer of one process, and gives steps.
+    """Makes steps from the periods of one process and the runs of its optimizer.
 
-    ``periods``: how many periods a step has; 0: the optimizer does not tell, 1: they are steps, None: not known yet.
-    Nothing is held back where there is no sign of an optimizer.
+    ``periods``: how many periods a step has. 1: each is a step; 0: the optimizer's runs do not settle it; None: not
+    known yet. Without any sign of an optimizer no period is held back.
     """
 
     def __init__(self) -> None:
@@ -39,23 +40,26 @@ class Arbiter:
         self._group: list[Step] = []
         self._whole = False
         self._recent: deque[bool] = deque(maxlen=_RECENT)
-        # For the count: runs and begins of periods that were not counted yet.
+        # Runs, and begins of periods, that are not counted yet.
         self._runs: deque[int] = deque(maxlen=_MAX_MARKS)
         self._begins: deque[int] = deque(maxlen=_MAX_MARKS)
         self._since = self._until = 0
         self._counts: deque[int] = deque(maxlen=_MANY)
 
     def ran(self, ends: Iterable[int]) -> None:
-        """The optimizer has run: when its last call was."""
+        """Adds runs of the optimizer: the time of the last call of each, CLOCK_MONOTONIC ns."""
         for t in ends:
             self._marks.append(t)
             self._runs.append(t)
 
     def judge(self, periods: Iterable[Step], running: bool) -> list[Step]:
-        """``periods`` that are over -> steps that are known. ``running``: an optimizer may yet tell."""
+        """Adds periods that have ended; returns the steps that are now certain.
+
+        ``running``: an optimizer has been seen, so its next run may settle what the periods are.
+        """
         for step in periods:
             if step.t_start != self._until:
-                # Others than the last ones: what lies between was no period.
+                # These periods do not follow the earlier ones directly.
                 self._since = step.t_start
             self._until = step.t_end
             self._begins.append(step.t_start)
@@ -99,10 +103,10 @@ class Arbiter:
             while self._marks and self._marks[0] < step.t_start:
                 self._marks.popleft()
             if not self._marks and len(self._held) < min(_MISSED * periods, _MAX_HELD):
-                # Whether the optimizer ran in it is told when it has run again.
+                # Only the optimizer's next run shows whether it ran in this period.
                 break
             self._group.append(self._held.popleft())
-            # Where the optimizer is not seen any more, steps are as long as they were.
+            # After the optimizer is no longer seen, steps keep their number of periods.
             ended = self._marks[0] < step.t_end if self._marks else len(self._group) >= periods
             if ended or len(self._group) >= _MAX_HELD:
                 if self._whole or len(self._group) == periods:
@@ -111,7 +115,7 @@ class Arbiter:
         return found
 
     def _together(self, periods: int) -> list[Step]:
-        """What lies between two runs: also several steps, where the optimizer was left out for an overflow."""
+        """The steps between two runs: several where the optimizer skipped a step, as on overflow of a scaled loss."""
         size = periods if len(self._group) % periods == 0 else len(self._group)
         return [self._step(self._group[at : at + size], periods) for at in range(0, len(self._group), size)]
 

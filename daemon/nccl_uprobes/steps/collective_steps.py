@@ -1,4 +1,4 @@
-"""The steps of one process, told by the word that its operations repeat."""
+"""Detects the training steps of one process from the repeating sequence of its collectives."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ import numpy.typing as npt
 from probing.daemon.nccl_uprobes.steps.operation_history import WINDOW, History
 from probing.daemon.nccl_uprobes.steps.period import Period, find_period, places, signatures
 
-__all__ = ("Step", "StepClock")
+__all__ = ("Step", "StepDetector")
 
 Array = npt.NDArray[Any]
 _FIRST_SEARCH = 8
-# A search comes when so much of what is known is new; sooner where there were steps already.
+# A search is due when one in _SHARE of the operations is new; after a pattern was lost, one in _SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
-# The least time between two searches of a full window, ns of the operations.
+# The shortest time between two searches of a full window, in ns between the calls of the operations.
 _REST_NS = 10_000_000_000
-# Of the last so many steps, how many fit.
+# The confidence counts how many of the last steps were exact.
 _RECENT = 32
-# Operations of a step that are gone through one by one.
+# Up to so many operations of a step are added up without numpy.
 _FEW = 64
-# Steps that have become so short are none.
+# A pattern that repeats faster is no training step.
 _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
-# Steps with other operations in them, since the word was found, before a larger word is looked for.
+# Steps with additional operations, since the pattern was found, before a longer pattern is searched.
 _ODD_STEPS = 3
-# Operations without the word, in words and as many more: until another word is looked for, and until it is lost.
+# (patterns, operations): as many operations without the pattern start a search for another one, or lose it.
 _RESTLESS = (4, 32)
 _PATIENCE = (16, 1024)
-# Confidence in words: one operation a step says little, several say more.
+# The confidence in a pattern of one operation, of several, and of several with a doubt.
 _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``elapsed``: steps since the one before, 1 but where some were missed. ``exact``: it has the word's operations
-    and no other. ``comm`` and ``seq`` are of its first operation, -1 where not known. Times are ns. ``periods``: of how
-    many periods it is made; a step that the optimizer tells has none. ``confirmed``: the optimizer runs as often.
+    """A step that has ended. Times are CLOCK_MONOTONIC ns.
 
-    ``confidence``: the share of the last 32 steps that were exact, times what the word is worth: 0.95; 0.75 where it
-    encloses a smaller one, lies in a larger one or has sizes that vary; 0.5 where it is one signature only.
+    ``elapsed``: 1 plus the number of steps missed since the one before. ``exact``: it has the operations of the pattern
+    and no others. ``comm`` and ``seq`` are those of its first operation, -1 where not known. ``comm_ns``: the time in
+    which at least one of its operations ran. ``period`` is None where the optimizer alone gave the step. ``periods``:
+    how many periods it consists of. ``confirmed``: the optimizer runs once per period.
+
+    ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75
+    where it encloses a shorter one, lies in a longer one or has sizes that vary; 0.5 where it has one signature only.
     """
 
     t_start: int
@@ -61,8 +64,11 @@ class Step:
     confirmed: bool = False
 
 
-class StepClock:
-    """Fed with a process's operations, gives the steps that have ended. ``turn`` may begin a period elsewhere."""
+class StepDetector:
+    """Detects the steps of one process. ``turn`` may rotate a new period, so that all ranks begin it alike.
+
+    ``period``: the one that is followed; None while there is none.
+    """
 
     def __init__(self, turn: Callable[[Period], Period]) -> None:
         self.turn = turn
@@ -73,21 +79,21 @@ class StepClock:
         self._odd = 0
         self._odd_since = 0
         self._odd_search = _ODD_STEPS
-        # Of the last step that was told: its end, how long a step took, its word.
+        # The end of the last step that was returned, the mean duration of a step, its period.
         self._last: tuple[int, float, Period] | None = None
         self._skipped = 0
         self.period: Period | None = None
 
     @property
     def newest(self) -> int:
-        """When the last operation that is known was called, ns; -1: none is known."""
+        """When the last known operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
         known = self._history.operations
         return int(known["t"][-1]) if len(known) else -1
 
     def observe(self, operations: Array) -> list[Step]:
-        """Take ``operations``, in the order of their calls, into account.
+        """Adds ``operations``, in the order of their calls; returns the steps that have ended.
 
-        A step is told when all operations of the next one were seen, as those of one step end in any order.
+        A step is returned once all operations of the next one were seen, as those of one step end in any order.
         """
         self._history.add(operations)
         found: list[Step] = []
@@ -105,12 +111,12 @@ class StepClock:
         if len(history.operations) >= WINDOW and newest - self._searched < _REST_NS:
             return
         self._searched = newest
-        # So that all searches together cost a few times what the last one does.
+        # Keeps the cost of all searches together at a few times that of the last one.
         known = len(history.operations)
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # After a word was lost, what comes next may be as long as a validation takes, and say nothing of the steps.
+        # After a pattern was lost, the next operations may be a whole validation, which has no steps: search parts too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
@@ -120,10 +126,10 @@ class StepClock:
     def _lock(self, period: Period, begin: int) -> None:
         self.period = period = self.turn(period)
         waiting = self._history.waiting
-        starts = places(signatures(waiting, period.varying), period.word)
+        starts = places(signatures(waiting, period.varying), period.pattern)
         if len(starts):
-            # Back to where what was searched goes on from.
-            breaks = np.flatnonzero(np.diff(starts) > _RESTLESS[0] * len(period.word))
+            # The uninterrupted repetition that was found may have begun before the part that was searched.
+            breaks = np.flatnonzero(np.diff(starts) > _RESTLESS[0] * len(period.pattern))
             breaks = breaks[starts[breaks] < begin]
             first = int(starts[breaks[-1] + 1 if len(breaks) else 0])
             self._skipped = self._steps_in(waiting[:first], int(waiting["t"][first]))
@@ -132,17 +138,17 @@ class StepClock:
         self._odd, self._odd_search = 0, _ODD_STEPS
 
     def _steps_in(self, gap: Array, until: int) -> int:
-        """How many steps lie between the last one told and ``until``: no more than ``gap`` has operations for."""
+        """How many steps lie between the last one returned and ``until``: at most what ``gap`` has operations for."""
         if self._last is None:
             return 0
         end, each, period = self._last
         signed = signatures(gap, period.varying)
-        fitting = int(np.isin(signed, period.word).sum()) // len(period.word)
-        return max(min(round((until - end) / max(each, 1.0)), fitting), len(_walk(signed, period.word)[0]))
+        fitting = int(np.isin(signed, period.pattern).sum()) // len(period.pattern)
+        return max(min(round((until - end) / max(each, 1.0)), fitting), len(_walk(signed, period.pattern)[0]))
 
     def _follow(self, period: Period) -> list[Step]:
         waiting = self._history.waiting
-        starts, without = _walk(signatures(waiting, period.varying), period.word)
+        starts, without = _walk(signatures(waiting, period.varying), period.pattern)
         if len(starts) > 1:
             each = (waiting["t"][starts[-1][0]] - waiting["t"][starts[0][0]]) / (len(starts) - 1)
             if each < _TOO_FAST_NS:
@@ -155,7 +161,7 @@ class StepClock:
         if found:
             each = (found[-1].t_end - found[0].t_start) / len(found)
             self._last = (found[-1].t_end, each, period)
-        restless, lost = (without > words * len(period.word) + more for words, more in (_RESTLESS, _PATIENCE))
+        restless, lost = (without > repeats * len(period.pattern) + more for repeats, more in (_RESTLESS, _PATIENCE))
         if lost or sum(self._recent) / len(self._recent) < _MIN_FIT:
             self._lose()
         elif restless:
@@ -169,26 +175,26 @@ class StepClock:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _look_for_more(self, period: Period) -> None:
-        """What comes between the steps may make them micro-steps of larger ones."""
+        """Searches a longer pattern: operations between the steps may show that these are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
         more = find_period(recent) if len(recent) >= _FIRST_SEARCH else None
-        if more is None or len(more.word) <= len(period.word):
+        if more is None or len(more.pattern) <= len(period.pattern):
             return
-        inside = len(places(np.concatenate((more.word, more.word[: len(period.word) - 1])), period.word))
-        if inside * len(period.word) < len(more.word):
+        inside = len(places(np.concatenate((more.pattern, more.pattern[: len(period.pattern) - 1])), period.pattern))
+        if inside * len(period.pattern) < len(more.pattern):
             self.period = self.turn(more)
 
     def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
-        """The steps between ``starts``; what is the same for all of them is looked up once."""
+        """The steps between ``starts``, which are (index in ``waiting``, whether the step is exact)."""
         edges = [start for start, _ in starts]
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
         worth, found = _worth(period), []
         for n, ((begin, exact), (end, _)) in enumerate(pairwise(starts)):
             inside = waiting[begin:end]
             self._recent = [*self._recent, exact][-_RECENT:]
-            if len(inside) != len(period.word):
+            if len(inside) != len(period.pattern):
                 self._odd_since = self._odd_since if self._odd else t[n]
                 self._odd += 1
             elapsed, self._skipped = 1 + self._skipped, 0
@@ -203,20 +209,20 @@ class StepClock:
 
 
 def _worth(period: Period) -> float:
-    """The confidence in steps of a word that all fit."""
-    if bool((period.word == period.word[0]).all()):
+    """The confidence in steps that all match the pattern of ``period``."""
+    if bool((period.pattern == period.pattern[0]).all()):
         return _ONE_OPERATION
     return _DOUBTFUL if period.inner > 1 or period.enclosing or len(period.varying) else _SEVERAL
 
 
-def _walk(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
-    """(where steps begin and whether each is the word itself, how many operations came since the last)."""
-    length, at = len(word), 0
+def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
+    """([(index at which a step begins, whether it is exact)], how many operations follow the last one)."""
+    length, at = len(pattern), 0
     starts: list[tuple[int, bool]] = []
-    copies = places(signed, word)
+    copies = places(signed, pattern)
     while at + length <= len(signed):
         whole = signed[at : at + (len(signed) - at) // length * length].reshape(-1, length)
-        wrong = np.flatnonzero((whole != word).any(axis=1))
+        wrong = np.flatnonzero((whole != pattern).any(axis=1))
         run = int(wrong[0]) if len(wrong) else len(whole)
         starts += [(at + n * length, True) for n in range(run)]
         at += run * length
@@ -225,30 +231,30 @@ def _walk(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> tuple
         later = copies[np.searchsorted(copies, at) :]
         if not len(later):
             return starts, len(signed) - at
-        starts += [(at + start, False) for start in _between(signed[at : later[0]], word)]
+        starts += [(at + start, False) for start in _between(signed[at : later[0]], pattern)]
         at = int(later[0])
     return starts, 0
 
 
-def _between(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> list[int]:
-    """Where the steps begin that lie between two exact ones: with other operations among theirs, or some missing."""
+def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> list[int]:
+    """Where the inexact steps begin that lie between two exact ones: they have other operations too, or lack some."""
     starts: list[int] = []
     position, begin = 0, -1
     for index, sign in enumerate(signed.tolist()):
-        if sign == word[position]:
+        if sign == pattern[position]:
             begin = index if position == 0 else begin
             position += 1
-            if position == len(word):
+            if position == len(pattern):
                 starts.append(begin)
                 position = 0
-    if starts or len(signed) > 2 * len(word):
+    if starts or len(signed) > 2 * len(pattern):
         return starts
-    known = np.flatnonzero(np.isin(signed, word))
-    return [int(known[0])] if len(known) * 2 >= len(word) else []
+    known = np.flatnonzero(np.isin(signed, pattern))
+    return [int(known[0])] if len(known) * 2 >= len(pattern) else []
 
 
 def _covered(operations: Array) -> int | None:
-    """Time in which at least one of the operations ran, ns; None where that of one is not known."""
+    """The time in which at least one operation ran, ns; None where a start or an end is not known."""
     if len(operations) <= _FEW:
         return _covered_by_few(operations["begin"].tolist(), operations["end"].tolist())
     if bool((operations["begin"] < 0).any() or (operations["end"] < 0).any()):
@@ -260,7 +266,7 @@ def _covered(operations: Array) -> int | None:
 
 
 def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
-    """The same; arrays of a few elements cost more than the work itself."""
+    """As ``_covered``: for a few elements numpy's calls cost more than the work."""
     if min(begins) < 0 or min(ends) < 0:
         return None
     covered, until = 0, 0

@@ -1,4 +1,4 @@
-"""Which number a step has: the same on all ranks of a job on this node, and the job's own where a variable tells it."""
+"""Numbers the steps of a job: alike on all its ranks on this node, and by the job's own variable if it is watched."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
 __all__ = ("Calibration", "JobSteps")
 
 _REMEMBERED = 4096
-_MAX_WORDS = 64
-_SIGHTS = 8
+_MAX_PERIODS = 64
+_READINGS = 8
 _ENOUGH = 3
 _MAX_WAITING = 64
 
 
 class JobSteps:
-    """What the ranks of one job agree on: where in the period a step begins, and how steps are counted."""
+    """Agrees between the ranks of one job where in the period a step begins, and which number it has."""
 
     def __init__(self) -> None:
         self._begins: OrderedDict[tuple[tuple[int, int], ...], int] = OrderedDict()
@@ -26,20 +26,20 @@ class JobSteps:
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def turn(self, period: Period) -> Period:
-        """``period``, begun where the first rank that had it begins it."""
+        """Rotates ``period`` so that it begins where it began on the first rank that had it."""
         abstract = period.abstract
         least = least_rotation(abstract)
         name = tuple(abstract[least:] + abstract[:least])
-        if len(self._begins) >= _MAX_WORDS:
+        if len(self._begins) >= _MAX_PERIODS:
             self._begins.popitem(last=False)
         begin = self._begins.setdefault(name, -least % len(abstract))
         return period.rotated((least + begin) % len(abstract))
 
     def number(self, step: Step, before: int | None) -> int:
-        """The number of a step whose predecessor in the same process has ``before``; negative: it is before step 0.
+        """The number of a step; ``before`` is that of its predecessor in the same process. Negative: before step 0.
 
-        Where that says little, ranks are matched by the operation that the step begins with, which has the same
-        sequence number on all of them, else by time.
+        Without a predecessor, or after missed steps, ranks are matched by the first operation of the step, whose
+        sequence number is the same on all of them, else by time.
         """
         number = None if before is None else before + step.elapsed
         if number is None or step.elapsed != 1:
@@ -64,16 +64,16 @@ class JobSteps:
 
 
 class Calibration:
-    """What to add to the numbers of one process's steps to get the values of its variable ``step``."""
+    """Finds ``offset``: the value of a process's variable ``step`` minus our number of the step; None: not known."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
         self._ended: deque[tuple[int, int, int]] = deque(maxlen=_MAX_WAITING)
-        self._sights: deque[int] = deque(maxlen=_SIGHTS)
+        self._offsets: deque[int] = deque(maxlen=_READINGS)
         self.offset: int | None = None
 
-    def sight(self, t: int, value: int) -> None:
-        """The variable was first seen to be ``value`` at ``t``, ns."""
+    def reading(self, t: int, value: int) -> None:
+        """The variable was first read as ``value`` at ``t``, CLOCK_MONOTONIC ns."""
         for t_start, t_end, number in self._ended:
             if t_start <= t < t_end:
                 self._conclude(value - number)
@@ -81,7 +81,7 @@ class Calibration:
         self._waiting.append((t, value))
 
     def ended(self, t_start: int, t_end: int, number: int) -> None:
-        """Step ``number`` is over, with all that was seen during it."""
+        """Step ``number`` has ended; compares it with the values read during it."""
         self._ended.append((t_start, t_end, number))
         while self._waiting and self._waiting[0][0] < t_end:
             t, value = self._waiting.popleft()
@@ -89,9 +89,11 @@ class Calibration:
                 self._conclude(value - number)
 
     def _conclude(self, offset: int) -> None:
-        """The variable changes somewhere within a step, so single sights are off by one; what most of them say holds,
-        and goes on to hold until nearly all say something else."""
-        self._sights.append(offset)
-        common, times = Counter(self._sights).most_common(1)[0]
-        if times >= (_ENOUGH if self.offset is None else _SIGHTS - 1):
+        """Takes the offset of most readings; a single one may be off by one, as the variable changes within a step.
+
+        An offset holds until nearly all recent readings agree on another.
+        """
+        self._offsets.append(offset)
+        common, times = Counter(self._offsets).most_common(1)[0]
+        if times >= (_ENOUGH if self.offset is None else _READINGS - 1):
             self.offset = common

@@ -51,7 +51,7 @@ class Texts:
                 self._names.popitem(last=False)
         return number
 
-    def words(self, kind: int) -> tuple[str, str, str]:
+    def names(self, kind: int) -> tuple[str, str, str]:
         """(op, dtype, name of the communicator) of a kind; empty texts where not known."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
         return (

@@ -1,9 +1,9 @@
-"""When optimizers run: probes on the operators of torch that hardly anything but an optimizer calls.
+"""Probes the operators of torch that hardly any code but an optimizer calls.
 
-``at::_ops::NAME::call`` is what every call of an operator goes through, from Python as from C++ (torchgen's
-Operators.h). Seen so: the fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA
-parameters); SGD over lists. Not seen: loops over parameters, as a probe would be hit once a parameter, which the job
-could feel; optimizers with kernels of their own (apex, Transformer Engine, DeepSpeed); compiled ones.
+Every call of an operator, from Python or C++, goes through ``at::_ops::NAME::call`` (torchgen's Operators.h). The
+probes see fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA parameters); SGD over
+lists. They do not see loops over parameters (a hit per parameter could slow the job down), optimizers with their own
+kernels (apex, Transformer Engine, DeepSpeed), and compiled ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALL = "_ZN2at4_ops{}4callE*"
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """``names`` as in the mangled name, each behind its length; ``slot`` also tells what they are."""
+    """Operators of one kind (``slot``). ``names`` are as in the mangled name, each after its length."""
 
     slot: int
     name: str
@@ -79,7 +79,7 @@ class OptimizerSource:
 
     @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> what is counted there."""
+        """The slot of each probe -> its name."""
         return {operators.slot: operators.name for operators in _OPERATORS}
 
     def interesting(self, path: bytes) -> bool:
@@ -89,8 +89,8 @@ class OptimizerSource:
     def attach(self, fd: int, path: bytes) -> int:
         """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where the one was there, also that of the daemon before this one.
-        Raises UnsupportedTarget where it has none of the operators, AttachError, PrivilegeError.
+        Returns how many links are new: 0 where the file has one, also one adopted from an earlier daemon.
+        Raises UnsupportedTarget for a library without these operators, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
             return 0
@@ -110,13 +110,13 @@ class OptimizerSource:
         symbols = self._symbols(fd, [pattern for operators in _OPERATORS for pattern in operators.patterns])
         points = _points(symbols)
         if not points:
-            hint = "steps are told by collectives or a watched variable only; report the version of torch"
+            hint = "steps come from collectives or a watched variable only; report the version of torch"
             raise UnsupportedTarget("this libtorch_cpu has no operator of an optimizer", hint=hint)
         return self._session.attach_uprobe(_PROGRAM, fd, list(points), list(points.values()), self.name)
 
 
 def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
-    """Offset in the file -> slot; aliases of one address count once."""
+    """Offset in the file -> slot; one entry for aliases of one address."""
     found: dict[int, int] = {}
     for operators in _OPERATORS:
         wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]

@@ -1,8 +1,7 @@
-"""Steps of one process, told by the calls of its optimizer.
+"""Detects the training steps of one process from the bursts of calls of its optimizer (``optimizer.bpf.c``).
 
-Calls come in bursts (``optimizer.bpf.c``). The groups of parameters of one step may be several of them, which come
-within a small part of the time between steps; several optimizers may run one after the other in a step. What is the
-same again and again is a step: it ends with the last call of the optimizer.
+One run of an optimizer makes one burst, or one for each group of parameters, a small part of a step apart. A step may
+have runs of several optimizers. A step is the sequence of bursts that repeats; it ends with the last call of the last.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from typing import Any, NamedTuple
 
 from probing.daemon.bpf.probe_slots import SLOTS
 
-__all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerClock", "OptimizerStep")
+__all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
-# What is more of an optimizer comes first: some call sums of lists as well.
+# (text, confidence) in the order of preference: some optimizers of the first kinds call sums of lists too.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
     LIST_ADD: ("sums of lists of tensors, as SGD makes them,", 0.75),
 }
-# What is called by other code as well says nothing of what the collectives do.
+# Kinds that nothing but an optimizer calls: only these decide about periods of the collectives.
 _SURE = (FUSED, FOREACH)
-# Bursts until a rhythm is found, if there is one.
+# After so many bursts without a rhythm there is none.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
 _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
-# Groups of parameters are so much closer to each other than steps are, and closer than this in any case.
+# Bursts of one run are at least _CLOSER times closer to each other than runs are, and never further than _CLOSE_NS.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
 # As in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
-# Bursts that are all alike and close to each other are steps rather than groups of parameters, where they are more.
+# More equal bursts than _MAX_ALIKE, or more bursts than _MAX_GROUPS, are not one run.
 _MAX_ALIKE, _MAX_GROUPS = 4, 64
 _MAX_OPTIMIZERS = 8
 _MATCHING = 0.9
@@ -56,9 +55,11 @@ class _Burst(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """From the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns. ``calls``: of its operators
-    in the step. ``goes_on``: no step was missed before it. ``exact``: it is like the others. ``sure``: nothing but an
-    optimizer calls them."""
+    """From the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns.
+
+    ``calls``: how many of the optimizer's operators were called. ``goes_on``: no step was missed before it. ``exact``:
+    it matches the rhythm. ``sure``: only an optimizer calls these operators.
+    """
 
     t_start: int
     t_end: int
@@ -72,7 +73,7 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class _Rhythm:
-    """``sign`` and ``calls`` of a step, which has so many ``runs``; bursts of one run are no more than ``close_ns``
+    """The hash of the calls of a step, their number, and its number of runs. Bursts of one run are at most ``close_ns``
     apart."""
 
     sign: int
@@ -81,27 +82,24 @@ class _Rhythm:
     close_ns: int
 
 
-class OptimizerClock:
-    """Fed with a process's records of the ring ``optimizer_steps``, gives the steps that have ended.
-
-    A run of the optimizer is known to be over when the next one begins.
-    """
+class OptimizerDetector:
+    """Detects steps in the records of one process. A run of the optimizer has ended when the next one begins."""
 
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}
-        self._told = 0
+        self._reported = 0
 
     @property
     def promising(self) -> bool:
-        """Whether there are calls of an optimizer that have a rhythm, or may be found to have one."""
+        """Whether calls of an optimizer have a rhythm, or so few were seen that they may have one."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
-        """``records``, in their order, into account. Such that come again, or of the past, change nothing."""
+        """Adds ``records``, in their order; returns the steps that have ended. Skips duplicates and old records."""
         found: list[OptimizerStep] = []
         begin = 0
         for at, record in enumerate(records):
-            # What is known so far is told before a gap, and before there is no room.
+            # Return the steps before a gap, and before bursts are dropped for want of room.
             if record["left_out"] or not record["before_calls"] or at - begin >= _AT_ONCE:
                 found += self._take(records[begin:at])
                 begin = at
@@ -113,9 +111,9 @@ class OptimizerClock:
             if which in _KINDS:
                 self._streams.setdefault(which, _Stream(which)).add(record)
         best = next((s for which in _KINDS if (s := self._streams.get(which)) and s.find_rhythm()), None)
-        found = [step for step in best.steps() if step.t_start >= self._told] if best else []
+        found = [step for step in best.steps() if step.t_start >= self._reported] if best else []
         if found:
-            self._told = found[-1].t_end
+            self._reported = found[-1].t_end
         return found
 
 
@@ -125,7 +123,7 @@ class _Stream:
         self._sure = which in _SURE
         self._bursts: deque[_Burst] = deque(maxlen=_MAX_BURSTS)
         self._open = 0
-        # The end of the last run that ended a step; 0: what came before is not known.
+        # The end of the last run that ended a step; 0: not known.
         self._since = 0
         self._goes_on = False
         self._recent: deque[bool] = deque(maxlen=_RECENT)
@@ -143,7 +141,7 @@ class _Stream:
             self._since, self._goes_on = 0, False
         else:
             if len(self._bursts) == _MAX_BURSTS:
-                # They are no steps, or those of another stream are told.
+                # These bursts have no rhythm, or steps are taken from another stream.
                 self._since, self._goes_on, self.rhythm = 0, False, None
             self._bursts.append(_Burst(self._open, last, int(record["before_sign"]), min(calls, _MAX_CALLS)))
         self._open = t
@@ -152,7 +150,7 @@ class _Stream:
     def find_rhythm(self) -> bool:
         known = len(self._bursts)
         if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
-            # So that all searches together cost a few times what the last one does.
+            # Keeps the cost of all searches together at a few times that of the last one.
             self._search_at = self.added + known // 2
             self.rhythm, at = _rhythm([*self._bursts], self._open)
             for _ in range(at):
@@ -190,7 +188,7 @@ class _Stream:
 
 
 def _runs(bursts: list[_Burst], following: int, close_ns: int) -> Iterator[list[_Burst]]:
-    """The runs that are over; ``following``: when the next burst began."""
+    """The runs that have ended. ``following``: when the burst after the last of ``bursts`` began."""
     run: list[_Burst] = []
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
         run.append(burst)
@@ -207,25 +205,25 @@ def _sign(bursts: list[_Burst]) -> int:
 
 
 def _joined(sign: int, burst: _Burst) -> int:
-    """The sign of a burst that goes on with another: where one ends is a matter of a moment."""
+    """The hash of the calls of ``sign`` and then of ``burst``, whatever the place at which the two were split."""
     return (sign * pow(_SIGN_FACTOR, burst.calls, 1 << 64) + burst.sign) % (1 << 64)
 
 
 def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """The one that takes the most bursts together, of those that fit, and where it begins; None: there is none."""
+    """(the fitting rhythm with the largest ``close_ns``, the index of its first burst); None: none fits."""
     begins = [*(burst.begin for burst in bursts[1:]), following]
     gaps = sorted(begin - burst.end for burst, begin in zip(bursts, begins, strict=True))
-    # What is closer than the first of these is one burst to the kernel.
+    # The BPF program makes one burst of calls that are less than _GAP_NS apart.
     steps = [(a, b) for a, b in pairwise([_GAP_NS, *gaps]) if b >= _CLOSER * a and a <= _CLOSE_NS]
     for close_ns in [*(isqrt(a * b) for a, b in reversed(steps)), 0]:
         runs = [*_runs(bursts, following, close_ns)]
-        # The first may have begun before we looked.
+        # The first run may lack calls from before the probes were attached.
         first, runs = (runs[0], runs[1:]) if runs else ([], [])
         rest = bursts[len(first) + sum(map(len, runs)) :]
         if not all(_is_run(run) for run in (*runs, rest)):
             continue
         if len(runs) < _FEWEST - 1:
-            # It may yet come again.
+            # More bursts may show that it repeats.
             return None, 0
         if length := _length(runs):
             at = _first(runs, length)
@@ -236,7 +234,7 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """Those of the next step, if it is over: what a step is made of; else what lies before the longest pause."""
+    """The bursts of the next step, if it has ended: those that match the rhythm, else those up to the longest pause."""
     pauses: list[int] = []
     sign = calls = 0
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
@@ -250,13 +248,15 @@ def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]
 
 
 def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """Where pauses say nothing, as threads wait for a CPU between groups of parameters: a burst that is common,
-    and of which all others are parts."""
+    """A rhythm of one common burst of which all others are parts.
+
+    For bursts whose pauses are no help, because threads wait for a CPU between groups of parameters.
+    """
     (sign, calls), times = Counter((burst.sign, burst.calls) for burst in bursts).most_common(1)[0]
     if calls == 1 or times < _FEWEST:
         return None, 0
     rhythm = _Rhythm(sign, calls, 1, 0)
-    # The first may have begun before we looked.
+    # The first burst may lack calls from before the probes were attached.
     begin = at = next((i for i, burst in enumerate(bursts) if i and burst.sign == sign), 0)
     exact = inexact = 0
     while step := _next(bursts[at:], following, rhythm):
@@ -272,7 +272,7 @@ def _is_run(run: list[_Burst]) -> bool:
 
 
 def _length(runs: list[list[_Burst]]) -> int:
-    """Of how many runs a step is made; 0: they do not repeat."""
+    """How many runs a step has; 0: the runs do not repeat."""
     signs = [_sign(run) for run in runs]
     for length in range(1, min(_MAX_OPTIMIZERS, len(signs) // (_FEWEST - 1)) + 1):
         same = sum(a == b for a, b in zip(signs, signs[length:], strict=False))
@@ -282,6 +282,6 @@ def _length(runs: list[list[_Burst]]) -> int:
 
 
 def _first(runs: list[list[_Burst]], length: int) -> int:
-    """Which run a step begins with: the one behind the longest pause."""
+    """The index of the run with which a step begins: the one after the longest pause."""
     pauses = [b[0].begin - a[-1].end for a, b in pairwise(runs)]
     return max(range(length), key=lambda at: median(pauses[(at - 1) % length :: length]))

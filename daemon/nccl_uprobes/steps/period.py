@@ -1,7 +1,7 @@
-"""The period of a sequence of operations: what a training does again and again, step by step.
+"""Finds the period of a sequence of operations: the pattern of signatures that a training repeats step by step.
 
-A period is a word of signatures. Words lie in each other: the layers of a micro-step, the micro-steps of a step, the
-steps between two logged losses. The step is the largest of them, but for what only adds a few bytes to many repeats.
+Patterns nest: layers repeat in a micro-step, micro-steps in a step, steps between two logged losses. The step is the
+longest pattern, unless a longer one only adds a few bytes to many repeats of a shorter one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ __all__ = ("MAX_MICRO_STEPS", "Period", "find_period", "least_rotation", "places
 
 Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
-"""What repeats so often inside a word that adds hardly a byte is a micro-step of it; what repeats more often is a step,
-and the rest of the word something that is done every so many steps, as logging is."""
-# So many repeats in a row are seen before a word is taken for a step: micro-steps come to an end before.
+"""A pattern that repeats up to so often in a longer one, which adds hardly a byte, is a micro-step. One that repeats
+more often is a step, and the rest of the longer one is done every so many steps, as logging is."""
+# Repeats in a row until a pattern is taken for a step; those of a micro-step end before.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat as well, for as long as a micro-step takes: a word must go on for longer, most of all one of few
-# signatures. ns.
+# Layers repeat too, for the time of a micro-step: a pattern must go on for longer, above all one of few signatures.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
-# Of long steps that have repeats within themselves, as large models make them, fewer are enough.
+# Fewer repeats are enough for long steps that have repeats within themselves, as large models make them.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
 _MATCHING = 0.8
-# Words of shorter steps are no training.
+# A pattern that repeats faster is no training step.
 _MIN_STEP_NS = 1_000_000
 _SMALL_SHARE = 0.01
-# A longer word is better than a shorter one when it covers this share of what that left.
+# A longer pattern replaces a shorter one when it covers this share of the operations that the shorter one left.
 _BETTER = 0.3
 _CHECKS = 16
 _FEWEST = 3
@@ -44,13 +43,13 @@ _FEW = 2048
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """``word``: the signatures of a step from its first operation on; ``kinds`` and ``counts`` are those of the same
+    """``pattern``: the signatures of a step from its first operation on; ``kinds`` and ``counts`` are those of the same
     operations, a count -1 where it varies. ``varying``: kinds whose count is left out of signatures.
-    ``repeats``: how often it was found. ``inner``: how often a smaller word repeats in it, 1 for none; ``enclosing``:
-    how many of it lie in a larger word that only adds a few bytes, 0 for none.
+    ``repeats``: how often it was found. ``inner``: how often a shorter pattern repeats in it, 1 for none.
+    ``enclosing``: how often it repeats in a longer pattern that only adds a few bytes, 0 for none.
     """
 
-    word: npt.NDArray[np.uint64]
+    pattern: npt.NDArray[np.uint64]
     kinds: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
     varying: npt.NDArray[np.int64]
@@ -59,25 +58,25 @@ class Period:
     enclosing: int
 
     def rotated(self, by: int) -> Period:
-        """The same period, begun ``by`` operations later."""
+        """This period, beginning ``by`` operations later."""
         return replace(
             self,
-            word=np.roll(self.word, -by),
+            pattern=np.roll(self.pattern, -by),
             kinds=np.roll(self.kinds, -by),
             counts=np.roll(self.counts, -by),
         )
 
     @property
     def abstract(self) -> list[tuple[int, int]]:
-        """(op and dtype, count) of each operation: the same on ranks that are in other communicators of a kind."""
+        """(op and dtype, count) of each operation: equal on ranks that use different communicators in the same way."""
         return [(kind & 0xFFFF, count) for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True)]
 
 
 def find_period(operations: Array) -> Period | None:
-    """The period of ``operations`` (``step_history.OPERATION``), begun behind its longest pause; None: there is none.
+    """The period of ``operations`` (``operation_history.OPERATION``), from its longest pause on; None: there is none.
 
-    Of pauses that are about equal the one counts that follows the rarest signature, and of those the one behind which
-    the word is the smallest.
+    Among pauses of about equal length the one after the rarest signature counts, then the one that gives the smallest
+    rotation.
     """
     varying = _varying(operations)
     signed = signatures(operations, varying)
@@ -92,13 +91,13 @@ def find_period(operations: Array) -> Period | None:
     if not steady.any():
         return None
     counts = np.where(steady, first["count"], -1)
-    word = signed[starts[0] : starts[0] + length].copy()
-    found = Period(word, first["kind"].copy(), counts, varying, len(starts), inner, enclosing)
+    pattern = signed[starts[0] : starts[0] + length].copy()
+    found = Period(pattern, first["kind"].copy(), counts, varying, len(starts), inner, enclosing)
     return found.rotated(_begin(found, operations["t"], starts))
 
 
 def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
-    """The signature of each operation; the count is left out where it varies."""
+    """The signature of each operation: a hash of its kind and, unless it varies, its count."""
     found: npt.NDArray[np.uint64] = operations["sign"]
     if len(varying):
         away = np.isin(operations["kind"], varying)
@@ -106,17 +105,17 @@ def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
     return found
 
 
-def places(signed: npt.NDArray[np.uint64], word: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Where ``word`` begins in ``signed``; copies may overlap."""
-    length = len(word)
+def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """Where ``pattern`` begins in ``signed``; copies may overlap."""
+    length = len(pattern)
     if len(signed) < length:
         return np.empty(0, np.intp)
     hashes = _hashes(signed, length)
-    return np.flatnonzero(hashes == _hashes(word, length)[0])
+    return np.flatnonzero(hashes == _hashes(pattern, length)[0])
 
 
 def least_rotation(items: list[Any]) -> int:
-    """Where the smallest rotation of ``items`` begins (Booth, Lexicographically least circular substrings, 1980)."""
+    """The index at which the smallest rotation begins (Booth, Lexicographically least circular substrings, 1980)."""
     twice = items + items
     failure = [-1] * len(twice)
     least = 0
@@ -136,7 +135,7 @@ def least_rotation(items: list[Any]) -> int:
 
 
 def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np.intp], length: int) -> bool:
-    """Whether a word that begins at ``starts`` covers the sequence, and has come often and slowly enough."""
+    """Whether a pattern that begins at ``starts`` covers the sequence, and repeats often and slowly enough."""
     if len(starts) < _LONG_REPEATS or len(starts) * length < _MATCHING * (len(signed) - starts[0]):
         return False
     distinct = len(np.unique(signed[starts[0] : starts[0] + length]))
@@ -151,7 +150,7 @@ def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np
 
 
 def _varying(operations: Array) -> npt.NDArray[np.int64]:
-    """Kinds of operations that come with ever other counts: lengths of sequences, tokens of an expert."""
+    """Kinds of operations whose count keeps changing, as lengths of sequences and tokens of an expert do."""
     distinct = np.unique(operations["sign"], return_index=True)[1]
     kinds, counts = np.unique(operations["kind"][distinct], return_counts=True)
     totals = np.unique(operations["kind"], return_counts=True)[1]
@@ -160,7 +159,7 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
-    """(length of the word of a step, repeats of a smaller word in it, repeats of it in a larger one); 0: no word."""
+    """(length of a step's pattern, repeats of a shorter one in it, its repeats in a longer one); 0: no pattern."""
     rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
     tried, covered = _next_length(signed, rough, 0, 0.0)
     chosen, inner = _primitive(signed, tried), 1
@@ -168,7 +167,7 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
         tried, better = _next_length(signed, rough, tried, covered)
         inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
         if inside * chosen == tried:
-            # Nothing, or several words in a row.
+            # No pattern, or several of the chosen one in a row.
             continue
         if adds_little and inside > MAX_MICRO_STEPS:
             return chosen, inner, inside
@@ -177,18 +176,18 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
 
 
 def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
-    """The length of the smallest word of which the commonest one of ``length`` is a row of copies."""
+    """The length of the shortest pattern of which the commonest one of ``length`` consists."""
     if not length:
         return 0
     at = _commonest(signed, length)[0]
-    word = signed[at : at + length]
-    return next(n for n in range(1, length + 1) if length % n == 0 and bool((word[n:] == word[:-n]).all()))
+    pattern = signed[at : at + length]
+    return next(n for n in range(1, length + 1) if length % n == 0 and bool((pattern[n:] == pattern[:-n]).all()))
 
 
 def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    """For each length up to a third of the sequence, about the share of operations that equal the one so far before.
+    """Estimates, for each distance up to a third of the sequence, the share of operations that equal the one before it.
 
-    By random signs for each code, whose products vanish on average unless the codes are equal.
+    An autocorrelation by FFT: each code gets random signs, whose products average to zero unless the codes are equal.
     """
     count = len(codes)
     chance = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (8 if count < _FEW else 4, codes.max() + 1))
@@ -202,7 +201,7 @@ def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
 def _next_length(
     signed: npt.NDArray[np.uint64], rough: npt.NDArray[np.float64], after: int, covered: float
 ) -> tuple[int, float]:
-    """(the smallest length above ``after`` whose words cover clearly more than ``covered``, what they cover)."""
+    """(the shortest length above ``after`` whose patterns cover clearly more than ``covered``, their share)."""
     if covered > 1 - 1e-9:
         return 0, 0.0
     lengths = np.arange(len(rough))
@@ -219,17 +218,17 @@ def _next_length(
 
 
 def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
-    """The share of operations that lie in copies of the commonest word of this length, from the first of them on."""
+    """The share of operations, from the first copy on, that lie in copies of the commonest pattern of this length."""
     starts = _apart(_commonest(signed, length), length)
     if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
         return 0.0
-    # At the end a copy may have begun.
+    # A copy may have begun at the end.
     rest = len(signed) - int(starts[-1]) - length
     return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
 
 
 def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer: int) -> tuple[int, bool]:
-    """(how often the shorter word lies in the longer one, whether the rest of that is hardly a byte)."""
+    """(repeats of the shorter pattern in the longer one, whether the rest of the longer one is hardly a byte)."""
     at = _commonest(signed, longer)[0]
     around = np.concatenate((signed[at : at + longer], signed[at : at + shorter - 1]))
     starts = _commonest(signed, shorter)
@@ -252,7 +251,7 @@ def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint6
 
 
 def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.intp]:
-    """Where the commonest word of this length begins."""
+    """Where the commonest pattern of this length begins."""
     hashes = _hashes(signed, length)
     values, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     most = np.flatnonzero(counts == counts.max())
@@ -260,7 +259,7 @@ def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.in
 
 
 def _apart(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
-    """Of copies that overlap the first."""
+    """``starts`` without the copies that overlap an earlier one."""
     if len(starts) < 2 or int(np.diff(starts).min()) >= length:
         return starts
     kept: list[int] = []
@@ -271,16 +270,16 @@ def _apart(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
 
 
 def _begin(period: Period, t: Array, starts: npt.NDArray[np.intp]) -> int:
-    """Which operation of the word comes behind its longest pause."""
-    length = len(period.word)
+    """The index of the operation that follows the longest pause of the pattern."""
+    length = len(period.pattern)
     inside = starts[starts > 0][-256:, None] + np.arange(length)
     pauses = np.median(t[inside] - t[inside - 1], axis=0)
     near = np.flatnonzero(pauses >= _NEAR * pauses.max())
     if len(near) == 1:
         return int(near[0])
     abstract = period.abstract
-    # What comes once in a step, such as the norm of the gradients, ends it.
-    _, which, times = np.unique(period.word, return_inverse=True, return_counts=True)
+    # An operation that is called once per step, such as the norm of the gradients, ends it.
+    _, which, times = np.unique(period.pattern, return_inverse=True, return_counts=True)
     rare = times[which][near - 1]
     ties = near[rare == rare.min()][:_MAX_TIES]
     return int(min(ties.tolist(), key=lambda r: abstract[r:] + abstract[:r]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_steps_found import MS, PAIR, STEP, Call, Processes, Sink, feed, numbers, operations
 
 from probing.daemon.clock import ClockPair
-from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD, OptimizerClock
+from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD, OptimizerDetector
 from probing.daemon.nccl_uprobes.steps.source import Steps
 
 # As optimizer.bpf.c has it.
@@ -217,7 +217,7 @@ def test_no_record_breaks_it(made: list[tuple[int, ...]], ordered: bool) -> None
 
 
 def test_memory_is_bounded() -> None:
-    clock = OptimizerClock()
+    clock = OptimizerDetector()
     chance = random.Random(1)
     seen = records([(chance.randrange(2, 900) * MS, chance.randrange(1 << 30)) for _ in range(3000)])
     for record in seen:
