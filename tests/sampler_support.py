@@ -22,7 +22,7 @@ __all__ = ("Parsers", "ServedReaders", "offset_of", "readers", "walked")
 
 
 class ServedReaders:
-    """``processes.pool.ReaderPool`` with one reader."""
+    """``processes.reader_pool.ReaderPool`` with one reader."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -36,7 +36,7 @@ class ServedReaders:
 
 
 class Parsers:
-    """``processes.pool.ParserPool``."""
+    """``processes.parser_pool.ParserPool``."""
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
         elf = Elf(fd)

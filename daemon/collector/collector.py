@@ -42,7 +42,7 @@ from probing.daemon.collector.upgrade import take_over
 from probing.daemon.config import Config
 from probing.daemon.nccl_uprobes.communicators import rows as communicators
 from probing.daemon.processes.discovery import RESTORED, Discovery
-from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.sampling import programs as sampling
 from probing.daemon.source import Loss
 from probing.daemon.store.jobs.runner import RemoteWorker

@@ -9,7 +9,8 @@ from probing.daemon.clock import Clock
 from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.row_buffer import Outbox
 from probing.daemon.config import Config
-from probing.daemon.processes.pool import ParserPool, ReaderPool
+from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
 
 __all__ = ("Parsers", "Shared")
 

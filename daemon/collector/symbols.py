@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
-from probing.daemon.processes.pool import ParserPool
+from probing.daemon.processes.parser_pool import ParserPool
 
 __all__ = ("symbols_by",)
 

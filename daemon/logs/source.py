@@ -18,7 +18,7 @@ from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
 from probing.daemon.logs.patterns import Patterns, RateLimit
-from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.redaction import redacted
 from probing.daemon.source import Identity, Loss, Processes, Sink
 

@@ -1,6 +1,8 @@
-"""One question about many processes, from one thread: every reader that is free has a process to read.
+"""Reads many processes at once: one that fails or is slow delays no other.
 
-A thread for each process would spend more time waiting for its turn than the readers spend on reading.
+``ask_round`` sends one request for each process from a single thread, as long as a reader is free: a thread for each
+process would wait longer for its turn than the readers read. ``ask_each`` is for processes that take several requests
+each; it needs threads.
 """
 
 from __future__ import annotations
@@ -8,36 +10,42 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.processes.connections import Connections
 from probing.daemon.processes.progress import Progress
 
-__all__ = ("Blocked", "Connections", "ask_round")
+__all__ = ("GRACE_S", "PATIENCE_S", "Ask", "Blocked", "Failure", "ask_each", "ask_round", "seconds_left")
 
+# The transfer of a reader's answer may take so long, beyond the time that it spends on a process.
+_MARGIN_S = 0.05
+# A reader takes about a millisecond for a process; one that is blocked for longer than this must not delay the others.
+PATIENCE_S = 0.04
+# A reader keeps the deadline itself. One that is stuck is given up this much later, and its target is left alone.
+GRACE_S = 1.0
+_HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
+_Row = TypeVar("_Row")
 Ask = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A process that could not be read, and why."""
+
+    pid: int
+    start_ns: int
+    error: ProbingError
 
 
 class Blocked(ChannelTimeout):
     """A reader neither runs nor waits for a CPU."""
-
-
-class Connections(Protocol):
-    """``pool._Pool``."""
-
-    def acquire(self, deadline: float) -> Channel: ...
-
-    def try_acquire(self) -> Channel | None: ...
-
-    def release(self, channel: Channel) -> None: ...
-
-    def discard(self, channel: Channel) -> None: ...
-
-    def pid_of(self, channel: Channel) -> int: ...
 
 
 @dataclass(slots=True)
@@ -53,10 +61,11 @@ class _Asked:
 def ask_round(
     connections: Connections, asks: Mapping[_Key, Ask], deadline: float, patience: float
 ) -> Iterator[tuple[_Key, Message | ProbingError]]:
-    """Each key once, with its answer or the error, in the order in which they come.
+    """Yields each process once with its answer or error, in the order of arrival.
 
-    ``asks`` make the request when it is sent. ``deadline`` is on time.monotonic(); a reader that is blocked for
-    ``patience`` seconds gives Blocked. The caller owns the descriptors of the answers.
+    The functions in ``asks`` return the request; each is called when a reader is free. ``deadline`` is on
+    time.monotonic(). A reader that is blocked for ``patience`` seconds gives Blocked. The caller owns the answers'
+    descriptors.
     """
     return iter(_Round(connections, asks, deadline, patience))
 
@@ -130,7 +139,7 @@ class _Round:
                 yield asked.key, Blocked("a reader is blocked") if stuck else ChannelTimeout("no answer in time")
 
     def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
-        """What to tell; None: it is asked again, since a reader can be killed at any time."""
+        """The error to yield. None: the request is sent again, since a reader can be killed at any time."""
         if not isinstance(error, (ChannelClosed, ChannelTimeout)):
             self._connections.release(asked.channel)
             return error
@@ -143,3 +152,40 @@ class _Round:
     def _forget(self, fd: int) -> _Asked:
         self._readable.unregister(fd)
         return self._busy.pop(fd)
+
+
+def ask_each(
+    pool: Executor, targets: Iterable[_Key], ask: Callable[[int, int], list[_Row]], deadline: float, what: str
+) -> tuple[list[_Row], list[Failure]]:
+    """Calls ``ask(pid, start_ns)`` in the threads of ``pool``; returns the rows of all, and the targets that failed.
+
+    ``deadline`` is on time.monotonic(); ``what`` names the rows in the message of a timeout.
+    """
+    asked = [(t, pool.submit(ask, *t)) for t in dict.fromkeys(targets)]
+    rows: list[_Row] = []
+    failures: list[Failure] = []
+    for target, future in asked:
+        outcome = _outcome(target, future, deadline, what)
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+        else:
+            rows += outcome
+    return rows, failures
+
+
+def seconds_left(deadline: float, what: str = "the process") -> float:
+    """Seconds until ``deadline`` (time.monotonic()). Raises TargetTimeout when there are none."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TargetTimeout(f"there was no time left for {what}", hint=_HINT)
+    return seconds
+
+
+def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: str) -> list[_Row] | Failure:
+    try:
+        return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
+    except ProbingError as e:
+        return Failure(*target, e)
+    except FutureTimeout:
+        future.cancel()
+        return Failure(*target, TargetTimeout(f"the {what} could not be read in time", hint=_HINT))

@@ -1,4 +1,4 @@
-"""Interfaces of the pools that read processes and parse files (``processes.pool``), for those who use them."""
+"""Interfaces of the pools that read processes and parse files (``reader_pool`` and ``parser_pool``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Target = tuple[int, int]
 
 
 class Readers(Protocol):
-    """``processes.pool.ReaderPool``: documented there."""
+    """``processes.reader_pool.ReaderPool``: documented there."""
 
     size: int
 
@@ -43,12 +43,10 @@ class Readers(Protocol):
 
 
 class Parsers(Protocol):
-    """``processes.pool.ParserPool``: documented there."""
+    """``processes.parser_pool.ParserPool``: documented there."""
 
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
     ) -> dict[str, Any]: ...
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]: ...
-
-    def nccl_layout(self, fd: int, known: Sequence[str], timeout: float = 15.0) -> dict[str, Any]: ...

@@ -13,11 +13,11 @@ from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
+from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.memory import Range
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
@@ -145,7 +145,7 @@ class PythonStacks:
             return self._ask(deadline, with_locals, pid, start_ns)
 
     def _ask(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Answer]:
-        arguments = _arguments(self.prepare(pid, start_ns, left(deadline)), deadline, with_locals)
+        arguments = _arguments(self.prepare(pid, start_ns, seconds_left(deadline)), deadline, with_locals)
         answer = self._call("stacks", pid, start_ns, deadline, patience=PATIENCE_S, **arguments)
         return [((pid, start_ns), answer)]
 
@@ -174,7 +174,7 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=left(deadline))
+            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
         finally:
             opened.close_fds()
         symbols = RuntimeSymbols.from_parser(answer)
@@ -206,7 +206,7 @@ class PythonStacks:
         return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
-        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=left(deadline) + GRACE_S, **args)
+        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=seconds_left(deadline) + GRACE_S, **args)
 
 
 def _partial(target: _Target, answer: Message) -> Failure:
@@ -216,6 +216,6 @@ def _partial(target: _Target, answer: Message) -> Failure:
 
 
 def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
-    timeout_ms = max(1, int(left(deadline) * 1000))
+    timeout_ms = max(1, int(seconds_left(deadline) * 1000))
     more = {"locals": True} if with_locals else {}
     return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}

@@ -9,7 +9,8 @@ import pytest
 from processes_helpers import Listener, listening
 from service_helpers import Service, serving
 
-from probing.daemon.processes.pool import ParserPool, ReaderPool
+from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
 
 
 @pytest.fixture

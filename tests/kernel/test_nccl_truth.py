@@ -204,8 +204,9 @@ def test_every_operation_as_it_was(
 class Parsers:
     """The parser's half, without its process."""
 
-    def nccl_layout(self, fd: int, known: Sequence[str]) -> dict[str, Any]:
-        return {**nccl_layout(fd), "known": False, "why": ""}
+    def call(self, op: str, *, fds: Sequence[int], timeout: float, known: Sequence[str]) -> dict[str, Any]:
+        assert op == "nccl_layout"
+        return {**nccl_layout(fds[0]), "known": False, "why": ""}
 
 
 def test_build_that_nobody_knows_is_read_by_its_dwarf(

@@ -86,8 +86,9 @@ class Anybody:
 class DirectParser:
     """The parser's part, here."""
 
-    def nccl_layout(self, fd: int, known: list[str]) -> dict[str, Any]:
-        return {**nccl_layout(fd), "known": False}
+    def call(self, op: str, *, fds: list[int], timeout: float, known: list[str]) -> dict[str, Any]:
+        assert op == "nccl_layout"
+        return {**nccl_layout(fds[0]), "known": False}
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
 from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped, ProbedLibrary
 from probing.daemon.collector.libraries.turns import Turn, Turns
 from probing.daemon.processes.liveness import ProcessNow, process_now
-from probing.daemon.processes.pool import ReaderPool
 from probing.daemon.processes.procfs import Mapping, parse_maps, parse_status
+from probing.daemon.processes.reader_pool import ReaderPool
 
 __all__ = ("LibraryWatch",)
 

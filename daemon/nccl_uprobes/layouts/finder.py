@@ -35,6 +35,8 @@ _MAX_WAITING = 64
 _MAX_FILES = 4096
 _TRIES = 3
 _STOP_S = 5.0
+# A libnccl with debug information takes a parser seconds.
+_PARSE_S = 15.0
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
@@ -144,7 +146,7 @@ class LayoutFinder:
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
             known = [build for layout in (*NCCL_LAYOUTS, *self._added) for build in layout.build_ids]
-        answer = self._parsers.nccl_layout(fd, [*known, *unguarded])
+        answer = self._parsers.call("nccl_layout", fds=[fd], timeout=_PARSE_S, known=[*known, *unguarded])
         build = answer.get("build_id")
         if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
             build = None

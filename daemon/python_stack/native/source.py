@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.processes.ask_many import GRACE_S, seconds_left
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.python_stack.fanout import GRACE_S, left
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
@@ -70,8 +70,8 @@ class NativeStacks:
         if any(thread["frames"] for thread in threads):
             # What was a Python process a moment ago may have called exec.
             with contextlib.suppress(NotPython, UnsupportedTarget):
-                runtime = self._prepare(pid, start_ns, left(deadline, "native frames")).to_dict()
-        seconds = left(deadline, "native frames")
+                runtime = self._prepare(pid, start_ns, seconds_left(deadline, "native frames")).to_dict()
+        seconds = seconds_left(deadline, "native frames")
         answer = self._readers.call(
             "native",
             pid=pid,
@@ -94,7 +94,7 @@ class NativeStacks:
         for _ in range(_MAX_ROUNDS):
             with contextlib.ExitStack() as opened:
                 files = self._open(pid, start_ns, need[:_MAX_FDS], mappings, absent, opened, deadline)
-                seconds = left(deadline, "native frames")
+                seconds = seconds_left(deadline, "native frames")
                 answer = self._parsers.call(
                     "unwind",
                     payload,
@@ -124,8 +124,9 @@ class NativeStacks:
         for start in need:
             try:
                 answer = self._readers.call(
-                    "open", pid=pid, start_ns=start_ns, timeout=left(deadline, "native frames") + GRACE_S, start=start
-                )
+                    "open", pid=pid, start_ns=start_ns, start=start,
+                    timeout=seconds_left(deadline, "native frames") + GRACE_S,
+                )  # fmt: skip
             except UnsupportedTarget:
                 file = mappings[start][3:6]
                 absent |= {m.start for m in mappings.values() if m[3:6] == file}

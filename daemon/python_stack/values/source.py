@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.readers import Readers
-from probing.daemon.python_stack.fanout import GRACE_S, PATIENCE_S, Failure, ask_each, left
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
 __all__ = ("Values",)
@@ -48,8 +48,8 @@ class Values:
 
         Raises as ``PythonStacks.prepare`` and ``values.read.read_values`` do.
         """
-        runtime = self._prepare(pid, start_ns, left(deadline))
-        seconds = left(deadline)
+        runtime = self._prepare(pid, start_ns, seconds_left(deadline))
+        seconds = seconds_left(deadline)
         answer = self._readers.call(
             "vars",
             pid=pid,

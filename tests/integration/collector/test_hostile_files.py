@@ -13,7 +13,7 @@ from waiting import until
 
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
-from probing.daemon.processes.pool import ParserPool
+from probing.daemon.processes.parser_pool import ParserPool
 
 PATIENCE = 60.0
 
@@ -89,7 +89,7 @@ def test_hostile_debugging_information_gives_no_layout(
     make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path
 ) -> None:
     with make(tmp_path / "libnccl.so.2").open("rb") as file:
-        found = parser_pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
+        found = parser_pool.call("nccl_layout", fds=[file.fileno()], timeout=PATIENCE, known=[])
     assert (found["comm"], found["info"]) == (None, None)
     assert found["why"]
     (parser,) = parser_listener.processes

@@ -12,7 +12,7 @@ from waiting import until
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS
-from probing.daemon.processes.pool import ParserPool
+from probing.daemon.processes.parser_pool import ParserPool
 
 PATIENCE = 60.0
 SOURCE = r"""
@@ -77,8 +77,9 @@ def test_an_unknown_build_is_added_and_kept(parser_pool: ParserPool, tmp_path: P
 
 def test_the_pool_passes_answers_and_refusals(parser_pool: ParserPool, tmp_path: Path) -> None:
     with library(tmp_path, 10, "-g").open("rb") as file:
-        found = parser_pool.nccl_layout(file.fileno(), [], timeout=PATIENCE)
+        found = parser_pool.call("nccl_layout", fds=[file.fileno()], timeout=PATIENCE, known=[])
         assert found["comm"]["comm_hash"] == 88
-        assert parser_pool.nccl_layout(file.fileno(), [found["build_id"]], timeout=PATIENCE)["known"] is True
+        known = [found["build_id"]]
+        assert parser_pool.call("nccl_layout", fds=[file.fileno()], timeout=PATIENCE, known=known)["known"] is True
     with open(__file__, "rb") as text, pytest.raises(UnsupportedTarget):
-        parser_pool.nccl_layout(text.fileno(), [], timeout=PATIENCE)
+        parser_pool.call("nccl_layout", fds=[text.fileno()], timeout=PATIENCE, known=[])

@@ -19,7 +19,7 @@ from waiting import until
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -21,8 +21,9 @@ from waiting import until
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Channel, Message
-from probing.daemon.processes.pool import ReaderPool, _Pool
+from probing.daemon.processes.connections import Connections
 from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.reader_pool import ReaderPool
 
 PROGRAMS = Path(__file__).parents[1] / "processes_programs"
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
@@ -288,7 +289,7 @@ def test_no_readers_at_all(tmp_path: Path) -> None:
 
 def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
     """The keeper waits for the same condition: a wake-up that reached only it would leave the caller asleep."""
-    pool = _Pool.__new__(_Pool)
+    pool = Connections.__new__(Connections)
     pool._changed = threading.Condition()
     pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
     pool._waiting, pool._used, pool._idle_s = 0, 0.0, None

@@ -1,0 +1,147 @@
+"""Warm connections to the confined processes of one kind.
+
+Each connection to ``reader.sock`` or ``parser.sock`` starts a fresh process (inetd style), which ends with its
+connection. So a process that does not answer in time costs one connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from weakref import WeakKeyDictionary
+
+from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.daemon.ipc import Channel, connect
+
+__all__ = ("Connections",)
+
+# A fresh process may take so long until its first answer on a busy machine.
+START_TIMEOUT_S = 20.0
+RETRY_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Connections:
+    """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
+
+    A thread in the background opens them ahead. With ``idle_s`` it opens one only when a caller waits for it, and
+    closes all after ``idle_s`` seconds without use.
+    """
+
+    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None) -> None:
+        self._path = path
+        self._size = size
+        self._name = name
+        self._idle_s = idle_s
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._used = 0.0
+        self._idle: list[Channel] = []
+        self._live = 0
+        self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
+        self._closed = False
+        self._failure: ProbingError | None = None
+        self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Close all connections and so end their processes. A connection in use is closed when it is released."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for channel in idle:
+            channel.close()
+        self._keeper.join(START_TIMEOUT_S)
+
+    def acquire(self, deadline: float) -> Channel:
+        """Waits for an idle connection. Raises TargetTimeout when none becomes free, InternalError when none opens.
+
+        ``deadline`` is on time.monotonic().
+        """
+        with self._changed:
+            self._waiting += 1
+            if self._idle_s is not None:
+                self._changed.notify_all()
+            try:
+                while not self._idle:
+                    if self._closed:
+                        raise InternalError(f"the {self._name}s are closed")
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._none_free()
+                    self._changed.wait(left)
+                return self._idle.pop()
+            finally:
+                self._waiting -= 1
+
+    def try_acquire(self) -> Channel | None:
+        """An idle connection, or None without waiting."""
+        with self._changed:
+            return self._idle.pop() if self._idle and not self._closed else None
+
+    def release(self, channel: Channel) -> None:
+        with self._changed:
+            if not self._closed:
+                self._idle.append(channel)
+                self._used = time.monotonic()
+                # All: the keeper waits for the same condition, and would swallow a single wake-up.
+                self._changed.notify_all()
+                return
+        channel.close()
+
+    def discard(self, channel: Channel) -> None:
+        """Close the connection, which ends the process at the other end. A new one is opened in its place."""
+        channel.close()
+        with self._changed:
+            self._live -= 1
+            self._changed.notify_all()
+
+    def _none_free(self) -> ProbingError:
+        if self._failure is not None and not self._live:
+            return InternalError(f"no {self._name} can be had: {self._failure.message}", hint=self._failure.hint)
+        return TargetTimeout(f"no {self._name} was free in time", hint="other processes are slow to read; ask again")
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._idle_s):
+                    self._end_idle()
+                    continue
+                if self._closed:
+                    return
+                self._live += 1
+            try:
+                self.release(self._fresh())
+                self._failure = None
+            except ProbingError as e:
+                if self._failure is None:
+                    _log.warning("no %s can be started: %s", self._name, e.message)
+                self._failure = e
+                with self._changed:
+                    self._live -= 1
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+
+    def _lacks_one(self) -> bool:
+        return self._live < self._size and (self._idle_s is None or self._waiting > len(self._idle))
+
+    def _end_idle(self) -> None:
+        if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:
+            while self._idle:
+                self._idle.pop().close()
+                self._live -= 1
+
+    def pid_of(self, channel: Channel) -> int:
+        """The pid of the process at the other end; 0 when it did not report one."""
+        return self._pids.get(channel, 0)
+
+    def _fresh(self) -> Channel:
+        channel = connect(self._path)
+        try:
+            answer = channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
+            self._pids[channel] = int(answer.header.get("pid", 0))
+        except BaseException:
+            channel.close()
+            raise
+        return channel

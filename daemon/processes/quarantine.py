@@ -1,0 +1,69 @@
+"""Targets that are not read for a while, because a read of them did not end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from probing.api.errors import TargetTimeout
+
+__all__ = ("Quarantine", "Quarantines")
+
+# The span doubles each time in a row.
+MAX_QUARANTINE_S = 480.0
+MAX_QUARANTINED = 4_096
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """One process in quarantine. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: how often in a row."""
+
+    pid: int
+    start_ns: int
+    op: str
+    since: float
+    until: float
+    times: int
+
+
+class Quarantines:
+    """Safe for any thread. At most 4,096 processes; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[tuple[int, int], Quarantine] = OrderedDict()
+
+    def refuse(self, pid: int, start_ns: int) -> None:
+        """Raises TargetTimeout while the process is in quarantine; ``pid`` 0 never is."""
+        with self._lock:
+            held = self._held.get((pid, start_ns)) if pid else None
+        if held is not None and held.until > time.monotonic():
+            raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
+
+    def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
+        """Start or prolong a quarantine; the first one of a process takes ``first_s`` seconds."""
+        now = time.monotonic()
+        with self._lock:
+            before = self._held.pop((pid, start_ns), None)
+            times = before.times + 1 if before else 1
+            span = min(first_s * 2 ** (times - 1), MAX_QUARANTINE_S)
+            self._held[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
+            while len(self._held) > MAX_QUARANTINED:
+                self._held.popitem(last=False)
+        _log.warning("process %d does not let itself be read (%s): left alone for %g s", pid, op, span)
+
+    def end(self, pid: int, start_ns: int) -> None:
+        """The process answered, or exited."""
+        if self._held:
+            with self._lock:
+                self._held.pop((pid, start_ns), None)
+
+    def current(self) -> list[Quarantine]:
+        """The quarantines that last."""
+        now = time.monotonic()
+        with self._lock:
+            return [q for q in self._held.values() if q.until > now]
