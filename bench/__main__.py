@@ -12,7 +12,7 @@ ALL = (
     *("stacks_on_demand", "sampling", "target_gaps"),
     *("gloo_hits", "nccl_hits", "nccl_ingest", "late_library"),
     *("query_beside_duckdb", "client_start"),
-    *("segment_sizes",),
+    *("segment_sizes", "elf_readers"),
 )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.source import Sink
@@ -19,8 +21,6 @@ INTERVAL_NS = 10_000_000_000
 HIT_NS = 1000
 # A sample of a stack of some 30 frames and the tick that brings it; the same page.
 SAMPLE_NS = 10_000
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _NAMES = {
     "probing.daemon.collector": "collector",
     "probing.daemon.confined.reader": "reader",
@@ -76,16 +76,17 @@ def _own_processes() -> dict[int, _Usage]:
     """This process and its siblings under the supervisor, or alone when there is no supervisor."""
     pids = {os.getpid()}
     parent = os.getppid()
+    # Not Process.children(), which reads the stat of every process of the node.
     with contextlib.suppress(OSError):
         pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
     found = {}
     for pid in pids:
-        try:
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        name = next((_NAMES[a.decode()] for a in argv if a.decode(errors="replace") in _NAMES), None)
-        if name:
-            found[pid] = _Usage(name, (int(fields[11]) + int(fields[12])) * _TICK_NS, int(fields[21]) * _PAGE)
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                name = next((_NAMES[word] for word in process.cmdline() if word in _NAMES), None)
+                if name:
+                    times = process.cpu_times()
+                    cpu_ns = round((times.user + times.system) * 1e9)
+                    found[pid] = _Usage(name, cpu_ns, process.memory_info().rss)
     return found
