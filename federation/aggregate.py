@@ -1,4 +1,4 @@
-"""Aggregates by group: parts at the nodes, combined by the asker."""
+"""Plans aggregates by group: partial aggregates at the nodes, combined by the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Groups:
     calls: list[exp.Expr] = field(default_factory=list)
 
     def lift(self, node: exp.Expr) -> exp.Expr:
-        """``node`` over the names: keys and aggregates in it replaced. Raises Unsplittable for a column left over."""
+        """Returns ``node`` with the names of its keys and aggregates. Raises Unsplittable for a column left over."""
         if node in self.keys:
             return exp.column(f"k{self.keys.index(node)}")
         if isinstance(node, (exp.Filter, exp.IgnoreNulls)) or is_aggregate(node):
@@ -43,14 +43,14 @@ class _Groups:
 
 
 class _Names:
-    """What an identifier of the query stands for: a column of its table, or a name that the query gave."""
+    """Resolves identifiers of the query: columns of its table, and aliases."""
 
     def __init__(self, select: exp.Select, columns: Columns) -> None:
         self._columns = {name.lower() for name, _ in columns}
         self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
     def resolve(self, node: exp.Expr, depth: int = 0, *, having: bool = False) -> exp.Expr:
-        """``node`` over columns only, without qualifiers.
+        """Returns ``node`` over columns only, without qualifiers.
 
         DuckDB takes a column before an alias of the same name; only in HAVING it may turn to the alias, so there such
         a name raises Unsplittable.
@@ -79,7 +79,7 @@ class _Names:
 
 
 def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
-    """The draft for one SELECT with aggregates or GROUP BY over one table. Raises Unsplittable."""
+    """Returns the draft for one SELECT with aggregates or GROUP BY over one table. Raises Unsplittable."""
     select = plain_select(root)
     names = _Names(select, catalog.columns[table_name(select.args["from_"].this)])
     items = [item.this if isinstance(item, exp.Alias) else item for item in select.expressions]
@@ -150,7 +150,7 @@ def _order(select: exp.Select, names: _Names, groups: _Groups, shown: list[str])
 
 
 def _combined(catalog: Catalog, select: exp.Select, groups: _Groups) -> tuple[str, list[str]]:
-    """SQL that makes ``k0..., a0...`` of the parts, and the expressions that the nodes send as ``s0...``."""
+    """Returns SQL that computes ``k0..., a0...`` from the parts, and the expressions that nodes send as ``s0...``."""
     types = _types(catalog, select, groups)
     keys = [f"k{i}" for i in range(len(groups.keys))]
     partition = f"OVER (PARTITION BY {', '.join(keys)})" if keys else "OVER ()"

@@ -1,4 +1,4 @@
-"""What nodes answer, and what is made of it. Imports no engine, so that asking one node costs none."""
+"""Answers of nodes, and of all nodes together. Imports no engine, so that a question to one node loads none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("Answer", "Reply", "Rows")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one node answers to one part. ``warnings`` say what the rows lack."""
+    """The answer of one node to one part. ``warnings`` say which rows are missing."""
 
     node: str
     table: pa.Table
@@ -27,7 +27,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Answer:
-    """``table`` has the rows of all that answered, ``gathered`` says who did."""
+    """``table`` has the rows of all nodes that answered, ``gathered`` which nodes those are."""
 
     table: pa.Table
     gathered: Gathered[tuple[Reply, ...]]
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Rows:
-    """What a query streams: ``schema`` at once, batches once, then ``warnings``. Close it to end the query."""
+    """A stream of rows: ``schema`` at once, batches once, then ``warnings``. Close it to end the query."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Rows:
         warnings: list[str],
         cancel: Callable[[], None] = lambda: None,
     ) -> None:
-        """``cancel`` ends what may be under way before the first batch is asked for."""
+        """``cancel`` ends a query whose first batch was not read yet."""
         self.schema = schema
         self.warnings = warnings
         self._batches = batches

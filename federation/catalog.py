@@ -1,4 +1,4 @@
-"""What the tables look like to DuckDB, so that a query is bound and typed before any node is asked."""
+"""Empty tables in DuckDB, which bind and type a query before any node is asked."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _LOCKED = {
 
 
 def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.DuckDBPyConnection:
-    """An empty database in memory that can reach nothing outside, and whose settings are locked."""
-    # TimeZone belongs to the icu extension, which not every build has: UTC is then all there is.
+    """Returns an empty database in memory without access to files or network, its settings locked."""
+    # TimeZone belongs to the icu extension, which not every build has; without it DuckDB knows UTC alone.
     config = {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
     connection = duckdb.connect(":memory:", config={**config, "memory_limit": memory_limit, "threads": str(threads)})
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
@@ -51,12 +51,12 @@ def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.Duc
 
 
 def quoted(name: str) -> str:
-    """``name`` as an SQL identifier; ``schema.table`` as two."""
+    """Returns ``name`` as an SQL identifier; ``schema.table`` as two."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
 
 
 def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
-    """An empty table ``name`` (in its schema) of DuckDB types."""
+    """Creates the empty table ``name``, and its schema if it has one. ``columns`` are of DuckDB types."""
     if "." in name:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.split('.')[0])}")
     body = ", ".join(f"{quoted_column(column)} {kind}" for column, kind in columns)
@@ -72,10 +72,10 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of tables. Binds queries; reads no rows. One thread at a time: hold ``lock`` over several calls."""
+    """Empty copies of tables, which bind queries and have no rows. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """``schemas`` are the tables as nodes show them, by ``schema.table``."""
+        """``schemas``: the tables as queries at a node see them, by ``schema.table``."""
         self._schemas = schemas
         self._db = open_database(memory_limit="256MiB", threads=1)
         self.lock = threading.RLock()
@@ -83,14 +83,14 @@ class Catalog:
 
     @property
     def schemas(self) -> dict[str, list[str]]:
-        """The names of the columns of each table."""
+        """Names of columns by table."""
         return {name: schema.names for name, schema in self._schemas.items()}
 
     def close(self) -> None:
         self._db.close()
 
     def require(self, names: Iterable[str]) -> None:
-        """Makes the tables ``names`` known to ``describe`` and ``columns``. Raises NotFound for one that is missing."""
+        """Creates the tables ``names``, for ``describe`` and ``columns``. Raises NotFound for an unknown one."""
         for name in sorted(set(names) - set(self.columns)):
             self._add(self._schemas, name)
 
@@ -109,7 +109,7 @@ class Catalog:
 
     @contextmanager
     def beside(self, selects: Mapping[str, str]) -> Iterator[None]:
-        """Tables of what ``selects`` return, by name, in place for the time of the context."""
+        """A context in which each of ``selects`` is an empty table under its name."""
         made: list[str] = []
         try:
             for name, sql in selects.items():
@@ -125,7 +125,7 @@ class Catalog:
                 self._db.execute(f"DROP TABLE {quoted(name)}")
 
     def describe(self, sql: str) -> Columns:
-        """Names and DuckDB types of what ``sql`` returns. Raises QueryError when it does not bind."""
+        """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError when it does not bind."""
         try:
             rows = self._db.execute(f"DESCRIBE {sql}").fetchall()
         except duckdb.Error as e:
@@ -133,7 +133,7 @@ class Catalog:
         return tuple((str(row[0]), str(row[1])) for row in rows)
 
     def describe_over(self, name: str, columns: Columns, sql: str) -> Columns:
-        """As ``describe``, with one more table ``name`` of ``columns`` in place for the time of the call."""
+        """As ``describe``, with one more table ``name`` of ``columns`` during the call."""
         create_table(self._db, name, columns)
         try:
             return self.describe(sql)
@@ -143,10 +143,10 @@ class Catalog:
 
 @lru_cache(maxsize=1)
 def api_catalog() -> Catalog:
-    """The tables of probing.api, one catalog for the process: opening a database costs more than planning."""
+    """Returns the catalog of probing.api's tables, one for the process: opening it takes longer than planning."""
     return Catalog(api_schemas())
 
 
 def api_schemas() -> dict[str, pa.Schema]:
-    """The tables of probing.api as they are shown, by name."""
+    """Returns the schemas of probing.api's tables as queries see them, by name."""
     return {name: table.logical for name, table in TABLES.items()}

@@ -1,4 +1,4 @@
-"""Reading SQL: one SELECT and its tables."""
+"""Parses SQL: one SELECT and its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ = "`probingctl vars` reads variables from outside"
 
 
 def parse(sql: str) -> exp.Query:
-    """The tree of the one SELECT (or UNION of them) in ``sql``. Raises QueryRejected."""
+    """Returns the tree of the one SELECT (or UNION of SELECTs) in ``sql``. Raises QueryRejected."""
     try:
         found = statements(sql)
     except sqlglot.errors.SqlglotError as e:
@@ -34,15 +34,15 @@ def parse(sql: str) -> exp.Query:
 
 
 def evaluates_code(sql: str) -> QueryRejected | None:
-    """The refusal of a query that is no SQL for a python.`EXPRESSION` in it, as Probing has them; None: it has none."""
+    """Returns the refusal of a query with a python.`EXPRESSION`, as Probing has them; None where it has none."""
     found = _EXPRESSION.search(sql)
     return _evaluation(found.group(1)) if found else None
 
 
 def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
-    """The refusal of a table ``name`` that only code inside a job could fill; None: it is not such a name.
+    """Returns the refusal of a table that only code inside a job could fill; None for any other ``name``.
 
-    ``meant`` says which other names are near to it.
+    ``meant`` names similar tables that exist.
     """
     schema, _, table = name.partition(".")
     if schema.lower() != "python" or not table:
@@ -59,7 +59,7 @@ def _evaluation(code: str) -> QueryRejected:
 
 
 def expression(sql: str) -> exp.Expr:
-    """The tree of one SQL expression that we wrote ourselves."""
+    """Returns the tree of one SQL expression of our own."""
     return sqlglot.parse_one(sql, dialect="duckdb")
 
 
@@ -68,12 +68,12 @@ def to_sql(node: exp.Expr) -> str:
 
 
 def table_name(table: exp.Table) -> str:
-    """``schema.table`` in lower case, or the bare name."""
+    """Returns ``schema.table`` in lower case, or the bare name."""
     return ".".join(part.name.lower() for part in table.parts)
 
 
 def tables_in(root: exp.Query) -> list[exp.Table]:
-    """Every place where a stored table is named: no CTEs, no table functions."""
+    """Returns the nodes that name a stored table, not a CTE or a table function."""
     ctes = {cte.alias_or_name.lower() for cte in root.find_all(exp.CTE)}
     return [
         table

@@ -1,4 +1,4 @@
-"""DuckDB's errors in probingd's tree, one line each."""
+"""Translates DuckDB's errors to probing.api.errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIX = re.compile(r"^[A-Za-z ]+ Error: ")
 
 
 def from_duckdb(error: duckdb.Error) -> ProbingError:
-    """``error`` as a QueryError with a one-line message; what DuckDB suggests becomes the hint."""
+    """Returns ``error`` as a QueryError with a message of one line; DuckDB's suggestion becomes the hint."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = _PREFIX.sub("", lines[0]) if lines else type(error).__name__
     hint = next((line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))), "")

@@ -1,4 +1,4 @@
-"""Asking many nodes at once, and keeping account of who answered and why the others did not."""
+"""Asks many nodes at once, and records which answered and why the others failed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ("Answered", "Failed", "Gathered", "fan_out")
 
 T = TypeVar("T")
 _MAX_THREADS = 64
-# What a node's own deadline is given on top, to end by itself and say why.
+# s that a node has beyond its own deadline, to report the reason itself.
 _GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """``address`` is where it was asked, ``node`` the name that it gave itself."""
+    """A node that answered: its ``address``, the name it gave itself, and its answer."""
 
     address: str
     node: str
@@ -30,7 +30,7 @@ class Answered(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A node that was asked and gave no answer that counts. ``node`` is empty when it never said its name."""
+    """A node without a valid answer. ``node`` is empty where its name is unknown."""
 
     address: str
     node: str
@@ -38,21 +38,21 @@ class Failed:
 
     @property
     def reason(self) -> str:
-        """Why, without the address that stands beside it."""
+        """The message, without the address that is shown beside it."""
         message = self.error.message.removeprefix(f"{self.address} does not answer: ")
         return message.removeprefix(f"{self.address}: ")
 
 
 @dataclass(slots=True)
 class Gathered(Generic[T]):
-    """The outcome of one fan-out, in the order in which the nodes were named."""
+    """The outcome of one fan-out, in the order of the addresses."""
 
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
 
     def require(self, *, strict: bool) -> None:
-        """Raises what is to be said when nobody answered, and PartialAnswer when ``strict`` and somebody did not."""
+        """Raises the nodes' error where none answered, and PartialAnswer under ``strict`` where one failed."""
         if not self.failed:
             return
         if not self.answered:
@@ -62,7 +62,7 @@ class Gathered(Generic[T]):
             raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
 
     def report(self) -> dict[str, Any]:
-        """Who was asked, who answered, and why the others did not: plain data for JSON."""
+        """Returns which nodes were asked, which answered, and why the others failed, as JSON's types."""
         return {
             "asked": list(self.asked),
             "answered": [{"address": a.address, "node": a.node} for a in self.answered],
@@ -76,8 +76,8 @@ class Gathered(Generic[T]):
 def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float) -> Gathered[T]:
     """Calls ``ask(address, seconds_left)`` for every address at once; it returns the node's name and its answer.
 
-    ``ask`` must keep to the seconds it is given; one that does not counts as failed ``timeout`` seconds after the
-    start. An answer under a name that another address already answered with is no answer: it would count twice.
+    A node that takes longer than ``timeout`` seconds has failed. So has a node that answers under the name of another
+    address: its rows would count twice.
     """
     unique = tuple(dict.fromkeys(addresses))
     outcome: Gathered[T] = Gathered(unique)
@@ -112,7 +112,7 @@ def _wait(futures: list[Future[Any]], deadline: float) -> None:
         if left <= 0:
             return
         done, pending = wait(pending, timeout=left, return_when=FIRST_COMPLETED)
-        # A limit that all share, such as the bytes of all answers, ends the whole question at once.
+        # A shared limit, such as the bytes of all answers, ends the question at every node.
         for future in done:
             error = future.exception() if not future.cancelled() else None
             if error is not None and not isinstance(error, ProbingError):
@@ -145,7 +145,7 @@ def _late(address: str, timeout: float) -> PeerError:
 
 
 def _common(failed: list[Failed]) -> ProbingError:
-    """One error for all: their own when they agree, else who said what."""
+    """Returns one error for all nodes: theirs where it is the same, else a list of reasons."""
     first = failed[0].error
     if len(failed) == 1 or all((f.error.kind, f.reason) == (first.kind, first.message) for f in failed):
         return first

@@ -1,4 +1,4 @@
-"""What a query says for certain of every row of a table that matters to it, and which columns it can name."""
+"""Conditions that every row of a table must meet to matter to a query, and whether the query names whole rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PURE = frozenset(
 
 
 def certain_of(table: exp.Table, known: Collection[str]) -> list[exp.Expr]:
-    """The conditions that every row of ``table`` must pass at this place, over its columns without qualifiers.
+    """Returns the conditions that every row of ``table`` must meet at this place, over columns without qualifiers.
 
     ``known`` are the names of its columns, in lower case.
     """
@@ -30,7 +30,7 @@ def certain_of(table: exp.Table, known: Collection[str]) -> list[exp.Expr]:
 
 
 def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
-    """The SELECT whose WHERE tells of every row of ``table``, and whether the table is its only source.
+    """Returns the SELECT whose WHERE filters every row of ``table``, and whether the table is its only source.
 
     An outer join makes rows of NULLs for the other side, so a filter may only go to the side that is kept whole; which
     row of its right side an ASOF join takes depends on all of them.
@@ -41,7 +41,7 @@ def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
         return None, False
     alias = table.args.get("alias")
     if alias is not None and alias.args.get("columns"):
-        # Its columns go by other names there.
+        # Its columns have other names there.
         return None, False
     joins = select.args.get("joins") or []
     sides = {(join.side.upper(), join.kind.upper(), join.method.upper()) for join in joins}
@@ -54,7 +54,7 @@ def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
 
 
 def looks_at_many_rows(node: exp.Expr) -> bool:
-    """Whether something in ``node`` can look at other rows, or make several of one; a function not known here can."""
+    """Whether a call in ``node`` may read other rows or return several; an unknown function may."""
     return any(
         isinstance(part, _MANY_ROWS) or (isinstance(part, exp.Anonymous) and part.name.lower() not in _PURE)
         for part in node.walk()

@@ -1,4 +1,4 @@
-"""Which functions of a query work row by row, and which over many rows."""
+"""Tells functions of one row from functions of many rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, str]:
-    """What kind each function of this DuckDB is; an aggregate wins over a scalar of the same name."""
+    """Returns the kind of each function of this DuckDB; where a name has several kinds, the aggregate wins."""
     with open_database(memory_limit="256MiB", threads=1) as db:
         rows = db.execute("SELECT lower(function_name), function_type FROM duckdb_functions()").fetchall()
     kinds: dict[str, str] = {}
@@ -36,7 +36,7 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 def require_row_function(node: exp.Expr) -> None:
-    """Raises Unsplittable when ``node`` itself may look at more than one row."""
+    """Raises Unsplittable when ``node`` itself may read more than one row."""
     if is_aggregate(node) or isinstance(node, (exp.Filter, exp.WithinGroup)):
         raise Unsplittable("it aggregates")
     if isinstance(node, exp.Anonymous) and _functions().get(_name(node)) != "scalar":
@@ -45,7 +45,7 @@ def require_row_function(node: exp.Expr) -> None:
 
 
 def require_row_functions(root: exp.Expr) -> None:
-    """Raises Unsplittable when something in ``root`` may look at more than one row."""
+    """Raises Unsplittable when a call in ``root`` may read more than one row."""
     for node in root.walk():
         require_row_function(node)
 

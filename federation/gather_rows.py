@@ -1,4 +1,4 @@
-"""The general way: bring the columns that a query names to the asker, as few rows of them as is plainly sound."""
+"""Plans any query: nodes send the columns that it names, and only rows that its simple filters keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ("ship_parts",)
 
 
 def ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
-    """One part for each stored table of ``root``, under the table's own name."""
+    """Returns one part for each stored table of ``root``, under the table's own name."""
     places: dict[str, list[exp.Table]] = {}
     for table in tables_in(root):
         places.setdefault(table_name(table), []).append(table)
@@ -23,7 +23,7 @@ def ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
 
 
 def _part(name: str, tables: list[exp.Table], columns: Columns, words: set[str], everything: bool) -> Part:
-    # Any word of the query may be a column's name: taking too many columns is sound, one too few is not.
+    # Any identifier of the query may be a column: one column too many is sound, one too few is not.
     wanted = columns if everything else tuple(c for c in columns if c[0].lower() in words)
     wanted = wanted or columns[:1]
     sql = f"SELECT {', '.join(quoted_column(column) for column, _ in wanted)} FROM {quoted(name)}"
@@ -35,7 +35,7 @@ def _part(name: str, tables: list[exp.Table], columns: Columns, words: set[str],
 
 
 def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
-    """What is certain of every row of ``table`` that matters at this place; None: nothing."""
+    """Returns the condition that every row of ``table`` must meet at this place; None for no condition."""
     kept = certain_of(table, {name.lower() for name, _ in columns})
     if not kept:
         return None

@@ -1,4 +1,4 @@
-"""The last step of a query over many nodes: one table of all answers."""
+"""Merges the answers of many nodes into one table."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def run(
     strict: bool = False,
     watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
 ) -> Answer:
-    """Asks every address for its parts of ``plan`` by ``ask(address, sql, seconds)`` and combines what comes.
+    """Asks every address for its parts of ``plan`` by ``ask(address, sql, seconds)`` and merges the answers.
 
-    ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. PartialAnswer under
-    ``strict`` when not every node answered; the nodes' own error when none did. ``watch`` gets the account of who
-    answered even when one of these is raised.
+    Raises QueryMemory where all answers together are larger than ``max_bytes`` (Arrow, in memory), PartialAnswer under
+    ``strict`` where a node failed, and the nodes' own error where all did. ``watch`` gets the outcome in any case.
     """
     budget = _Budget(max_bytes)
 
@@ -59,12 +58,12 @@ def run(
 
 
 def _too_large(error: ProbingError) -> bool:
-    """Whether one node's answer alone is above the bound: its rows must not just be missing."""
+    """Whether the answer of one node alone exceeds the bound, which fails the query."""
     return isinstance(error, QueryMemory) and error.message.startswith("the answer is larger than ")
 
 
 class _Budget:
-    """Bytes that all nodes share."""
+    """Bytes that the answers of all nodes may have together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
@@ -83,7 +82,7 @@ class _Budget:
 
 
 def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Reply, ...]]) -> None:
-    """Puts the answers into one table a part; a node whose answer does not fit is counted as failed."""
+    """Loads the answers into one table for each part; a node whose answer has other types has failed."""
     schemas = [create_part(db, part) for part in plan.parts]
     loads: list[list[pa.Table]] = [[] for _ in plan.parts]
     kept: list[Answered[tuple[Reply, ...]]] = []
@@ -105,14 +104,14 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Re
 
 
 def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
-    """Makes the part's table; its Arrow schema, with columns named by number."""
+    """Creates the part's table and returns its Arrow schema, whose columns are named by number."""
     create_table(db, part.table, part.columns)
     schema: pa.Schema = db.sql(f"SELECT * FROM {quoted(part.table)}").to_arrow_table().schema
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 
 def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
-    """The node's tables in the types that they must have, or why they cannot be that."""
+    """Returns the node's tables in the types of their parts, or why a cast fails."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table

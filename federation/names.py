@@ -1,4 +1,4 @@
-"""What the names of tables in a query ask for. Reads the query only where a word of it makes that needed."""
+"""Finds ``global.`` tables and ``view.`` names in a query. Parses it only where it has such a word."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names_user_views(sql: str) -> bool:
 
 
 def _places(sql: str) -> list[tuple[str, str]]:
-    """Catalog and schema of each table that is named, in lower case."""
+    """Returns catalog and schema of each table in the query, in lower case."""
     from sqlglot import exp
 
     from probing.federation.dialect import parse

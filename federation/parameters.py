@@ -1,4 +1,4 @@
-"""Parameters of a query: ``$name`` in its SQL, replaced in the syntax tree by literals of their types."""
+"""Replaces ``$name`` in the syntax tree of a query by literals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Typed:
 
 
 def parameter(text: str) -> tuple[str, Any]:
-    """Name and value of ``name=value`` or ``name:type=value``.
+    """Returns name and value of ``name=value`` or ``name:type=value``.
 
     Without a type a value is an int, a float, true, false, null, or else text. Raises UsageError.
     """
@@ -56,10 +56,11 @@ def _guess(text: str) -> Any:
 
 
 def bind(sql: str, values: Mapping[str, Any]) -> str:
-    """``sql`` with a literal for each ``$name``; names count without regard to case.
+    """Returns ``sql`` with a literal for each ``$name``; case does not matter in names.
 
     A value is None, a bool, int, float, Decimal, str, date, datetime (without a zone it is UTC), timedelta, Typed or
-    a list of these. Raises UsageError for a name that is missing, unused or no value, QueryRejected for what is no SQL.
+    a list of these. Raises UsageError for a name without a value, an unused one, or a value of another type;
+    QueryRejected for invalid SQL.
     """
     if not values and "$" not in sql and "?" not in sql:
         return sql
@@ -89,7 +90,7 @@ def _parse(sql: str) -> exp.Expr:
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
-    """Puts the values in, and tells which were used."""
+    """Replaces the parameters and returns the names of those in use."""
     from sqlglot import exp
 
     used: set[str] = set()
@@ -124,7 +125,7 @@ def _literal(name: str, value: Any) -> exp.Expr:
 
 
 def _cast(name: str, value: Any) -> tuple[str, str]:
-    """The text and DuckDB type of a value that has no literal of its own."""
+    """Returns text and DuckDB type of a value without a literal of its own."""
     if isinstance(value, Typed):
         return value.text, value.type
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Aggregates that can be computed in parts: what each node sends, and how the parts are combined.
+"""Aggregates that can be computed in parts: the columns that each node sends, and how they are combined.
 
 Each recipe names the columns that a node sends for one aggregate, as SQL over the node's rows, and the SQL over these
 columns (``{0}``, ``{1}``...) that gives the value. Parts of a node without rows are 0 or NULL and change nothing.
@@ -19,7 +19,7 @@ __all__ = ("Recipe", "recipe")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``sends``: aggregate expressions for the nodes. ``combine``: how their columns, put in by format, are combined.
+    """``sends``: aggregate expressions for the nodes. ``combine``: SQL over their columns, a format string.
 
     ``means`` names a (count, mean) pair of the sent columns whose overall mean ``combine`` reads as ``{mean}``.
     """
@@ -30,7 +30,7 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean. It does not cancel.
+# Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean: no cancellation.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean}) * ({1} - {mean})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
@@ -53,7 +53,7 @@ _IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAg
 
 
 def recipe(node: exp.Expr) -> Recipe:
-    """How the aggregate call ``node``, with its FILTER if it has one, is computed in parts. Raises Unsplittable."""
+    """Returns the recipe for the aggregate call ``node``, with its FILTER if any. Raises Unsplittable."""
     call, condition = (node.this, node.expression.this) if isinstance(node, exp.Filter) else (node, None)
     if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
         call = call.this
@@ -76,7 +76,7 @@ def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # Unlike count it is a sum to DuckDB: NULL over no rows, and a HUGEINT.
+    # DuckDB treats it as a sum, unlike count: NULL over no rows, and a HUGEINT.
     return Recipe((_filtered(f"count_if({_argument(call)})", condition),), "sum({0})::HUGEINT")
 
 
@@ -111,7 +111,7 @@ def _variance(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, by = _argument(call, "count"), to_sql(call.expression)
     name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
-    # Rows whose value is NULL do not take part, so they must not set the extreme either.
+    # Rows with a NULL value are ignored, so they must not set the extreme either.
     there = f"({x}) IS NOT NULL"
     both = f"{there} AND ({to_sql(condition)})" if condition is not None else there
     sends = (_filtered(f"{name}({x}, {by})", condition), f"{extreme}({by}) FILTER (WHERE {both})")
@@ -119,7 +119,7 @@ def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _argument(call: exp.Expr, *without: str) -> str:
-    """The SQL of the one argument of ``call``. Raises Unsplittable for DISTINCT, ORDER BY and further arguments."""
+    """Returns the SQL of the only argument of ``call``. Raises Unsplittable for DISTINCT, ORDER BY and others."""
     allowed = {"this", "expression"} if without else {"this"}
     if any(value for name, value in call.args.items() if name not in allowed):
         raise Unsplittable("an aggregate with more arguments")

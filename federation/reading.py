@@ -1,7 +1,7 @@
 """Parses SQL with bounded work.
 
-sqlglot tries one reading of a construct after the other, and reads what is inside anew for each: `(SELECT 1 LIMIT (`
-or `ROW(` inside each other take 2^depth steps. The tokens that it goes back over are counted, and bounded.
+sqlglot tries several readings of a construct and parses its content again for each: nested `(SELECT 1 LIMIT (` or
+`ROW(` take 2^depth steps. The number of tokens that it parses again is bounded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ("MAX_NESTING", "MAX_TEXT", "statements")
 
 MAX_TEXT = 64 * 1024
 MAX_NESTING = 64
-# Tokens that may be read anew, for each token of the query, and beside that. Of 1,620 queries of the tests and views
-# none needs more than one each.
+# Tokens that may be parsed again, for each token of the query, and a fixed number. None of 1,620 queries of the tests
+# and views needs more than one for each.
 _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
@@ -28,9 +28,9 @@ _HINT = "use WITH for its parts"
 
 
 def statements(sql: str, times: int = 1) -> list[exp.Expr]:
-    """The trees of the statements in ``sql``, in DuckDB's dialect. ``times``: how much larger than usual it may be.
+    """Returns the trees of the statements in ``sql``, in DuckDB's dialect. ``times`` is a factor for all bounds.
 
-    Raises QueryRejected above the bounds, and SqlglotError for what is no SQL.
+    Raises QueryRejected above the bounds, and SqlglotError for invalid SQL.
     """
     if len(sql) > MAX_TEXT * times:
         raise QueryRejected(f"the query is longer than {MAX_TEXT // 1024} kB", hint="shorten it")
@@ -51,7 +51,7 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
 
 
 class _Parser(DuckDBParser):
-    """``rereads``: over how many tokens it may still go back."""
+    """``rereads``: how many tokens it may still parse again."""
 
     rereads = 0
 

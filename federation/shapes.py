@@ -1,4 +1,4 @@
-"""Which shapes of SELECT can be split, and the clauses that all ways of splitting share."""
+"""Shapes of SELECT that can be split, and the clauses that all ways of splitting share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from probing.api.errors import QueryError
 from probing.federation.catalog import Columns
 from probing.federation.dialect import to_sql
 
@@ -13,17 +14,17 @@ __all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows"
 
 PART = "part"
 _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
-# Above this a node sends its rows unsorted: sorting them twice is then no gain.
+# Above this limit a node sends its rows unsorted: to sort them twice gains nothing.
 _TOP_N = 100_000
 
 
-class Unsplittable(Exception):
-    """This way of splitting is not sound for the query."""
+class Unsplittable(QueryError):
+    """This way of splitting is not sound for the query; the planner takes the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``sql`` is asked of every node; the answers together are the table ``table`` of ``columns`` in the last step."""
+    """Every node answers ``sql``; the answers together are the table ``table`` of the last step."""
 
     table: str
     sql: str
@@ -32,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A part named ``PART`` with columns ``names``, and what is made of it."""
+    """A part named ``PART`` with columns ``names``, and the SQL of the last step over it."""
 
     sql: str
     names: tuple[str, ...]
@@ -40,7 +41,7 @@ class Draft:
 
 
 def plain_select(root: exp.Query) -> exp.Select:
-    """``root`` if it is one SELECT from one stored table, with nothing nested and nothing exotic."""
+    """Returns ``root`` if it is one SELECT from one table, without subqueries or rare clauses. Raises Unsplittable."""
     if not isinstance(root, exp.Select):
         raise Unsplittable("it is no single SELECT")
     if any(value for name, value in root.args.items() if name not in _KNOWN):
@@ -63,7 +64,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """How many first rows of each node can matter; None: all."""
+    """Returns how many first rows of each node can matter; None for all."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None
@@ -81,7 +82,7 @@ def _literal(clause: exp.Expr) -> int:
 
 
 def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[exp.Expr]]:
-    """The ORDER BY keys over the part's columns, and the expressions that the nodes must send along for them."""
+    """Returns the ORDER BY keys over the part's columns, and the expressions that nodes must send for them."""
     keys: list[str] = []
     hidden: list[exp.Expr] = []
     order = select.args.get("order")
@@ -97,7 +98,7 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
         elif isinstance(inner, (exp.Var, exp.Literal)):
             raise Unsplittable("ORDER BY ALL")
         else:
-            # As in a list of SELECT, a column goes before an alias of the same name.
+            # As in a SELECT list, a column precedes an alias of the same name.
             column = f"o{len(hidden)}"
             hidden.append(inner)
         key = ordered.copy()

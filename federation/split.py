@@ -1,4 +1,4 @@
-"""Planning a SELECT for many nodes: what each is asked, and what is made of the answers.
+"""Plans a SELECT over many nodes: the SQL for each node, and the SQL that merges the answers.
 
 The rows of a plan are the rows of the same SELECT over the union of all nodes' tables, up to what SQL itself leaves
 open (ties under LIMIT, the order of additions of floats). There are three ways, the first that is sound is taken:
@@ -36,7 +36,7 @@ _Way = Callable[[Catalog, exp.Query, Columns], Draft]
 class Plan:
     """``final`` is SQL over the tables that ``parts`` name; ``columns`` are the names and types of what it returns.
 
-    ``kind`` is rows, aggregate, ship, or local for a query that names no table.
+    ``kind`` is rows, aggregate, ship, or local for a query without tables.
     """
 
     kind: str
@@ -46,11 +46,11 @@ class Plan:
 
 
 def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
-    """How to answer ``sql`` from many nodes. ``now_ns`` (UTC ns) is what it means by now.
+    """Returns the plan of ``sql`` for many nodes. ``now_ns`` (UTC ns) is the value of now().
 
-    ``catalog`` has the tables as nodes show them; those of probing.api when left out. ``views`` are put in here: nodes
-    need not know them.
-    Raises QueryRejected for what is no SELECT, NotFound for an unknown table, QueryError when it does not bind.
+    ``catalog`` has the tables as queries at a node see them; by default those of probing.api. ``views`` are expanded
+    here: nodes need not know them. Raises QueryRejected for another statement than a SELECT, NotFound for an unknown
+    table, QueryError when it does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
@@ -91,13 +91,13 @@ def _split(root: exp.Query, catalog: Catalog) -> Plan:
 def _attempt(kind: str, way: _Way, root: exp.Query, columns: Columns, catalog: Catalog) -> Plan | None:
     try:
         return _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
-    except (Unsplittable, QueryError):
-        # A part that DuckDB does not bind is one that we do not know how to split: the next way is tried.
+    except QueryError:
+        # A part that DuckDB does not bind was split wrongly: the next way is tried.
         return None
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
-    """``draft`` as a plan if it binds and returns exactly what the query itself would."""
+    """Returns ``draft`` as a plan if it binds and has the columns and types of the query itself."""
     part = tuple((name, kind) for name, (_, kind) in zip(draft.names, catalog.describe(draft.sql), strict=True))
     final = catalog.describe_over(PART, part, draft.final)
     if not same_types(final, columns):

@@ -1,4 +1,4 @@
-"""Rows of many nodes as they come, for plans that only put the nodes' rows one after the other."""
+"""Streams the rows of many nodes, for plans that concatenate them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.federation.split import Plan
 
 __all__ = ("NodeStream", "OpenStream", "concatenates", "pour")
 
-# Batches that wait here for whoever writes them; nodes wait in turn.
+# Batches that are buffered for the reader; behind that the nodes wait.
 _WAITING = 8
 _GLANCE_S = 0.1
 _JOIN_S = 5.0
@@ -45,7 +45,7 @@ OpenStream = Callable[[str, str, float], NodeStream]
 
 
 def concatenates(plan: Plan) -> bool:
-    """Whether the answer is the nodes' rows one after the other, in no order and without a limit."""
+    """Whether the answer is the concatenation of the nodes' rows: no order, no limit."""
     if plan.kind != "rows" or len(plan.parts) != 1 or plan.parts[0].table != PART:
         return False
     body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(plan.columns))
@@ -61,10 +61,10 @@ def pour(
     strict: bool = False,
     watch: Callable[[Gathered[Any]], None] = lambda _: None,
 ) -> Rows:
-    """The rows of a plan that ``concatenates``; ``stream(address, sql, seconds)`` opens those of a node.
+    """Returns the rows of a plan that ``concatenates``; ``stream(address, sql, seconds)`` opens those of a node.
 
-    A node that fails before its first row is missing, as in merge.run; one that breaks off later raises PeerError,
-    since its rows are out. ``watch`` gets the account of who answered.
+    A node that fails before its first row is left out, as in merge.run; one that fails later raises PeerError, since
+    some of its rows were returned already. ``watch`` gets the outcome.
     """
     with open_database(memory_limit="256MiB", threads=1) as db:
         types = create_part(db, plan.parts[0])
@@ -101,7 +101,7 @@ class _Pour:
             thread.join(_JOIN_S)
 
     def _stop(self) -> None:
-        """Ends what is under way at the nodes."""
+        """Ends the queries in flight at the nodes."""
         self._stopped.set()
         with self._lock:
             for stream in self._open:
@@ -114,7 +114,7 @@ class _Pour:
             gathered = fan_out(addresses, self._one, timeout)
             watch(gathered)
             gathered.require(strict=strict)
-            # One that took too long may be among the failed with rows that are out already.
+            # A node that timed out may have returned rows already.
             for failed in gathered.failed:
                 if rows := self._out.get(failed.address):
                     raise _broken_off(failed.address, rows, failed.error)
@@ -123,7 +123,7 @@ class _Pour:
             self._put(e)
 
     def _put(self, found: pa.RecordBatch | BaseException | None) -> bool:
-        """False when nobody takes it any more."""
+        """Returns False where the reader has stopped."""
         while not self._stopped.is_set():
             try:
                 self._queue.put(found, timeout=_GLANCE_S)
@@ -141,7 +141,7 @@ class _Pour:
                 raise PeerError("nobody waits for its rows any more")
             return self._pass_on(address, stream)
         except ProbingError as e:
-            # Who lacks rows under --strict has sent all that it has.
+            # Under --strict a node with missing rows has sent all the others.
             if (rows := self._out.get(address)) and not isinstance(e, PartialAnswer):
                 self._put(_broken_off(address, rows, e))
             raise
@@ -162,7 +162,7 @@ class _Pour:
         return stream.node, self._out.get(address, 0)
 
     def _claim(self, name: str, address: str) -> None:
-        """A node under two addresses would count twice."""
+        """Raises PeerError for a node under two addresses, which would count twice."""
         with self._lock:
             other = self._names.setdefault(name, address)
         if other != address:

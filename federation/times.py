@@ -1,8 +1,8 @@
-"""Times in a query for many nodes: one present for all of them, and the type of ``ts``.
+"""Fixes now() of a query to one instant for all nodes, and compares ``ts`` without time zones.
 
 ``ts`` is TIMESTAMP_NS, UTC, without a zone; DuckDB 2.0 does not compare it with the zoned type that ``now()``,
-``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite what they are asked in the same way, and so must the asker,
-who binds the query and runs its last step.
+``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite their queries in the same way, and so must the client,
+which binds the query and runs its last step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIME_OF_DAY = frozenset({"get_current_time", "current_localtime"})
 
 
 def fix_times(root: _Tree, now_ns: int) -> _Tree:
-    """``root`` with ``now_ns`` (UTC ns) for every word that means the present, and without zoned times."""
+    """Returns ``root`` with ``now_ns`` (UTC ns) for every word for the present, and without zoned times."""
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
@@ -64,7 +64,7 @@ def _has_zone(node: exp.Expr) -> bool:
 
 
 def _under_at_time_zone(node: exp.Expr) -> bool:
-    """Whether AT TIME ZONE works on it: there the zone matters."""
+    """Whether ``node`` is the operand of AT TIME ZONE, where the zone matters."""
     parent = node.parent
     while isinstance(parent, exp.Paren):
         parent = parent.parent

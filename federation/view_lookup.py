@@ -1,4 +1,4 @@
-"""What views there are for a query, and what is known of each before any database binds it."""
+"""Finds the views that a query names, and their columns, before any database binds them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SAME_PROCESS = ("node", "pid", "start_ns")
 
 
 def base_tables(view: View) -> list[str]:
-    """The names of the tables and views that ``view`` reads, sorted."""
+    """Returns the names of the tables and views that ``view`` reads, sorted."""
     return sorted({f"{table.db}.{table.name}" for table in tree_of(view.sql).find_all(exp.Table) if table.db})
 
 
 def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
-    """The views of users that rows of probing.views tell; of several nodes' views of one name the first."""
+    """Returns the views of users in rows of probing.views; where nodes differ about a name, the first."""
     found: dict[str, View] = {}
     for row in rows:
         name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
@@ -43,7 +43,7 @@ def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
 
 
 def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collection[str]] | None = None) -> NamesOf:
-    """The names of columns of our tables, of ``views`` and of ``more`` tables."""
+    """Returns a lookup of the columns of our tables, of ``views`` and of ``more`` tables."""
 
     def names(table: str) -> Collection[str]:
         if more and table in more:
@@ -56,7 +56,7 @@ def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collecti
 
 
 def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) -> View | None:
-    """The view that ``table`` names: one of ``views``, or one that stands for global.SCHEMA.TABLE."""
+    """Returns the view that ``table`` names: one of ``views``, or the one for global.SCHEMA.TABLE."""
     if not isinstance(table.this, exp.Identifier) or not table.db or table.catalog.lower() not in ("", LOCAL, GLOBAL):
         return None
     name = f"{table.db}.{table.name}".lower()
@@ -67,7 +67,7 @@ def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) ->
 
 
 def is_local(view: View, views: Mapping[str, View]) -> bool:
-    """Whether the rows that ``view`` makes of all nodes' tables are those that it makes of each node's."""
+    """Whether ``view`` over all nodes' tables has the rows of ``view`` over each node's tables."""
     if view.local or view.columns or view.problem:
         return view.local
     tree = tree_of(view.sql)
@@ -79,7 +79,7 @@ def is_local(view: View, views: Mapping[str, View]) -> bool:
 
 @lru_cache(maxsize=512)
 def tree_of(sql: str) -> exp.Query:
-    """The tree of a view's SQL, without its comments; copy it before it is changed."""
+    """Returns the tree of a view's SQL without comments; copy it before a change."""
     tree = parse(sql)
     for node in tree.walk():
         node.comments = None
@@ -87,7 +87,7 @@ def tree_of(sql: str) -> exp.Query:
 
 
 def _shown(view: View, columns: NamesOf) -> Collection[str]:
-    """The names of the columns of ``view``; none when only a database can tell."""
+    """Returns the columns of ``view``; none where only a database knows them."""
     if view.columns or view.problem:
         return [column.name for column in view.columns]
     tree = tree_of(view.sql)
@@ -106,7 +106,7 @@ def _shown(view: View, columns: NamesOf) -> Collection[str]:
 
 
 def _only_source(tree: exp.Query) -> exp.Table | None:
-    """The one table or view that ``tree`` reads, if it is a SELECT that makes at most a row of each of its rows."""
+    """Returns the one table that ``tree`` reads, if it is a SELECT with at most one row for each row of it."""
     if not isinstance(tree, exp.Select) or any(tree.args.get(key) for key in ("joins", "order", "with_", *REDUCING)):
         return None
     source = tree.args["from_"].this if tree.args.get("from_") else None
@@ -117,7 +117,7 @@ def _only_source(tree: exp.Query) -> exp.Table | None:
 
 
 def _tagged(name: str, names: Collection[str], local: bool) -> View:
-    # The table `name` with columns for where its rows come from.
+    # The table `name` with columns for the origin of its rows.
     has = {column.lower() for column in names}
     process = has.issuperset(_SAME_PROCESS)
 

@@ -1,9 +1,9 @@
-"""Views, put into a query where it names them, before it is split, checked or run.
+"""Expands the views that a query names, before it is split, checked or run.
 
-A view becomes a subquery in parentheses under its own name. What the query says for certain of its rows is said inside
-it as well, so that time ranges go on to narrow what is read, and joins whose columns the query does not name are left
-out. ``probe.SCHEMA.TABLE`` loses its catalog, and ``global.SCHEMA.TABLE`` becomes a subquery with Probing's columns of
-where a row comes from: ``_host, _addr, _rank, _node_rank, _local_rank, _role``.
+A view becomes a subquery in parentheses under its own name. Conditions that its rows must meet are repeated inside, so
+that time ranges still bound the rows that are read; joins whose columns the query does not name are left out.
+``probe.SCHEMA.TABLE`` loses its catalog, and ``global.SCHEMA.TABLE`` becomes a subquery with Probing's columns for the
+origin of a row: ``_host, _addr, _rank, _node_rank, _local_rank, _role``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _KEPT = ("joins", "laterals", "sample", "pivots")
 
 
 def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | None = None) -> _Tree:
-    """``root`` with a subquery for every view that it names; its own tree is changed.
+    """Changes ``root``: every view that it names becomes a subquery.
 
-    ``columns`` gives the names of a table's or view's columns, none for one that it does not know.
+    ``columns`` returns the names of a table's or view's columns, none for an unknown one.
     Raises QueryRejected for views that name each other too deeply or too often.
     """
     _Expansion(views, columns or known_columns(views)).run(root, 0)
@@ -49,9 +49,9 @@ def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | No
 
 
 def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> dict[str, View]:
-    """Makes a view that each node can answer for a table of ``root``, by the name that it has in what is returned.
+    """Changes ``root``: a view that each node can answer becomes a table; the others are expanded.
 
-    Other views are put in. The tree of ``root`` is changed.
+    Returns these views by the names of their tables.
     """
     apart: dict[str, View] = {}
     _Expansion(views, columns, apart).run(root, 0)
@@ -59,12 +59,12 @@ def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> d
 
 
 class _Expansion:
-    """One query's views, with bounds on all of them together."""
+    """The expansion of one query, with bounds on all views together."""
 
     def __init__(
         self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None
     ) -> None:
-        """``apart`` collects the views that nodes can answer for, which then stay."""
+        """``apart`` collects the views that nodes can answer, which are not expanded."""
         self._views = views
         self._columns = columns
         self._apart = apart
@@ -92,7 +92,7 @@ class _Expansion:
                 column.set("db", None)
 
     def _set_apart(self, table: exp.Table, view: View, apart: dict[str, View]) -> None:
-        # A schema of its own: some, like information_schema, are taken in a database.
+        # Its own schema: names such as information_schema are taken in a database.
         catalog = GLOBAL if table.catalog.lower() == GLOBAL else LOCAL
         schema = f"{catalog} {table.db.lower()}"
         apart[f"{schema}.{table.name.lower()}"] = view
@@ -121,7 +121,7 @@ class _Expansion:
         table.replace(exp.Subquery(this=inner, alias=alias, **more))
 
     def _plain_columns(self, select: exp.Select) -> dict[str, exp.Column]:
-        """Those of what ``select`` shows that are columns of its first source as they are, by lower-case name."""
+        """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name."""
         source = select.args["from_"].this if select.args.get("from_") else None
         if not isinstance(source, exp.Table) or any(select.args.get(key) for key in REDUCING):
             return {}
@@ -142,14 +142,14 @@ class _Expansion:
 
 
 def _words(root: exp.Expr) -> set[str]:
-    """Every name in the query, in lower case; none when it takes whole rows."""
+    """Returns every identifier of the query, in lower case; none where it names whole rows."""
     if isinstance(root, exp.Query) and names_whole_rows(root):
         return set()
     return {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
 
 
 def _leave_out(select: exp.Select, words: set[str]) -> None:
-    """Drops what ``select`` shows under no name of ``words``, and left joins that are not needed then."""
+    """Drops the columns of ``select`` that are not in ``words``, and left joins that become unused."""
     items = [item for item in select.expressions if item.alias_or_name.lower() in words]
     select.set("expressions", items or select.expressions[:1])
     joins = select.args.get("joins") or []
@@ -168,7 +168,7 @@ def _qualifiers(node: exp.Expr | None) -> set[str]:
 
 
 def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, exp.Column]) -> None:
-    """Says ``conditions``, which are about what ``select`` shows, of its first source, before the rows are joined."""
+    """Moves ``conditions`` on the columns of ``select`` to its first source, before the rows are joined."""
     if not conditions:
         return
     source = select.args["from_"].this
@@ -178,7 +178,7 @@ def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, 
             meant.set("table", exp.to_identifier(source.alias_or_name, quoted=True))
             column.replace(meant)
     if any(join.method.upper() == "ASOF" for join in select.args.get("joins") or []):
-        # An ASOF join in the same SELECT would hide from the ranges which rows of its left side matter.
+        # Beside an ASOF join, range pruning would not see which rows of the left side matter.
         alias = source.alias_or_name
         bare = source.copy()
         bare.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))

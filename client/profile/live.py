@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from probing.api.errors import NotFound, ProbingError
 from probing.client.messages import Change, Setting
 from probing.client.profile.request import Request, Selection
+from probing.client.render.progress import StatusLine
 from probing.client.render.rows import rows_of
 from probing.client.session import sql_text
 
@@ -37,8 +37,10 @@ def sample(cluster: Cluster, request: Request) -> Request:
         changes["sampling.off_cpu"] = "true"
     # Samples that come before the last node has changed its settings count as well.
     begun = time.monotonic()
-    with _changed(cluster, changes, targets, request.live + _SLACK):
-        _wait(request)
+    with _changed(cluster, changes, targets, request.live + _SLACK), StatusLine(
+        lambda past: f"sampling at {request.hz} Hz: {past:.0f} of {request.live:g} s"
+    ):
+        time.sleep(request.live)
     past = time.monotonic() - begun
     base = None if request.base is None else replace(request.base, since=past)
     return replace(request, selected=replace(request.selected, since=past), base=base)
@@ -103,14 +105,3 @@ def _restore(cluster: Cluster, row: Setting) -> None:
         row["key"], row["value"], job=row["job"] or "", pid=row["pid"] or 0,
         seconds=left, persist=row["persisted"], node=row["node"],
     )  # fmt: skip
-
-
-def _wait(request: Request) -> None:
-    begun, shown = time.monotonic(), sys.stderr.isatty()
-    while (past := time.monotonic() - begun) < request.live:
-        if shown:
-            sys.stderr.write(f"\rsampling at {request.hz} Hz: {past:.0f} of {request.live:g} s ")
-            sys.stderr.flush()
-        time.sleep(min(0.5, request.live - past))
-    if shown:
-        sys.stderr.write("\r\x1b[K")

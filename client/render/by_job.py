@@ -1,4 +1,4 @@
-"""Rows of processes for people: one table where it fits the terminal, else a table for each job."""
+"""Tables of processes: one where it fits the terminal, else one for each job."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def by_job(
     spare: Sequence[str] = (),
     nobody: str = "(none)\n",
 ) -> str:
-    """``rows`` with ``job`` and ``run``, under titles. ``fields`` are the columns beside these two; one is ``node``.
+    """Returns ``rows``, which have ``job`` and ``run``, as tables; ``fields`` are the other columns, with ``node``.
 
-    The columns with the keys ``spare`` are left out where the table does not fit ``width`` cells. None: any width.
-    ``nobody`` stands for no rows.
+    Columns with the keys ``spare`` are left out where the table does not fit ``width`` cells; None: any width.
+    ``nobody`` is the text for no rows.
     """
     bold = width is not None
     if not rows:

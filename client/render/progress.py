@@ -1,12 +1,11 @@
-"""How far a query is, on one line of the terminal, once it takes longer than a blink."""
+"""A line on the terminal that says how far a command is, once it takes longer than a blink."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,34 +16,26 @@ if TYPE_CHECKING:
 
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
-__all__ = ("Progress",)
+__all__ = ("Progress", "StatusLine")
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
-_ERASE = "\r\x1b[K"
 
 
-class Progress:
-    """A context around a query. It writes to stderr, only where that is a terminal; ``update`` takes what nodes say."""
+class StatusLine:
+    """A context that shows ``text(elapsed seconds)`` on stderr; it shows nothing where that is no terminal."""
 
-    def __init__(self) -> None:
-        self._wanted = sys.stderr.isatty()
+    def __init__(self, text: Callable[[float], str]) -> None:
+        self.wanted = sys.stderr.isatty()
+        self._text = text
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._nodes: dict[str, pb.QueryProgress] = {}
-        self._rows = 0
         self._begin = 0.0
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody looks: else nodes need not tell."""
-        return self._wanted
-
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StatusLine:
         self._begin = time.monotonic()
-        if self._wanted:
-            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        if self.wanted:
+            self._thread = threading.Thread(target=self._show, name="status line", daemon=True)
             self._thread.start()
         return self
 
@@ -54,18 +45,68 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Takes the line away, before anything else is written to the terminal."""
+        """Erases the line, before anything else is written to the terminal."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def update(self, address: str, said: pb.QueryProgress) -> None:
+    def _show(self) -> None:
+        if self._stopped.wait(_PATIENCE_S):
+            return
+        # Takes 40 to 60 ms, which a quick command does not pay.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        class Screen(Console):
+            def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002
+                # Ctrl-C may end the process before a hidden cursor would be shown again.
+                return False
+
+        def line() -> Text:
+            return Text(self._text(time.monotonic() - self._begin), no_wrap=True, overflow="ellipsis")
+
+        screen = Screen(stderr=True)
+        with Live(line(), console=screen, auto_refresh=False, transient=True, redirect_stdout=False,
+                  redirect_stderr=False) as live:  # fmt: skip
+            while not self._stopped.wait(_REFRESH_S):
+                live.update(line(), refresh=True)
+
+
+class Progress:
+    """A context around a query, with a status line; ``update`` takes the progress that nodes report."""
+
+    def __init__(self) -> None:
+        self._line = StatusLine(self.line)
+        self._lock = threading.Lock()
+        self._nodes: dict[str, pb.QueryProgress] = {}
+        self._rows = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the line is shown, so that nodes have to report."""
+        return self._line.wanted
+
+    def __enter__(self) -> Progress:
+        self._line.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.stop()
+
+    def stop(self) -> None:
+        """Erases the line, before anything else is written to the terminal."""
+        self._line.stop()
+
+    def update(self, address: str, reported: pb.QueryProgress) -> None:
         with self._lock:
-            self._nodes[address] = said
+            self._nodes[address] = reported
 
     def counting(self, batches: Iterator[pa.RecordBatch], *, to_terminal: bool) -> Iterator[pa.RecordBatch]:
-        """The same batches; they are counted, and where they go ``to_terminal`` themselves the line is taken away."""
+        """Yields ``batches`` and counts their rows. ``to_terminal``: the line is erased before the first of them."""
         for batch in batches:
             if to_terminal:
                 self.stop()
@@ -74,29 +115,17 @@ class Progress:
         if to_terminal:
             self.stop()
 
-    def _draw(self) -> None:
-        if self._stopped.wait(_PATIENCE_S):
-            return
-        while True:
-            width = shutil.get_terminal_size((80, 24)).columns
-            sys.stderr.write(_ERASE + self.line(time.monotonic() - self._begin)[: width - 1])
-            sys.stderr.flush()
-            if self._stopped.wait(_REFRESH_S):
-                break
-        sys.stderr.write(_ERASE)
-        sys.stderr.flush()
-
     def line(self, elapsed: float) -> str:
-        """What is shown ``elapsed`` seconds after the begin."""
+        """Returns the text of the line, ``elapsed`` seconds after the begin."""
         with self._lock:
-            told = list(self._nodes.values())
+            reported = list(self._nodes.values())
         end = f"{elapsed:.1f} s, Ctrl-C ends it"
         if self._rows:
             return f"{plural(self._rows, 'row')}, {end}"
-        known = [min(said.fraction, 1.0) for said in told if said.fraction >= 0]
+        known = [min(node.fraction, 1.0) for node in reported if node.fraction >= 0]
         parts = [f"{sum(known) / len(known):4.0%}"] if known else []
-        if scanned := sum(said.rows_to_scan for said in told):
+        if scanned := sum(node.rows_to_scan for node in reported):
             parts.append(f"of {count(scanned)} rows" if known else f"{count(scanned)} rows to scan")
-        if len(told) > 1:
-            parts.append(f"on {len(told)} nodes")
+        if len(reported) > 1:
+            parts.append(f"on {len(reported)} nodes")
         return f"{' '.join(parts)}, {end}" if parts else end

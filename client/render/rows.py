@@ -1,4 +1,4 @@
-"""Rows as plain data, with one stable text or number for every Arrow type. docs/json.md describes it."""
+"""Converts Arrow tables to rows of JSON's types, in the notation that docs/json.md describes."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ Row = dict[str, Any]
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 
-# So many times are made text here: to cast them, pyarrow imports its compute functions, which takes longer.
+# Up to so many times are formatted here: a cast imports pyarrow's compute functions, which takes longer.
 _FEW = 1000
 
 
 def rows_of(table: pa.Table) -> list[Row]:
-    """One dict a row, of JSON's types. Of columns with equal names the later ones get ``_1``, ``_2``..."""
+    """Returns a dict for each row. Of columns with equal names the later ones get ``_1``, ``_2``..."""
     names = names_of(table.column_names)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns_of(table), strict=True)]
 
 
 def columns_of(table: pa.Table) -> list[list[Any]]:
-    """The values of each column, of JSON's types."""
+    """Returns the values of each column, of JSON's types."""
     return [_column(column) for column in table.columns]
 
 
 def names_of(names: Sequence[str]) -> list[str]:
-    """The names of columns, each once."""
+    """Returns ``names`` with a number behind repeated ones."""
     seen: dict[str, int] = {}
     unique: list[str] = []
     for name in names:
@@ -65,7 +65,7 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """``schema`` for Parquet: each name once, and text for the types that it lacks (intervals, unions, NULL alone)."""
+    """Returns ``schema`` for Parquet: unique names, and text for types it lacks (intervals, unions, NULL alone)."""
     import pyarrow as pa
 
     kinds = [pa.string() if _lacking(kind) else kind for kind in schema.types]
@@ -73,7 +73,7 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def storable(table: pa.Table) -> pa.Table:
-    """``table`` in the types of ``storable_schema``; the text is that of JSON."""
+    """Returns ``table`` in the types of ``storable_schema``; texts are those of JSON."""
     for i, field in enumerate(storable_schema(table.schema)):
         if _lacking(table.schema.field(i).type):
             table = table.set_column(i, field, _as_text(table.column(i)))
@@ -115,7 +115,7 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Through text, because Python's datetime has no nanoseconds; None for what no calendar has."""
+    """Converts through text, because Python's datetime has no nanoseconds; None for a time beyond the calendar."""
     import pyarrow as pa
 
     if column.type.unit == "ns" and len(column) <= _FEW:
@@ -136,7 +136,7 @@ def _scalar(value: pa.Scalar[Any]) -> Any:
 
 
 def _microseconds(kind: Any) -> Any:
-    """``kind`` with times in it in microseconds, which Python can hold."""
+    """Returns ``kind`` with its times in microseconds, the resolution of Python's datetime."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -159,7 +159,7 @@ def _microseconds(kind: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON's types: times as ISO 8601, intervals as ``P…``, whole decimals as numbers, bytes as hex."""
+    """Returns ``value`` in JSON's types: ISO 8601 times, ``P…`` intervals, numbers for whole decimals, bytes in hex."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -191,16 +191,16 @@ def _interval(months: int, days: int, nanoseconds: int) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """``value`` as JSON for people and programs, safe on a terminal."""
+    """Returns ``value`` as indented JSON that is safe on a terminal."""
     return escape_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
 def dump_value(value: Any) -> str:
-    """``value`` as JSON on one line."""
+    """Returns ``value`` as JSON on one line."""
     return escape_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def dump_line(rows: Iterable[Any]) -> Iterable[str]:
-    """One JSON document a line."""
+    """Yields a JSON document on a line for each of ``rows``."""
     for row in rows:
         yield dump_value(row) + "\n"

@@ -1,4 +1,4 @@
-"""Text for people: nothing from a target reaches the terminal as a control, and figures have units."""
+"""Text that is safe on a terminal, and figures with units."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = (
     "wrapped",
 )
 
-# Controls, surrogates, and what reorders a line on a terminal.
+# Controls, surrogates, and characters that reorder a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 _BIDI = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -35,14 +35,14 @@ def _unsafe(char: str) -> bool:
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with every character that a terminal would act on as ``\\x1b`` or ``\\u202e``."""
+    """Returns ``text`` on one line; characters that a terminal acts on become ``\\x1b`` or ``\\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(c) if _unsafe(c) else c for c in text)
 
 
 def escape_json(text: str) -> str:
-    """JSON ``text`` with the same characters as JSON escapes; line ends of the layout are kept."""
+    """Returns JSON ``text`` with the same characters as JSON escapes, its line ends unchanged."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(f"\\u{ord(c):04x}" if c != "\n" and _unsafe(c) and ord(c) < 0x10000 else c for c in text)
@@ -58,7 +58,7 @@ def ascii_only() -> bool:
 
 
 def cut_mark() -> str:
-    """Follows text that was cut, one column wide."""
+    """Returns the mark behind text that was cut, one column wide."""
     return "~" if ascii_only() else "…"
 
 
@@ -69,7 +69,7 @@ def _escaped(char: str) -> str:
 
 
 def age(ns: float | None) -> str:
-    """A duration in ns with three digits and a unit: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
+    """Returns a duration in ns with three digits and unit: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
     if ns is None:
         return "-"
     if ns < 0:
@@ -87,7 +87,7 @@ def age(ns: float | None) -> str:
 
 
 def utc(ns: int) -> str:
-    """CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``; what no calendar has is given as the number."""
+    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``, or as the number beyond the calendar."""
     try:
         second = datetime.fromtimestamp(ns // 1_000_000_000, timezone.utc)
     except (OverflowError, ValueError, OSError):
@@ -96,7 +96,7 @@ def utc(ns: int) -> str:
 
 
 def size(number: float | None) -> str:
-    """Bytes with a decimal unit: ``512 B``, ``4.19 MB``."""
+    """Returns bytes with a decimal unit: ``512 B``, ``4.19 MB``."""
     if number is None:
         return "-"
     value = float(number)
@@ -108,12 +108,12 @@ def size(number: float | None) -> str:
 
 
 def bandwidth(gbps: float | None) -> str:
-    """1e9 bytes a second as ``12.3 GB/s``."""
+    """Returns 1e9 bytes/s as ``12.3 GB/s``."""
     return "-" if gbps is None else f"{size(gbps * 1e9)}/s"
 
 
 def count(number: float | None) -> str:
-    """A number with thousands apart; fractions to three digits."""
+    """Returns a number with thousands separators; fractions to three digits."""
     if number is None:
         return "-"
     return f"{number:,}" if isinstance(number, int) else _digits(number)
@@ -125,7 +125,7 @@ def plural(number: int, what: str) -> str:
 
 
 def ranks_text(ranks: Sequence[int | None]) -> str:
-    """``0-3,7``; ``?`` for ranks that are not known."""
+    """Returns such as ``0-3,7``, with ``?`` for unknown ranks."""
     known = sorted({rank for rank in ranks if rank is not None})
     parts: list[str] = []
     start = 0
@@ -139,7 +139,7 @@ def ranks_text(ranks: Sequence[int | None]) -> str:
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
-    """``line`` in lines of at most ``width`` characters, whole; the further ones are indented. None: one line."""
+    """Breaks ``line`` at ``width`` characters, further lines indented; None: one line."""
     return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 

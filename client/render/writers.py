@@ -1,4 +1,4 @@
-"""Writing rows batch by batch: memory is bounded by a batch, whatever the answer's size."""
+"""Writers of rows in each format, batch by batch, so that memory is bounded by a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fields_of", "writer_of")
 
-# So many rows say how wide the columns of a table for people are; those that follow may stand out.
+# Rows that decide how wide the columns of a table are; values of later rows may be wider.
 FIRST_ROWS = 1000
 _SLICE = 4096
 _GROUP_ROWS = 1 << 17
@@ -25,7 +25,7 @@ _GROUP_BYTES = 64 << 20
 
 
 class Writer(Protocol):
-    """Takes batches of one schema; nothing is complete before ``end``."""
+    """Writes batches of one schema; the file is complete after ``end``."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
@@ -33,7 +33,7 @@ class Writer(Protocol):
 
 
 def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | None = None, terminal: bool) -> Writer:
-    """For a format of probingctl; ``width`` of the screen and ``terminal`` matter for text alone."""
+    """Returns the writer of a format. ``width`` (of the screen) and ``terminal`` matter for text alone."""
     if kind == "parquet":
         return _Parquet(sink, schema)
     if kind == "arrow":
@@ -48,7 +48,7 @@ def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | Non
 
 
 def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
-    """All columns as they are shown to people. ``flex``: text may be cut to fit the screen."""
+    """Returns a field for each column. ``flex``: text may be cut to fit the screen."""
     import pyarrow as pa
 
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
@@ -110,7 +110,7 @@ class TableWriter:
 
 
 class CsvWriter:
-    """A line of names, then a line a row; ``terminal``: text is escaped for it."""
+    """CSV with a line of names; ``terminal``: text is escaped."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
         self._sink = sink
@@ -124,7 +124,7 @@ class CsvWriter:
             self._sink.write(_bytes(_csv_lines(zip(*columns, strict=True))))
 
     def _begin(self) -> None:
-        # Not before the first rows: until then the terminal shows how far the query is.
+        # With the first rows: until then the terminal shows the progress.
         if self._names is not None:
             self._sink.write(_bytes(csv_text(self._names, [], terminal=self._terminal)))
             self._names = None
@@ -134,7 +134,7 @@ class CsvWriter:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Record], *, terminal: bool) -> str:
-    """CSV of rows that are plain data."""
+    """Returns rows of JSON's types as CSV."""
     head = [escape(name) if terminal else name for name in names]
     return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])
 
@@ -144,7 +144,7 @@ def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     if "\r" in text.getvalue():
-        # Older Pythons leave a lone carriage return without quotes, which readers take for the end of a line.
+        # Older Pythons leave a lone carriage return without quotes, which readers take for a line end.
         text = io.StringIO()
         csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
     return text.getvalue()
@@ -166,7 +166,7 @@ def _csv_value(value: Any, terminal: bool) -> Any:
 
 
 class _Json:
-    """One list of row objects, laid out as the other commands lay out theirs."""
+    """One list of objects, indented as by ``dump_json``."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self._sink = sink
@@ -211,7 +211,7 @@ class _Arrow:
 
 
 class _Parquet:
-    """Row groups are gathered of many batches: small ones would read slowly. Types that it lacks become text."""
+    """Collects batches for a row group: small groups are slow to read. Types that Parquet lacks become text."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.parquet as pq

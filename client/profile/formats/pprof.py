@@ -1,28 +1,34 @@
-"""pprof's profile.proto, gzipped (google/pprof, proto/profile.proto; the field numbers below are from there).
-
-It is written by hand: only varints and length-delimited fields occur in it.
-"""
+"""pprof's profile.proto, gzipped (google/pprof, proto/profile.proto)."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from probing.client.profile.model import Frame, Profile, Sample, merged
 
 __all__ = ("pprof",)
 
-# Profile
-_SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRING, _TIME, _DURATION, _COMMENT = 1, 2, 4, 5, 6, 9, 10, 13
-_DEFAULT_TYPE = 14
-# Sample: locations innermost first, values in the order of the sample types.
-_LOCATIONS, _VALUES, _LABEL = 1, 2, 3
-# Label
-_KEY, _TEXT = 1, 2
-# ValueType
-_TYPE, _UNIT = 1, 2
-# Location, Line and Function
-_ID, _LINES, _LINE_FUNCTION, _LINE_NUMBER, _NAME, _SYSTEM_NAME, _FILE = 1, 4, 1, 2, 2, 3, 4
+_PACKAGE = "perftools.profiles"
+# The fields that are written, of each message: name, number, type; a star marks a repeated one.
+_MESSAGES = {
+    "ValueType": "type 1 int64, unit 2 int64",
+    "Label": "key 1 int64, str 2 int64",
+    "Sample": "location_id 1 uint64*, value 2 int64*, label 3 Label*",
+    "Line": "function_id 1 uint64, line 2 int64",
+    "Location": "id 1 uint64, line 4 Line*",
+    "Function": "id 1 uint64, name 2 int64, system_name 3 int64, filename 4 int64",
+    "Profile": (
+        "sample_type 1 ValueType*, sample 2 Sample*, location 4 Location*, function 5 Function*, "
+        "string_table 6 string*, time_nanos 9 int64, duration_nanos 10 int64, comment 13 int64*, "
+        "default_sample_type 14 int64"
+    ),
+}
 
 
 def pprof(profile: Profile, comment: str) -> bytes:
@@ -30,74 +36,66 @@ def pprof(profile: Profile, comment: str) -> bytes:
 
     All labels are texts: pprof takes a number 0, such as of rank 0, for no label.
     """
-    return gzip.compress(_Encoder().encode(profile, comment), mtime=0)
+    return gzip.compress(_Encoder(profile).encode(comment), mtime=0)
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._message = _profile_class()()
         # The string table begins with the empty string.
         self._strings: dict[str, int] = {"": 0}
         self._functions: dict[tuple[str, str], int] = {}
         self._locations: dict[Frame, int] = {}
 
-    def encode(self, profile: Profile, comment: str) -> bytes:
-        kinds = [self._value_type("samples", "count"), self._value_type(profile.kind, "nanoseconds")]
-        samples = [self._sample(sample) for sample in merged(profile.samples, labels=True)]
-        locations = [self._location(frame, number) for frame, number in self._locations.items()]
-        functions = [self._function(*key, number) for key, number in self._functions.items()]
-        tail = [
-            _integer(_TIME, profile.begin_ns), _integer(_DURATION, profile.length_ns),
-            _integer(_COMMENT, self._string(comment)), _integer(_DEFAULT_TYPE, self._string(profile.kind)),
-        ]  # fmt: skip
+    def encode(self, comment: str) -> bytes:
+        message, kind = self._message, self._profile.kind
+        for name, unit in (("samples", "count"), (kind, "nanoseconds")):
+            message.sample_type.add(type=self._string(name), unit=self._string(unit))
+        for sample in merged(self._profile.samples, labels=True):
+            self._add_sample(sample)
+        for frame, number in self._locations.items():
+            self._add_location(frame, number)
+        for (name, file), number in self._functions.items():
+            text = self._string(name)
+            message.function.add(id=number, name=text, system_name=text, filename=self._string(file))
+        message.time_nanos, message.duration_nanos = self._profile.begin_ns, self._profile.length_ns
+        message.comment.append(self._string(comment))
+        message.default_sample_type = self._string(kind)
         # All strings are known only now.
-        texts = [text.encode("utf-8", "backslashreplace") for text in self._strings]
-        parts = [(_SAMPLE_TYPE, kinds), (_SAMPLE, samples), (_LOCATION, locations), (_FUNCTION, functions)]
-        body = [_block(field, part) for field, found in [*parts, (_STRING, texts)] for part in found]
-        return b"".join([*body, *tail])
+        message.string_table.extend(text.encode("utf-8", "backslashreplace").decode() for text in self._strings)
+        return bytes(message.SerializeToString(deterministic=True))
 
     def _string(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
 
-    def _value_type(self, kind: str, unit: str) -> bytes:
-        return _integer(_TYPE, self._string(kind)) + _integer(_UNIT, self._string(unit))
-
-    def _sample(self, sample: Sample) -> bytes:
+    def _add_sample(self, sample: Sample) -> None:
+        # Innermost first.
         numbers = [self._locations.setdefault(f, len(self._locations) + 1) for f in reversed(sample.frames)]
-        labels = [_block(_LABEL, self._label(key, value)) for key, value in sample.labels]
-        return _packed(_LOCATIONS, numbers) + _packed(_VALUES, [sample.seen, sample.ns]) + b"".join(labels)
+        added = self._message.sample.add(location_id=numbers, value=[sample.seen, sample.ns])
+        for key, value in sample.labels:
+            added.label.add(key=self._string(key), str=self._string(value))
 
-    def _label(self, key: str, value: str) -> bytes:
-        return _integer(_KEY, self._string(key)) + _integer(_TEXT, self._string(value))
-
-    def _location(self, frame: Frame, number: int) -> bytes:
+    def _add_location(self, frame: Frame, number: int) -> None:
         function = self._functions.setdefault((frame.func or "?", frame.file), len(self._functions) + 1)
-        line = _integer(_LINE_FUNCTION, function) + _integer(_LINE_NUMBER, frame.lineno or 0)
-        return _integer(_ID, number) + _block(_LINES, line)
-
-    def _function(self, name: str, file: str, number: int) -> bytes:
-        names = _integer(_NAME, self._string(name)) + _integer(_SYSTEM_NAME, self._string(name))
-        return _integer(_ID, number) + names + _integer(_FILE, self._string(file))
+        self._message.location.add(id=number).line.add(function_id=function, line=frame.lineno or 0)
 
 
-def _varint(value: int) -> bytes:
-    # Negative numbers are 64-bit two's complement.
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _integer(field: int, value: int) -> bytes:
-    """A varint field; 0 is what a missing one means."""
-    return _varint(field << 3) + _varint(value) if value else b""
-
-
-def _block(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _packed(field: int, values: Iterable[int]) -> bytes:
-    return _block(field, b"".join(map(_varint, values)))
+@cache
+def _profile_class() -> type[Any]:
+    file = FileDescriptorProto(name="profile.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field in fields.split(", "):
+            title, number, kind = field.split()
+            scalar, repeated = kind.rstrip("*"), kind.endswith("*")
+            added = message.field.add(name=title, number=int(number))
+            added.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
+            if scalar in _MESSAGES:
+                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{scalar}"
+            else:
+                added.type = FieldDescriptorProto.Type.Value(f"TYPE_{scalar.upper()}")
+    # Of its own: another library may have registered the same messages.
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
