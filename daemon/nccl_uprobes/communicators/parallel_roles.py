@@ -1,8 +1,8 @@
-"""What a communicator is for: world, tp, pp, dp, ep, or unknown where the evidence does not settle it.
+"""Concludes the parallel role of a communicator: world, tp, pp, dp, ep, or unknown if the evidence does not settle it.
 
-Its name is the strongest evidence, where a framework gave it one; then its size, what is called on it, and which ranks
-of the job it has, as far as this node knows them. A job can always use a group in an unusual way: ``why`` says what a
-role was concluded from.
+The strongest evidence is the name that a framework gave it; then its size, the operations called on it, and which ranks
+of the job are its members, as far as this node knows them. A job may use a group in an unusual way, so ``why`` holds
+the evidence for the role.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ("Facts", "Role", "conclude", "stride_of")
 
 _ENOUGH = 10
 _ONLY, _MOSTLY, _HALF = 0.9, 0.8, 0.5
-# How many times as often tensor-parallel groups are called as those that reduce gradients.
+# A tensor-parallel group has at least so many times the operations of one that reduces gradients.
 _BUSIER = 2
 _TRANSFERS = ("send", "recv")
 _REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -37,8 +37,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A communicator as one process uses it. ``ranks``: rank in the communicator -> rank in the job, of the members
-    that are known here. ``calls`` and ``sizes``: operations and bytes by name of operation."""
+    """A communicator as one process uses it. ``ranks``: rank in the communicator -> rank in the job, for the members
+    that this node knows. ``calls`` and ``sizes``: number and bytes of the operations, by name of the operation."""
 
     size: int | None
     world_size: int | None
@@ -60,7 +60,7 @@ class Facts:
 
 
 def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
-    """The role of a communicator; ``others`` are those that the same process uses besides."""
+    """The role of a communicator; ``others`` are the other communicators of the same process."""
     if (named := _by_name(facts.name)) is not None:
         return Role(named, f"its name is {facts.name}")
     if facts.size is not None and facts.size == facts.world_size:
@@ -78,9 +78,9 @@ def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
 
 
 def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None) -> int | None:
-    """How far apart in the job the neighbours of a communicator are; None: uneven, or not known.
+    """The distance in job ranks between neighbours in a communicator; None: uneven or not known.
 
-    Of one member alone it follows only if the groups are the innermost or the outermost ones of the job's ranks.
+    If only one member is known, the stride follows only for the innermost and the outermost groups of the job's ranks.
     """
     if size is None or size < 2:
         return None
@@ -102,7 +102,7 @@ def _by_name(name: str | None) -> str | None:
     words = set(re.split(r"[^a-z0-9]+", (name or "").lower()))
     found = {role for role, known in _WORDS.items() if not words.isdisjoint(known)}
     if found == {"dp", "ep"}:
-        # The replicas of an expert.
+        # Data parallelism between the replicas of an expert.
         return "dp"
     return found.pop() if len(found) == 1 else None
 
@@ -117,16 +117,17 @@ def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
         return Role("unknown", f"its ranks are {place}, and no other communicator tells what that is for")
     rival = max(rivals, key=lambda other: other.total)
     mean, its_mean = (sum(f.sizes.values()) // max(f.total, 1) for f in (facts, rival))
-    told = f"its ranks are {place}; {facts.total} operations of {mean} bytes, against {rival.total} of {its_mean} bytes"
+    evidence = f"its ranks are {place}; {facts.total} operations of {mean} bytes"
+    evidence += f", against {rival.total} of {its_mean} bytes"
     if stride == 1 and facts.total >= _BUSIER * rival.total:
-        return Role("tp", f"{told} on ranks that are {rival.stride} apart")
+        return Role("tp", f"{evidence} on ranks that are {rival.stride} apart")
     if stride > 1 and rival.total >= _BUSIER * facts.total:
-        return Role("dp", f"{told} on neighbours")
-    return Role("unknown", told)
+        return Role("dp", f"{evidence} on neighbours")
+    return Role("unknown", evidence)
 
 
 def _is_rival(other: Facts, stride: int) -> bool:
-    """Whether ``other`` has ranks of another spacing, one of the two being that of neighbours."""
+    """Whether ``other`` has another stride, one of the two being 1."""
     if other.size == other.world_size or other.share(_REDUCTIONS) < _MOSTLY or other.total < _ENOUGH:
         return False
     its = other.stride

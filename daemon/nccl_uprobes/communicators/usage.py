@@ -25,8 +25,8 @@ _Members = dict[tuple[str, str, str], dict[int, int]]
 
 @dataclass(slots=True)
 class Use:
-    """A communicator as one process uses it. ``first_seen``, ``looked``: CLOCK_MONOTONIC ns. ``calls`` and ``sizes``
-    (bytes) are by operation. ``fresh``: it was used since its role was concluded."""
+    """A communicator as one process uses it. ``first_seen`` and ``looked`` (the time of the last conclusion) are in
+    CLOCK_MONOTONIC ns. ``calls`` and ``sizes`` (bytes) are by operation. ``fresh``: used since the last conclusion."""
 
     backend: str | None
     name: str | None

@@ -1,4 +1,4 @@
-"""The source of collectives: puts the probes on libraries that appear, and makes rows of what they saw."""
+"""The source of collectives: attaches the probes to libraries, and makes rows of operations and communicators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
 OBJECTS = ("gloo", "nccl")
 """The BPF objects that the session has to hold."""
 RING = "collectives"
-# Of the cookie: the slot, then what tells the file or its layout, then what the probe tells its program.
+# The attach cookie: the slot, then the tag of the file or its layout, then the probe's operation.
 _SLOT_BITS, _OPERATION_SHIFT = 16, 48
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
@@ -45,8 +45,8 @@ _KEY = ("object", "position", "start_ns", "tgid")
 class CollectivesSource:
     """``symbols`` finds symbols by pattern in the file at a descriptor.
 
-    ``assemble`` and ``assemble_communicators`` are for the thread that drains, and wait for no other; the rest is safe
-    for several threads.
+    Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
+    other methods are safe for several threads.
     """
 
     name = "collectives"
@@ -69,14 +69,14 @@ class CollectivesSource:
         self._communicators = Communicators(node, processes)
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
-        # Of the thread that assembles: processes that ended, and those that had ended a drain before.
+        # Used by the draining thread: processes that ended, and those that had ended at the drain before.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
         # Guards ``_live_decoder`` only.
         self._asking = threading.Lock()
 
     def start(self) -> None:
-        """Tell the programs the layouts, and close what can no longer be followed."""
+        """Writes the layouts into the maps, and closes operations whose end the probes may have missed."""
         for index, gloo in enumerate(GLOO_LAYOUTS):
             self._session.maps["gloo_layouts"].update(index, gloo.pack())
         for index, nccl in enumerate(NCCL_LAYOUTS):
@@ -85,11 +85,11 @@ class CollectivesSource:
             self.abandon_before(self._session.blind[1])
 
     def stop(self) -> None:
-        """The links are the session's: it keeps or ends them."""
+        """Does nothing: the session keeps or ends the links."""
 
     @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> what is counted there."""
+        """The slot of each probe -> its program and function."""
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in (GLOO, NCCL)
@@ -97,13 +97,13 @@ class CollectivesSource:
         }
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a file that a process maps can be one of ours, by its path."""
+        """Whether a mapped file of this path can be libtorch_cpu or libnccl."""
         return library_of(path) is not None
 
     def attach(self, fd: int, path: bytes) -> int:
-        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+        """Attaches the probes to the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Returns how many links are new: 0 where the file has them, also those adopted from an earlier daemon.
         Raises UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
         """
         library = library_of(path)
@@ -118,7 +118,7 @@ class CollectivesSource:
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """The session has ended the probes on a file."""
+        """Drops a file whose probes the session has detached."""
         with self._attaching:
             self._attached.pop(identity, None)
 
@@ -154,13 +154,13 @@ class CollectivesSource:
     def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``communicators`` -> a batch of ``comm.communicators``.
 
-        Operations that lie open on a communicator that is gone are closed: failed where it was aborted.
+        Closes the open operations of communicators that were destroyed or aborted; an abort makes them failed.
         """
         self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
         return {communicators.TABLE: self._communicators.rows(records, pair)} if len(records) else {}
 
     def _forget_ended(self) -> None:
-        # A process that has ended may have records in the ring: it is forgotten with the drain after the next.
+        # The ring may still hold records of a process that has ended: its state is dropped two drains later.
         for key in self._leaving:
             self._communicators.forget(*key)
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -178,15 +178,15 @@ class CollectivesSource:
                 self._session.run_program("nccl_close", _CLOSE.pack(*(int(key[field]) for field in _KEY), aborted))
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
-        """``comm.inflight`` as it is now."""
+        """``comm.inflight``: the operations that are open now."""
         _, records = self._session.maps["operations"].items()
-        # The map was read after the pair was taken: what began in between has no age yet.
+        # Operations called after ``pair`` was taken would have a negative age.
         records = np.ascontiguousarray(records[records["t_call"] <= pair.mono_ns])
         with self._asking:
             return inflight_rows(self._node, records, self._live_decoder.decode(records), pair)
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
-        """The backends of which operations of this process were seen: "gloo", "nccl"."""
+        """The backends whose operations this process has called: "gloo", "nccl"."""
         return self._communicators.backends_of(pid, start_ns)
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
@@ -194,13 +194,13 @@ class CollectivesSource:
         return self._communicators.processes_of(comm)
 
     def process_exited(self, pid: int, start_ns: int) -> int:
-        """Close the open operations of a process that has ended; returns how many there were."""
+        """Closes the open operations of a process that has ended; returns how many there were."""
         closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
         self._ended.append((pid, start_ns))
         return closed
 
     def sweep(self, alive: Callable[[int, int], bool]) -> int:
-        """Close the open operations of processes that ended while nobody looked."""
+        """Closes the open operations of processes whose exit was not seen."""
 
         def ended(keys: npt.NDArray[Any], _: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
             processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
@@ -210,7 +210,7 @@ class CollectivesSource:
         return self._abandon(ended)
 
     def abandon_before(self, mono_ns: int, pid: int | None = None) -> int:
-        """Close what was called before ``mono_ns``, by all or one process: the probes may have missed how it ended."""
+        """Closes operations called before ``mono_ns`` (by ``pid`` or all), whose end the probes may have missed."""
         return self._abandon(
             lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
         )
@@ -229,14 +229,14 @@ class CollectivesSource:
 
 
 def replaced(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Open operations of a layout that is being replaced, as records: their ends can no longer be seen."""
+    """Open operations of a replaced map layout as abandoned records: the probes can no longer see their ends."""
     records = values.copy()
     records["state"] = STATE_ABANDONED
     return records
 
 
 def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
-    """What the programs of a library get in the cookie: gloo the layout's index, NCCL what tells this file."""
+    """The tag in the attach cookie: for gloo the index of its layout, for NCCL a checksum of the file's identity."""
     if library is GLOO:
         return gloo_layout_index(marks)
     return zlib.crc32(repr(identity).encode())

@@ -1,7 +1,7 @@
-"""Which functions of a library get which program.
+"""Lists the probes of libtorch_cpu and libnccl: which BPF program is attached to which functions.
 
-Mangled names carry types, which change between versions of torch: the patterns hold the parts that do not. ``*`` stands
-for anything.
+Mangled names contain argument types, which change between versions of torch; the patterns hold the parts that do not.
+``*`` matches any characters.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """``program`` on the functions that match ``pattern``. ``needed``: without it the library is not this one.
+    """``program`` is attached to the functions that match ``pattern``.
 
-    ``unless``: a pattern; where a function matches it, that one sees all that this probe would. ``variant`` is another
-    pattern, of functions that do the same and take the same arguments first. ``operation`` is told to the program.
+    ``needed``: a library without such a function is not supported. ``unless``: a pattern; a function that matches it
+    makes this probe superfluous. ``variant``: a pattern of functions with the same effect and the same first arguments.
+    ``operation``: passed to the program in the attach cookie.
     """
 
     program: str
@@ -43,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``program`` at ``offset`` of the file; ``slot`` counts its hits, ``cost`` is what one costs: cheap or dear."""
+    """``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap or dear."""
 
     program: str
     slot: int
@@ -56,8 +57,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Library:
-    """``files``: how the file's name begins. ``probes`` in the order to attach: what ends an operation comes first,
-    so that no operation is seen to begin whose end would be missed. ``marks`` are functions that tell builds apart."""
+    """``files``: prefixes of the file name. ``probes`` are in the order of attachment: those on the end of an operation
+    come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
 
     name: str
     files: tuple[bytes, ...]
@@ -70,9 +71,9 @@ class Library:
         return [pattern for probe in self.probes for pattern in probe.patterns]
 
     def placements(self, symbols: Iterable[Symbol]) -> list[Placement]:
-        """Where to attach, at the cheapest instruction of each function; aliases of one address count once.
+        """The placements of the probes, each at the cheapest instruction of its function, one per address.
 
-        Raises UnsupportedTarget where a needed function is missing.
+        Raises UnsupportedTarget if a needed function is missing.
         """
         found: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
         for symbol in symbols:
@@ -107,7 +108,7 @@ _GLOO_PROBES = (
     Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
     Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
     Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
-    # The operation type and the sequence number came into the arguments together.
+    # Versions of torch that pass the operation type here pass the sequence number too.
     Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
     Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
     Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
@@ -128,7 +129,7 @@ _GLOO_PROBES = (
     Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
     Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
     Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
-    # As torch 2.14 calls three of them. monitoredBarrier needs none: it calls send and recv.
+    # The names of three functions since torch 2.14. monitoredBarrier needs no probe: it calls send and recv.
     Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
     Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
     Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
@@ -141,10 +142,10 @@ GLOO = Library(
     (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
 )
 
-# ncclEnqueueCheck(ncclInfo *): internal, and so only in .symtab. All operations go through it.
+# ncclEnqueueCheck(ncclInfo *), through which all operations go. An internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
-# The public calls, which nccl_call tells apart by enum nccl_function of nccl.bpf.c. From NCCL 2.31.2 on most have a
-# variant with a ncclCollConfig_t behind the arguments (nccl.h); neither calls the other (src/collectives.cc).
+# The public calls with their number in enum nccl_function of nccl.bpf.c, which nccl_call gets. Since NCCL 2.31.2 most
+# have a variant with a ncclCollConfig_t after the arguments (nccl.h); neither calls the other (src/collectives.cc).
 _OPERATIONS = {
     "ncclAllReduce": 4,
     "ncclReduceScatter": 3,
@@ -167,8 +168,8 @@ _MAKERS = {
     "ncclCommGrow": "nccl_grow",
 }
 
-# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. What ends something comes first, and returns
-# come before their entries: an entry whose return is missed would stand for a later call.
+# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. Probes on ends come first, those on returns
+# before those on entries: an entry whose return is missed would be taken for that of a later call.
 _NCCL_PROBES = (
     Probe("nccl_destroy", "ncclCommDestroy"),
     Probe("nccl_abort", "ncclCommAbort"),
@@ -203,7 +204,7 @@ NCCL = Library(
 
 
 def library_of(path: bytes) -> Library | None:
-    """The library that a mapped file of this path could be, by its name."""
+    """The library that a mapped file of this path can be, by its file name."""
     name = path.rpartition(b"/")[2]
     for library in (GLOO, NCCL):
         if name.startswith(library.files) and name.find(b".so") >= 0:

@@ -1,8 +1,8 @@
-"""One question to NCCL's RAS (reliability, availability, serviceability), on a connection that somebody else made.
+"""Asks NCCL's RAS (reliability, availability, serviceability) for a report, over an open connection.
 
 The protocol is that of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
-up to the end of the stream. Each process of a job has a thread that listens and answers; a question goes through the
-network of these threads, never through the ranks' own work.
+up to the end of the stream. Each process of a job has a RAS thread that listens and answers; a request travels through
+the network of these threads and does not involve the ranks' own work.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from probing.api.errors import TargetTimeout, UnsupportedTarget
 
 __all__ = ("RasAnswer", "RasSilent", "ask_ras")
 
-# What NCCL's client gives a process to say its protocol: one that is stopped has the connection, and says nothing.
+# The time for the greeting, as in NCCL's client: a stopped process accepts connections and does not greet.
 GREETING_S = 1.0
-# Time that RAS gives its peers to answer, s (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
+# The time that RAS gives its peers to answer (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
 COLLECT_S = 5
 MAX_LINE = 1_024
 MAX_REPORT = 16 << 20
@@ -25,14 +25,14 @@ _CHUNK = 256 << 10
 
 
 class RasSilent(TargetTimeout):
-    """Nobody greets at the other end. Another connection may reach another process."""
+    """The other end accepted the connection and did not greet. Another connection may reach another process."""
 
     default_hint = "a process that is stopped takes connections and does not answer them"
 
 
 @dataclass(frozen=True, slots=True)
 class RasAnswer:
-    """``form`` is json, or text where the NCCL is older than 2.28.7; ``protocol`` what the server says, or 0."""
+    """``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0 if unreadable."""
 
     report: bytes
     form: str
@@ -40,10 +40,10 @@ class RasAnswer:
 
 
 def ask_ras(connection: socket.socket, timeout: float = 30.0) -> RasAnswer:
-    """The verbose status of the jobs that the process at the other end knows of; ``timeout`` in seconds for all of it.
+    """The verbose status of all jobs that the process at the other end knows. ``timeout``: seconds for all of it.
 
-    Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget for what is no RAS or
-    a report of more than 16 MB.
+    Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is no RAS or
+    its report exceeds 16 MiB.
     """
     return _Talk(connection, time.monotonic() + timeout).ask()
 

@@ -1,7 +1,7 @@
-"""Where the RAS threads of a process listen, and a connection to there, in its network namespace.
+"""Finds the address of a process's RAS threads and connects to it, in the process's network namespace.
 
-An address comes from the environment of a process, which may name anything: only this machine's own addresses are
-connected to, and no port that needs rights to listen on.
+The address comes from the environment of the process, which may name any host: connections go to this machine's own
+addresses only, and never to a privileged port.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NobodyListens(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class RasAddress:
-    """``hosts`` are IP addresses of which the first that answers is meant."""
+    """``hosts``: IP addresses; the first that accepts a connection is used."""
 
     hosts: tuple[str, ...]
     port: int
@@ -46,9 +46,9 @@ class RasAddress:
 
 
 def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
-    """Where a process of this environment listens, ``port`` being the default; None: its RAS is off.
+    """The address at which a process with this environment listens, by default at ``port``; None: its RAS is off.
 
-    Raises UnsupportedTarget for an address that is not asked.
+    Raises UnsupportedTarget for an address that must not be connected to.
     """
     if environ.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
@@ -62,10 +62,10 @@ def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
 
 
 def connect_ras(address: RasAddress, namespace: int | None = None, timeout: float = CONNECT_S) -> socket.socket:
-    """A connection to one of those who share ``address``, in the network namespace open at ``namespace``, or in ours.
+    """A connection to one of the processes that share ``address``, in the network namespace ``namespace`` or ours.
 
     Raises NobodyListens, TargetTimeout, PrivilegeError for a namespace that needs more rights, UnsupportedTarget for an
-    address that is not this machine's.
+    address of another machine.
     """
     for host in address.hosts:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -73,7 +73,7 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
         try:
             connection.settimeout(timeout)
             if not ipaddress.ip_address(host).is_loopback:
-                # To send from it is to have it: another machine is not connected to.
+                # Binding fails unless the address is this machine's own.
                 connection.bind((host, 0))
             connection.connect((host, address.port))
         except OSError as e:
@@ -110,7 +110,7 @@ def _socket(family: int) -> socket.socket:
 
 
 def _socket_in(namespace: int, family: int) -> socket.socket:
-    """A socket belongs to the namespace of the thread that makes it, for good: a thread goes there, and ends."""
+    """A socket made by a thread that enters the namespace and ends: a socket keeps the namespace of its creator."""
     made: list[socket.socket | int] = []
 
     def make() -> None:

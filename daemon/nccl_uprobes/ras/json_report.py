@@ -1,8 +1,7 @@
-"""Reports of NCCL's RAS in JSON (2.28.7 and later) as rows of ``comm.ras``; text goes to ``ras_text``.
+"""Parses JSON reports of NCCL's RAS (2.28.7 and later) into rows of ``comm.ras``.
 
-Keys are those of src/ras/client_support.cc. Versions 2.28.7 and 2.28.9 leave out the comma between ``nvml_dev`` and
-``status`` of a missing rank (``jsonWriteMissingRank``), which makes the whole document no JSON: it is put back in a
-document that cannot be read without it.
+Keys are those of src/ras/client_support.cc. Versions 2.28.7 and 2.28.9 omit the comma between ``nvml_dev`` and
+``status`` of a missing rank (``jsonWriteMissingRank``): it is inserted into a document that does not parse otherwise.
 """
 
 from __future__ import annotations
@@ -14,20 +13,13 @@ from typing import Any
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.ras.report import MAX_ROWS, OPERATION_COUNTS, RankRow, Report
 from probing.daemon.nccl_uprobes.ras.text_report import text_report
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("MAX_ROWS", "handlers", "json_report")
+__all__ = ("handlers", "json_report")
 
-MAX_ROWS = 20_000
 MAX_TEXT = 256
-_COUNTS = {
-    "Broadcast": "broadcast",
-    "Reduce": "reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllReduce": "all_reduce",
-}
 # ncclErrorToString of client_support.cc, by ncclResult_t.
 _RESULTS = (
     "Success", "Unhandled CUDA error", "System error", "Internal error", "Invalid argument", "Invalid usage",
@@ -39,15 +31,12 @@ _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """For the parser: ``ras_report`` (``form`` json or text, payload the report): payload, JSON as below."""
+    """The parser's request ``ras_report`` (``form``: json or text; payload: the report). Answers a Report as JSON."""
     return {"ras_report": _answer}
 
 
-def json_report(report: bytes) -> dict[str, Any]:
-    """``rows`` of comm.ras without who and when, missing ranks first; ``skipped``: what made no sense or was too much.
-
-    Raises CorruptTarget for what is no such document.
-    """
+def json_report(report: bytes) -> Report:
+    """The rows of all ranks, missing ranks first. Raises CorruptTarget if ``report`` is no such document."""
     document = _document(report.decode("utf-8", "replace"))
     collection = _object(document.get("ras"))
     common = {
@@ -56,8 +45,8 @@ def json_report(report: bytes) -> dict[str, Any]:
         "timeouts": _int(collection, "timeouts_count"),
     }
     skipped = 0
-    missing: list[dict[str, Any]] = []
-    present: list[dict[str, Any]] = []
+    missing: list[RankRow] = []
+    present: list[RankRow] = []
     for row in _ranks(document):
         if row is None or len(missing) + len(present) >= MAX_ROWS:
             skipped += 1
@@ -89,8 +78,8 @@ def _document(text: str) -> dict[str, Any]:
     return document
 
 
-def _ranks(document: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """Rows of all ranks of all communicators; None for one that makes no sense."""
+def _ranks(document: Mapping[str, Any]) -> Iterator[RankRow | None]:
+    """The rows of all ranks of all communicators; None for an entry that is malformed."""
     for communicator in document["communicators"]:
         found = _object(communicator)
         comm = found.get("hash")
@@ -108,9 +97,9 @@ def _ranks(document: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
                 yield {**common, **_rank(rank, missing=name == "missing_ranks")} if isinstance(rank, dict) else None
 
 
-def _rank(rank: Mapping[str, Any], *, missing: bool) -> dict[str, Any]:
+def _rank(rank: Mapping[str, Any], *, missing: bool) -> RankRow:
     status, counts = _object(rank.get("status")), _object(rank.get("collective_counts"))
-    row = {
+    row: RankRow = {
         "comm_rank": _int(rank, "rank"),
         "host": _text(rank.get("host")),
         "rank_pid": _int(rank, "pid"),
@@ -118,7 +107,7 @@ def _rank(rank: Mapping[str, Any], *, missing: bool) -> dict[str, Any]:
         "nvml_device": _int(rank, "nvml_dev"),
         "missing": missing,
     }
-    # A missing rank whose process is not known is named "unknown", -1.
+    # RAS gives a missing rank whose process it does not know the host "unknown" and the pid -1.
     if row["rank_pid"] == -1:
         row["rank_pid"] = row["host"] = None
     if missing:
@@ -129,7 +118,7 @@ def _rank(rank: Mapping[str, Any], *, missing: bool) -> dict[str, Any]:
         "init_state": _result(_int(status, "init_state")),
         "async_error": None if error in _NO_ERROR else _result(error),
         **{name: _flag(status.get(name)) for name in ("finalize_called", "destroy_flag", "abort_flag")},
-        **{column: _int(counts, name, 1 << 63) for name, column in _COUNTS.items()},
+        **{column: _int(counts, name, 1 << 63) for name, column in OPERATION_COUNTS.items()},
     }
 
 
@@ -157,5 +146,5 @@ def _result(code: int | None) -> str | None:
 
 
 def _ns(seconds: Any) -> int | None:
-    # Also refuses what is no number (nan) and what is infinite.
+    # The comparison also refuses nan and infinity.
     return int(seconds * 1e9) if type(seconds) in (int, float) and 0 <= seconds < 1 << 32 else None

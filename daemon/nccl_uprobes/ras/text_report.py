@@ -1,37 +1,29 @@
-"""Reports of NCCL's RAS in text, all that versions 2.24 to 2.28.3 have, as rows of ``comm.ras``.
+"""Parses text reports of NCCL's RAS, the only form of versions 2.24 to 2.28.3, into rows of ``comm.ras``.
 
-They tell groups of communicators, and of a communicator only what is wrong with it: the ranks that differ from most
-others. So there are rows only of those, and none where all is well. The wording is that of
-src/ras/client_support.cc (rasClientRunComms) at v2.24.3-1 and v2.28.3-1.
+A text report lists groups of communicators, and for a communicator only the ranks that differ from most others. So only
+these have rows, and a healthy job has none. The wording is that of src/ras/client_support.cc (rasClientRunComms) at
+v2.24.3-1 and v2.28.3-1.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from probing.api.errors import CorruptTarget
+from probing.daemon.nccl_uprobes.ras.report import MAX_ROWS, OPERATION_COUNTS, RankRow, Report
 from probing.daemon.processes.procfs import clean_text
 
 __all__ = ("text_report",)
 
 MAX_LINES = 200_000
-MAX_ROWS = 20_000
 MAX_LISTED = 1_024
-_COUNTS = {
-    "Broadcast": "broadcast",
-    "Reduce": "reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllReduce": "all_reduce",
-}
-# What statusStr means: the first of these that holds of a rank (rasClientRunComms).
-_STATUS: dict[str, dict[str, Any]] = {
+# The columns behind statusStr, which is the first of these that applies to a rank (rasClientRunComms).
+_STATUS: dict[str, RankRow] = {
     "ABORT": {"abort_flag": True},
     "FINALIZE": {"abort_flag": False},
     "RUNNING": {"init_state": "Success", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
     "INIT": {"init_state": "INIT", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
-    # It answered, and has no such communicator (2.26); before, also one that did not answer.
+    # The process answered and does not know the communicator; before 2.26 also a process that did not answer.
     "NOCOMM": {"missing": True, "unresponsive": False},
     "UNKNOWN": {"missing": True},
 }
@@ -55,14 +47,10 @@ _REPORTED = re.compile(r"reported (.{1,64})")
 _HAS_STATUS = re.compile(r"ha(?:s|ve) status ([A-Z]+)")
 _LAUNCHED = re.compile(r"ha(?:s|ve) launched up to operation ([0-9]{1,18})")
 _NOT_LAUNCHED = re.compile(r"ha(?:s|ve) not launched any operations")
-_Facts = dict[str, Any]
 
 
-def text_report(report: bytes) -> dict[str, Any]:
-    """``rows`` of comm.ras without who and when; ``skipped``: lines about ranks that were not understood.
-
-    Raises CorruptTarget for what is no report of RAS.
-    """
+def text_report(report: bytes) -> Report:
+    """The rows of the ranks that the report lists. Raises CorruptTarget if ``report`` is no report of RAS."""
     lines = report.decode("utf-8", "replace").split("\n")
     reader = _Reader()
     for line in lines[:MAX_LINES]:
@@ -79,18 +67,18 @@ class _Reader:
         self._collection_ns: int | None = None
         self._timeouts = 0
         self._sizes: dict[int, int] = {}
-        self._found: dict[tuple[str, str, int], _Facts] = {}
+        self._found: dict[tuple[str, str, int], RankRow] = {}
         self._comm: tuple[str, str, str] | None = None
         self._dead: set[tuple[int, str]] | None = None
         self._gone: set[tuple[int, str]] = set()
-        # What the ranks have in common that follow, and what the lines are about.
-        self._common: _Facts = {}
+        # Columns of all ranks that the next lines list, and the column that these lines give.
+        self._common: RankRow = {}
         self._about: str | None = None
 
-    def rows(self) -> list[dict[str, Any]]:
-        rows = []
+    def rows(self) -> list[RankRow]:
+        rows: list[RankRow] = []
         for (group, comm, rank), facts in self._found.items():
-            common = {
+            common: RankRow = {
                 "comm": comm,
                 "size": self._sizes.get(int(group.partition("-")[0])),
                 "comm_rank": rank,
@@ -108,13 +96,13 @@ class _Reader:
             self._comm, self._common, self._about = (f"{match[1]}-{match[2]}", match[3], match[4]), {}, None
             self._dead = None
         elif self._comm is not None and line.startswith("  "):
-            self._of_communicator(line, self._comm)
+            self._communicator_line(line, self._comm)
         else:
-            self._of_all(line)
+            self._general_line(line)
 
-    def _of_all(self, line: str) -> None:
+    def _general_line(self, line: str) -> None:
         if not line:
-            # Also stands between what is said of a communicator's operations.
+            # Empty lines also separate the operations of a communicator.
             self._dead = None
             return
         if not line.startswith(" "):
@@ -132,9 +120,9 @@ class _Reader:
         elif (match := _GROUP.fullmatch(line)) and len(self._sizes) < MAX_ROWS:
             self._sizes[int(match[1])] = int(match[4])
 
-    def _of_communicator(self, line: str, comm: tuple[str, str, str]) -> None:
+    def _communicator_line(self, line: str, comm: tuple[str, str, str]) -> None:
         if match := _ONE.fullmatch(line):
-            self._rank(int(match[1]), {**self._said(match[2]), **_where(match)}, comm)
+            self._rank(int(match[1]), {**self._facts(match[2]), **_where(match)}, comm)
         elif (match := _LISTED.fullmatch(line)) and len(match[2]) < MAX_LISTED * 8:
             for number in match[2].split(",")[:MAX_LISTED]:
                 if number.isdigit() and len(number) < 10:
@@ -142,20 +130,20 @@ class _Reader:
         elif match := _LONE_UNKNOWN.fullmatch(line):
             self._rank(int(match[1]), _STATUS[match[2]], comm)
         elif match := _MANY.fullmatch(line):
-            self._common = self._said(match[2])
+            self._common = self._facts(match[2])
         elif match := _ERRORS.fullmatch(line):
             self._about = "init_state" if match[1] == "Initialization" else "async_error"
         elif match := _DIFFERENT.fullmatch(line):
             # Before 2.26 all operations were counted as one, which no column has.
-            self._about = _COUNTS.get(match[1] or "")
+            self._about = OPERATION_COUNTS.get(match[1] or "")
         elif line.startswith("  Missing communicator data from "):
-            # Only those that did not answer at all are named one by one (2.26).
+            # The ranks listed next did not answer at all (2.26).
             self._common = {"missing": True, "unresponsive": True}
         else:
             self.skipped += 1
 
-    def _said(self, text: str | None) -> _Facts:
-        """What is said of one rank; of one of which nothing is said, what was said of all of them."""
+    def _facts(self, text: str | None) -> RankRow:
+        """The columns that ``text`` gives for a rank; without a text, those given for all listed ranks."""
         if text is None:
             return self._common
         if match := _REPORTED.fullmatch(text):
@@ -169,7 +157,7 @@ class _Reader:
         self.skipped += 1
         return {}
 
-    def _rank(self, rank: int, facts: _Facts, comm: tuple[str, str, str]) -> None:
+    def _rank(self, rank: int, facts: RankRow, comm: tuple[str, str, str]) -> None:
         group, name, _ = comm
         key = (group, name, rank)
         if key not in self._found and len(self._found) >= MAX_ROWS:
@@ -178,7 +166,7 @@ class _Reader:
         self._found.setdefault(key, {}).update(facts)
 
 
-def _where(match: re.Match[str]) -> _Facts:
+def _where(match: re.Match[str]) -> RankRow:
     if match[3] is None:
         return {}
     device = int(match[3])

@@ -1,7 +1,7 @@
-"""NCCL's own RAS as a second witness: what it says of each rank of each communicator, asked again and again.
+"""Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness beside the probes.
 
-All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks who answers: it may be
-another job, or a process that is stopped. So an answer is told apart by its communicators, not by whom we meant.
+All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the one that answers: it may
+belong to another job, or be stopped. So the communicators in an answer identify the job, not the address.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
 from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, own_namespace, ras_address
+from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink
 
@@ -27,11 +28,11 @@ __all__ = ("RasWitness",)
 TABLE = "comm.ras"
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
-# RAS takes twice 5 s for peers that do not answer; a text report asks twice.
+# RAS waits twice 5 s for peers that do not answer, and asks them twice for a text report.
 ANSWER_TIMEOUT_S = 25.0
-# Connections to one place for one round: stopped processes take some, and other jobs answer some.
+# Connections to one place per round: some reach stopped processes or other jobs.
 MAX_TRIES = 8
-# A place where nobody listens, or that answers with what is no report, is asked again after 1, 2, 4 ... intervals.
+# A place where nobody listens, or whose answer is no report, is asked again after 1, 2, 4 ... intervals.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ _Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """``namespace`` is (device, inode) of a network namespace."""
+    """A RAS address in a network namespace, which is (device, inode)."""
 
     namespace: tuple[int, int]
     address: RasAddress
@@ -48,7 +49,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place that is asked again when ``left`` rounds have passed. ``listens``: somebody does, and gives no report."""
+    """A place to be asked again after ``left`` rounds. ``listens``: a process listens there, but gives no report."""
 
     left: int
     skipped: int
@@ -57,11 +58,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Round:
-    """What one round has of a place: ``jobs`` that answered, ``seen`` communicators."""
+    """The answers of one place in one round: the ``jobs`` that answered and the communicators ``seen``."""
 
     ts: int
     jobs: set[tuple[str, str]] = field(default_factory=set)
-    seen: set[tuple[str, str | None]] = field(default_factory=set)
+    seen: set[tuple[object, object]] = field(default_factory=set)
 
 
 class RasWitness:
@@ -109,7 +110,7 @@ class RasWitness:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is under way ends by its own deadline."""
+        """Waits for the thread for 2 s at most; a request under way ends at its own deadline."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -122,17 +123,17 @@ class RasWitness:
 
     @property
     def detail(self) -> str:
-        """Where nobody listens: NCCL before 2.24, or switched off there."""
+        """The places where nobody listens, because NCCL is older than 2.24 or its RAS is switched off."""
         waiting = list(self._waiting.items())
         places = sorted(str(place.address) for place, how in waiting if not how.listens)
         return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Its environment is another now."""
+        """Drops the address of a process that replaced itself (execve), as its environment has changed."""
         self._addresses.pop((pid, start_ns), None)
 
     def ask_all(self) -> int:
-        """Ask every place once. Returns how many rows there are."""
+        """Asks every place once; returns the number of rows written."""
         places = self._places()
         for known in (self._waiting, self._asked_ns):
             for place in known.keys() - places.keys():
@@ -163,7 +164,7 @@ class RasWitness:
             except ProcessGone:
                 continue
             except ProbingError as e:
-                self._say(key, e.message)
+                self._explain(key, e.message)
             else:
                 self._reasons.pop(key, None)
         self._reasons = {about: why for about, why in self._reasons.items() if about in live or about in places}
@@ -178,7 +179,7 @@ class RasWitness:
             address = self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
         if address is None:
             return None
-        # A namespace can be left: it is asked for each time.
+        # A process can change its namespace, so it is looked up each time.
         answer = self._readers.call("network", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
         answer.close_fds()
         return _Place((answer.header["dev"], answer.header["inode"]), address)
@@ -198,10 +199,10 @@ class RasWitness:
         except ProcessGone:
             return 0
         except ProbingError as e:
-            # A process that is stopped can go on at any time; what never ends its report would hold up the others.
+            # A stopped process may continue at any time; one whose report never ends would delay the other places.
             if not isinstance(e, RasSilent):
                 self._wait(place, listens=True)
-            if self._say(place, e.message):
+            if self._explain(place, e.message):
                 since = self._asked_ns.get(place, now)
                 self._sink.lost(Loss(self.name, TABLE, "read", e.message, since, now))
             return 0
@@ -216,9 +217,9 @@ class RasWitness:
         self._waiting[place] = _Waiting(skipped, skipped, listens)
 
     def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
-        """Ask until each job of the place has answered, or the tries are used up."""
+        """Asks until each job of the place has answered, MAX_TRIES times at most; returns the number of rows."""
         wanted = {(who.job, who.run) for who in members}
-        told, rows, silent, answered = _Round(now), 0, None, False
+        answers, rows, silent, answered = _Round(now), 0, None, False
         for _ in range(min(MAX_TRIES, 2 * len(wanted) + 2)):
             try:
                 found = self._ask(place, members)
@@ -226,14 +227,14 @@ class RasWitness:
                 silent = e
                 continue
             answered = True
-            rows += self._tell(found, members, told)
-            if len(wanted) == 1 or wanted <= told.jobs:
+            rows += self._write(found, members, answers)
+            if len(wanted) == 1 or wanted <= answers.jobs:
                 break
         if silent is not None and not answered:
             raise silent
         return rows
 
-    def _ask(self, place: _Place, members: list[Identity]) -> dict[str, Any]:
+    def _ask(self, place: _Place, members: list[Identity]) -> Report:
         namespace = None
         if place.namespace != own_namespace():
             namespace = self._namespace_of(place, members)
@@ -246,7 +247,8 @@ class RasWitness:
                 os.close(namespace)
         with connection:
             answer = ask_ras(connection, ANSWER_TIMEOUT_S)
-        return self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
+        found = self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
+        return cast(Report, found)
 
     def _namespace_of(self, place: _Place, members: list[Identity]) -> int:
         for who in members:
@@ -259,40 +261,43 @@ class RasWitness:
             answer.close_fds()
         raise ProcessGone("the processes of a network namespace ended")
 
-    def _tell(self, found: dict[str, Any], members: list[Identity], told: _Round) -> int:
-        owners: dict[str, dict[str, Any]] = {}
-        rows = []
+    def _write(self, found: Report, members: list[Identity], answers: _Round) -> int:
+        owners: dict[str, RankRow] = {}
+        rows: list[RankRow] = []
         for row in found["rows"]:
-            comm = row["comm"]
+            comm = str(row["comm"])
             if comm not in owners:
-                owners[comm] = self._whose(comm, members, told)
-            if (comm, row.get("secondary_hash")) not in told.seen:
-                rows.append({"node": self._node, "ts": told.ts, **owners[comm], **row})
-        told.seen.update((row["comm"], row.get("secondary_hash")) for row in found["rows"])
+                owners[comm] = self._owner(comm, members, answers)
+            if _key(row) not in answers.seen:
+                rows.append({"node": self._node, "ts": answers.ts, **owners[comm], **row})
+        answers.seen.update(_key(row) for row in found["rows"])
         if rows:
             self._sink.put(TABLE, batch_of(TABLE, rows))
         if found["skipped"]:
             reason = "a report of NCCL RAS made no sense in parts, or was too long"
-            self._sink.lost(Loss(self.name, TABLE, "read", reason, told.ts, told.ts, found["skipped"]))
+            self._sink.lost(Loss(self.name, TABLE, "read", reason, answers.ts, answers.ts, found["skipped"]))
         return len(rows)
 
-    def _whose(self, comm: str, members: list[Identity], told: _Round) -> dict[str, Any]:
-        """The job of a communicator, as far as its own calls told us; the process, where only one can have answered."""
+    def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
+        """job and run of a communicator whose calls were seen; pid and start_ns where they are unambiguous."""
         having = self._owners(comm)
         jobs = {(who.job, who.run) for who in having}
-        told.jobs |= jobs
+        answers.jobs |= jobs
         if len(jobs) != 1:
             return {}
         ((job, run),) = jobs
         theirs = [who for who in members if (who.job, who.run) == (job, run)]
         who = theirs[0] if len(theirs) == 1 else None
-        return {"job": job, "run": run, "pid": who and who.pid, "start_ns": who and who.start_ns}
+        return {"job": job, "run": run, "pid": who.pid if who else None, "start_ns": who.start_ns if who else None}
 
-    def _say(self, about: object, reason: str) -> bool:
-        """Whether it is another reason than before."""
+    def _explain(self, about: object, reason: str) -> bool:
+        """Logs a new reason; returns whether it is new."""
         if self._reasons.get(about) == reason:
             return False
         self._reasons[about] = reason
         _log.warning("NCCL RAS: %s", reason)
         return True
 
+
+def _key(row: RankRow) -> tuple[object, object]:
+    return row["comm"], row.get("secondary_hash")

@@ -1,4 +1,4 @@
-"""What the numbers in a collective record mean: the libraries' own, and those of ``collectives.bpf.h``."""
+"""Names for the numbers in ``struct collective_record``: gloo's, NCCL's, and those of ``collectives.bpf.h``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATE_FAILED, STATE_ABANDONED = 4, 5
 GLOO, NCCL = 1, 2
 
 BACKENDS = ("gloo", "nccl")
-# By enum operation_state; 1, 2 and 7 are of open operations, 6 says nothing about the end.
+# By enum operation_state; 1, 2 and 7 are states of open operations, 6 is an operation whose end was not seen.
 STATES = ("called", "started", "done", "failed", "abandoned", "unseen", "launched")
 TIMINGS = ("exact", "sync", "enqueue_only", "watchdog", "graph", "blocking_wait")
 
@@ -47,7 +47,7 @@ OPS = (
     "signal",
     "wait_signal",
 )
-# c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), whose numbers are only ever added to.
+# c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), which only ever grows at its end.
 _GLOO_OPS = {
     0: "broadcast",
     1: "all_reduce",
@@ -156,12 +156,12 @@ _NCCL_DTYPES = (
 DTYPES = tuple(name for name, _ in _TORCH_DTYPES)
 
 REDOPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
-# ncclRedOp_t; numbers from 5 on are made by the program.
+# ncclRedOp_t; numbers from 5 on belong to reductions that the job defined itself.
 _NCCL_REDOPS = ("sum", "product", "max", "min", "avg")
 
 
 def codes(field: str) -> npt.NDArray[np.int32]:
-    """For ``op``, ``dtype`` or ``redop``: backend * 256 + number -> index in its names, -1 where there is none."""
+    """An array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number the index of its name, or -1."""
     gloo, nccl, names = _NUMBERS[field]
     table = np.full(3 * 256, -1, np.int32)
     for backend, numbers in ((GLOO, gloo), (NCCL, nccl)):
