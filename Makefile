@@ -59,8 +59,15 @@ proto-check:
 pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 	@packaging/dev/sid-python.sh || [ -z "$$CI" ]
 
-test: check pythons ## all checks and all tests
-	$(HOST) $(PYTHON) -m pytest $(TESTS)
+# Unit tests share nothing of the machine and run in two processes; the others run one at a time.
+ifeq ($(TESTS),)
+RUNS = $(HOST) $(PYTHON) -m pytest -n 2 tests/unit && $(HOST) $(PYTHON) -m pytest --ignore=tests/unit
+else
+RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2) $(TESTS)
+endif
+
+test: check pythons ## all checks and all tests; TESTS=tests/unit/store for some
+	$(RUNS)
 
 torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
 	packaging/dev/torch-wheels.sh

@@ -7,9 +7,9 @@ import importlib
 import importlib.util
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +52,13 @@ def test_packages_are_the_folders() -> None:
     assert found == set(listed)
 
 
-@pytest.mark.parametrize("module", modules())
-def test_public_names_are_listed(module: str) -> None:
+def test_public_names_are_listed() -> None:
+    problems = [f"{module}: {problem}" for module in modules() for problem in _public_names(module)]
+    assert problems == []
+
+
+def _public_names(module: str) -> Iterator[str]:
+    """What is wrong with ``__all__`` of one module; the order of its names is ruff's (RUF022)."""
     tree = ast.parse(source(module).read_text())
     assigned = [
         node.value
@@ -61,24 +66,25 @@ def test_public_names_are_listed(module: str) -> None:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
     ]
     code = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    if not assigned:
-        assert not [node.name for node in code if not node.name.startswith("_")], "public names without __all__"
-        return
-    assert isinstance(assigned[0], ast.Tuple), "__all__ is a tuple"
-    names = ast.literal_eval(assigned[0])
-    # Their order is ruff's (RUF022).
-    assert len(set(names)) == len(names)
-    imported = importlib.import_module(module)
-    assert [name for name in names if not hasattr(imported, name)] == []
     public = {node.name for node in code if not node.name.startswith("_")}
-    assert public <= set(names), "public, and not in __all__"
+    if not assigned:
+        if public:
+            yield "public names without __all__"
+        return
+    if not isinstance(assigned[0], ast.Tuple):
+        yield "__all__ is no tuple"
+        return
+    names = ast.literal_eval(assigned[0])
+    imported = importlib.import_module(module)
+    if len(set(names)) != len(names):
+        yield "__all__ has a name twice"
+    yield from (f"{name} is in __all__ only" for name in names if not hasattr(imported, name))
+    yield from (f"{name} is public and not in __all__" for name in sorted(public - set(names)))
 
 
-@pytest.mark.parametrize("module", modules())
-def test_modules_say_what_they_are(module: str) -> None:
-    text = source(module).read_text()
-    if text.strip():
-        assert ast.get_docstring(ast.parse(text)), "no docstring"
+def test_modules_have_docstrings() -> None:
+    texts = {module: source(module).read_text() for module in modules()}
+    assert [module for module, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))] == []
 
 
 def test_nothing_of_one_machine_is_written_down() -> None:
