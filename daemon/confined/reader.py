@@ -42,9 +42,9 @@ from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.rooted_file import find_files, open_file
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.native.registers import handlers as native_handlers
-from probing.daemon.python_stack.sampling.blocked import answer_blocked
 from probing.daemon.python_stack.sampling.codes import answer_codes
-from probing.daemon.python_stack.sampling.threads import answer_threads
+from probing.daemon.python_stack.sampling.off_cpu.stacks import answer_blocked
+from probing.daemon.python_stack.sampling.thread_states import answer_threads
 from probing.daemon.python_stack.stacks.dump import handlers as stack_handlers
 from probing.daemon.python_stack.values.read import handlers as value_handlers
 

@@ -21,11 +21,11 @@ from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption
-from probing.daemon.python_stack.sampling.away import AwayThreads
-from probing.daemon.python_stack.sampling.blocked import MAX_FRAMES, Away, answer_blocked, unpack_blocked
+from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption
+from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import OffCpuEntries
+from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_FRAMES, OffCpuThread, answer_blocked, unpack_blocked
+from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.programs import OBJECTS, SamplingPrograms
-from probing.daemon.python_stack.sampling.rows import Sampled
 from probing.daemon.python_stack.walk.codes import read_codes
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 
@@ -79,7 +79,7 @@ def sampling(pin_root: Path, until: Callable[..., object]) -> Iterator[Sampling]
 
 
 @contextmanager
-def asleep(sampling: Sampling, python: str = INTERPRETERS[-1], deep: int = 3) -> Iterator[tuple[Target, Away]]:
+def asleep(sampling: Sampling, python: str = INTERPRETERS[-1], deep: int = 3) -> Iterator[tuple[Target, OffCpuThread]]:
     """A process whose thread sleeps since before it is sampled, and what a reader says of it."""
     with started(python, LONG.format(deep=deep)) as target:
         sampling._until(lambda: looked(target, frames=False))
@@ -89,14 +89,14 @@ def asleep(sampling: Sampling, python: str = INTERPRETERS[-1], deep: int = 3) ->
         yield target, away
 
 
-def looked(target: Target, *, frames: bool = True) -> list[Away]:
+def looked(target: Target, *, frames: bool = True) -> list[OffCpuThread]:
     threads = [[tid, *known] for tid, known in target.tids().items()]
     request = {"pid": target.pid, "start_ns": target.start_ns, "runtime": target.runtime.to_dict(), "threads": threads}
     return unpack_blocked(answer_blocked({**request, "frames": frames, "timeout_ms": 20_000}))
 
 
-def put(sampling: Sampling, target: Target, away: Away) -> AwayThreads:
-    threads = AwayThreads(sampling.session)
+def put(sampling: Sampling, target: Target, away: OffCpuThread) -> OffCpuEntries:
+    threads = OffCpuEntries(sampling.session)
     generation = threads.generation
     assert generation is not None
     checks = {code: check_of(target, code) for code, _ in away.frames}
@@ -212,7 +212,7 @@ def test_short_waits_stand_for_those_that_were_not_walked(sampling: Sampling) ->
         assert passed >= SECOND or away_ns % 1000 == 0
 
 
-def weighted(sampling: Sampling, target: Target, away: Away, age: int) -> int:
+def weighted(sampling: Sampling, target: Target, away: OffCpuThread, age: int) -> int:
     """An entry of the chance 1 / 1000 of a thread that left ``age`` ns ago; when that was."""
     put(sampling, target, away)
     changed = entry(sampling, away.tid).copy()
@@ -235,7 +235,7 @@ def test_a_pause_voids_what_is_put(sampling: Sampling) -> None:
 
 def test_a_full_map_is_told(sampling: Sampling) -> None:
     with asleep(sampling) as (target, away):
-        threads = AwayThreads(sampling.session)
+        threads = OffCpuEntries(sampling.session)
         generation = threads.generation
         assert generation is not None
         many = [away._replace(tid=1 << 23 | number, frames=[]) for number in range(4 * threads.room + 5)]
@@ -251,14 +251,14 @@ class Kernel:
     """The part of ``SamplingPrograms`` that is needed to adopt threads; ``made`` counts those that were."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self.threads = AwayThreads(sampling.session)
+        self.threads = OffCpuEntries(sampling.session)
         self.made = 0
         self.room = (1000, self.threads.room)
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
         return self.threads.generation or 0, self.threads.lacking(start_ns, tids)
 
-    def adopt(self, *args: Any) -> tuple[list[Away], int]:
+    def adopt(self, *args: Any) -> tuple[list[OffCpuThread], int]:
         made, no_room = self.threads.put(*args)
         self.made += len(made)
         return made, no_room

@@ -1,7 +1,8 @@
-"""Code objects that samples name by address: the reader's request ``codes``, and what the collector keeps of them.
+"""Code objects that samples name by address: the reader's request ``codes``, and the collector's cache of the answers.
 
-An address is used again by other code as soon as its code is freed. So the sampler tells (address, check), and a code
-object that is read later counts only when its own check is the same. This imports nothing heavy: a reader uses it.
+Other code can take an address as soon as its code is freed. A sample therefore holds (address, check), and a code
+object that is read later counts as that of the sample only when its check is the same. This imports nothing heavy: a
+reader uses it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from probing.api.errors import CorruptTarget, InternalError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.python_stack.sampling.threads import checked_request
+from probing.daemon.python_stack.sampling.thread_states import checked_request
 from probing.daemon.python_stack.walk.codes import read_codes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.lines import line_of
@@ -30,7 +31,7 @@ __all__ = ("MAX_ADDRESSES", "CodeKey", "KnownCodes", "SampledCode", "answer_code
 MAX_ADDRESSES = 4096
 CodeKey = tuple[int, int]
 """(address, check)."""
-# So many are read at once that the largest of them stay within what one ProcessMemory reads.
+# So few are read at once that even the largest stay within the bounds of one ProcessMemory.
 _CHUNK = 32
 _MAX_PAYLOAD = 16 << 20
 _MAX_KNOWN = 32_768
@@ -50,9 +51,9 @@ def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_
 
 
 def answer_codes(request: dict[str, Any]) -> Message:
-    """What a reader answers to ``codes`` {pid, start_ns, runtime, addresses (at most 4096), timeout_ms}.
+    """Answers ``codes`` {pid, start_ns, runtime, addresses (at most 4096), timeout_ms}.
 
-    Header ``index`` and ``asked``: the first ``asked`` addresses were looked at; ask again for the others. Payload:
+    Header ``index`` and ``asked``: only the first ``asked`` addresses were read; request the others again. Payload:
     ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno,
     name_hash], func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the
     length of the line table or -1. A code object that cannot be read, or changed meanwhile, is left out.
@@ -69,7 +70,7 @@ def answer_codes(request: dict[str, Any]) -> Message:
     tables: list[bytes] = []
     size = asked = 0
     for start in range(0, len(addresses), _CHUNK):
-        # Whoever is too slow gets what there is; one chunk is always answered.
+        # A slow read answers with what it has; one chunk is always read.
         if size > _MAX_PAYLOAD or (start and time.monotonic() > deadline):
             break
         chunk = [int(a) for a in addresses[start : start + _CHUNK]]
@@ -88,12 +89,12 @@ def _read_chunk(pid: int, layout: Layout, addresses: list[int]) -> list[tuple[li
     snapshot = Snapshot(memory)
     try:
         codes = read_codes(snapshot, layout, addresses, {})
-        # What the texts were read for must still be there: else they may belong to what came after it.
+        # The same code must still be there: else the texts may belong to its successor.
         heads = memory.read_many([(address, layout.code_size) for address in codes])
         names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
         hashes = memory.read_many(names)
     except CorruptTarget:
-        return []  # they claim to be larger than anything that may be read
+        return []  # their sizes are beyond all bounds
     found = []
     for (address, code), later, name_hash in zip(codes.items(), heads, hashes, strict=True):
         head = snapshot.get(address, layout.code_size)
@@ -109,8 +110,8 @@ def _read_chunk(pid: int, layout: Layout, addresses: list[int]) -> list[tuple[li
 
 
 def _alive(head: bytes) -> bool:
-    # The allocator of CPython keeps its list of free blocks where the reference count was (Objects/obmalloc.c):
-    # there is an address, or nothing. Counts have 32 bits that say something; from 3.14 the top 16 are flags.
+    # CPython's allocator links free blocks where the reference count was (Objects/obmalloc.c): an address, or 0.
+    # A count uses 32 bits; from 3.14 on the top 16 are flags.
     return bool(word(head, 0) & 0xFFFF_FFFF) and not word(head, 0) >> 32 & 0xFFFF
 
 
@@ -122,7 +123,7 @@ def _proof(layout: Layout, head: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SampledCode:
-    """A code object as it was when it was read."""
+    """A code object at the time of its read."""
 
     func: str
     file: str
@@ -135,7 +136,7 @@ class SampledCode:
 
 
 def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
-    """What ``answer_codes`` said. Raises InternalError for anything else."""
+    """Decodes the answer of ``answer_codes``. Raises InternalError for anything else."""
     try:
         end = int(answer.header["index"])
         index = json.loads(answer.payload[:end])
@@ -152,7 +153,7 @@ def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
 
 
 class KnownCodes:
-    """The code objects of one process that samples have named, and those that cannot be had any more. Bounded.
+    """The code objects of one process that samples named, and the keys that are given up. Bounded.
 
     Safe for any thread.
     """
@@ -167,7 +168,7 @@ class KnownCodes:
         return self._known.get(key)
 
     def missing(self, keys: Iterable[CodeKey], now: float) -> list[CodeKey]:
-        """Those that are neither known nor given up at ``now`` (time.monotonic())."""
+        """The keys that are neither known nor given up at ``now`` (time.monotonic())."""
         return [k for k in keys if k not in self._known and self._given_up.get(k, 0.0) <= now]
 
     def learn(self, found: dict[CodeKey, SampledCode]) -> None:
@@ -181,7 +182,7 @@ class KnownCodes:
                 self._bytes -= _weight(self._known.popitem(last=False)[1])
 
     def give_up(self, keys: Sequence[CodeKey], until: float = math.inf) -> None:
-        """Not to be asked for again before ``until`` (time.monotonic())."""
+        """Do not read the keys again before ``until`` (time.monotonic())."""
         with self._learning:
             for key in keys:
                 self._given_up[key] = until

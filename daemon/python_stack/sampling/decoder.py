@@ -1,7 +1,7 @@
-"""Reads code objects while they are there: right after the first sample that names them, before the sample is drained.
+"""Reads code objects right after the first sample that names them, while they exist, and holds the sample until then.
 
-The kernel wakes the decoder for a stack that it has not seen before, and for no other. A record may be drained when all
-its code is known or given up, and after a second at the latest: ``ready`` says up to where.
+The kernel wakes the decoder only for a stack that is new to it. A record may be drained once all its code is known or
+given up, and after a second at the latest: ``ready`` returns that position.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from probing.daemon.python_stack.sampling.codes import CodeKey
-from probing.daemon.python_stack.sampling.rows import UNRESOLVED, Key, Sampled, code_keys
+from probing.daemon.python_stack.sampling.processes import Key, Sampled
+from probing.daemon.python_stack.sampling.rows import UNRESOLVED, code_keys
 
 __all__ = ("Decoder", "Peeked", "SampleRing")
 
-# How long a record is held back for its code, s; at the start its process may not have been found yet.
+# How long a record is held for its code, s; right after the start its process may not be found yet.
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
-# Code of a process that did not let itself be read is asked for again after so long, s.
+# Code that could not be read in time is requested again after so long, s.
 GIVEN_UP_S = 30.0
 _PEEK_BYTES = 1 << 20
 _MAX_SEEN = 65_536
@@ -45,7 +46,7 @@ class Peeked(Protocol):
 
 
 class SampleRing(Protocol):
-    """What of ``bpf.ring.Ring`` is needed here."""
+    """``bpf.ring.Ring``, peeked at."""
 
     @property
     def size(self) -> int: ...
@@ -69,10 +70,10 @@ class _Pending(NamedTuple):
 
 
 class Decoder:
-    """``ready`` belongs to the thread that drains, all else to a thread of its own.
+    """``ready`` belongs to the thread that drains; the rest runs in a thread of the decoder.
 
-    ``find`` gives what is known of a process. ``fetch`` reads code and has it learnt or given up; what it leaves is
-    asked for again. ``unresolved`` is told of processes with threads that nobody knows.
+    ``find`` returns the state of a process. ``fetch`` reads code, and marks it known or given up; code that is neither
+    is fetched again. ``unresolved`` takes the processes with samples of unknown threads.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Decoder:
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
 
     def start(self) -> None:
-        """What the ring holds already is looked at first."""
+        """Decodes first what the ring already holds."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -108,7 +109,7 @@ class Decoder:
             os.close(self._nudge)
 
     def ready(self) -> int:
-        """The position in the ring up to which records may be drained. Never waits."""
+        """The ring position up to which records may be drained. Never waits."""
         if self._looking.acquire(blocking=False):
             try:
                 if not self._stopped and self._look():
@@ -117,7 +118,7 @@ class Decoder:
                 self._looking.release()
         pending = self._pending
         if pending is not None and self._is_late(pending):
-            # The code that is still missing then is given up by whoever draws the row.
+            # SampleRows counts the code that is still missing then.
             self._position = max(self._position, pending.end)
             self._pending = None
         return max(self._position, self._ring.position)
@@ -130,7 +131,7 @@ class Decoder:
 
     def _run(self) -> None:
         poll = select.epoll()
-        # Edges only: the ring is readable for as long as anything in it is not drained.
+        # Edge-triggered: the ring stays readable until it is drained.
         poll.register(self._ring.fileno(), select.EPOLLIN | select.EPOLLET)
         poll.register(self._nudge, select.EPOLLIN)
         wait: float | None = 0.0
@@ -149,7 +150,7 @@ class Decoder:
         os.eventfd_write(self._nudge, 1)
 
     def _decode(self) -> bool:
-        """Deal with all that waits. True: something has to be asked for again."""
+        """Fetch all missing code. True: some is to be fetched again."""
         with self._looking:
             missing = self._look()
         for key, codes in missing.items():
@@ -166,7 +167,7 @@ class Decoder:
         return bool(left)
 
     def _look(self) -> Missing:
-        """Go on behind records whose code is all known; what is missing for those that come next."""
+        """Advance past records whose code is known; returns the code that the next ones lack."""
         while True:
             self._position = max(self._position, self._ring.position)
             records, end = self._peek()

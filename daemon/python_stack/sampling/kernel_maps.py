@@ -1,4 +1,4 @@
-"""What the sampler's programs are told: which processes, how often, and which PyThreadState belongs to which thread.
+"""Writes the sampler's maps: processes with their rates and layouts, and the PyThreadState of each thread.
 
 The maps are those of bpf/python_walk.bpf.h, their values those of bpf/python.bpf.h.
 """
@@ -35,22 +35,22 @@ _SHARES = 4
 class SampledProcesses:
     """The processes that ``session`` (with object ``python``) samples. Not safe for two threads.
 
-    What a daemon before this one left in the maps stays until ``clear``.
+    Entries of an earlier daemon stay in the maps until ``clear``.
     """
 
     def __init__(self, session: Session) -> None:
         self._processes, self._threads = session.maps["python_processes"], session.maps["python_threads"]
         self._seen = session.maps["python_seen"]
-        self._told: dict[int, tuple[int, Any]] = {}
+        self._written: dict[int, tuple[int, Any]] = {}
         self._tids: dict[_Key, dict[int, tuple[int, int]]] = {}
 
     @property
     def room(self) -> int:
-        """How many threads of one process can be known; all have room for four times as many."""
+        """How many threads one process may have in the map, which holds four times as many."""
         return max(self._threads.max_entries // _SHARES, 1)
 
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
-        """Sample process ``pid``: ``rate`` times a second on each CPU, and ``off_rate`` times a thread that leaves one.
+        """Sample ``pid``: ``rate`` times a second on each CPU; a thread that leaves a CPU, ``off_rate`` times a second.
 
         ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
         that holds it (0: where ``layout`` says), later that of the GIL's struct; 0 where not known.
@@ -63,24 +63,24 @@ class SampledProcesses:
         value["rate"], value["off_rate"] = rate, off_rate
         for name, field in _fields(layout, gil).items():
             value["layout"][name] = field
-        self._tell(pid, start_ns, value)
+        self._write(pid, start_ns, value)
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
-        """For a process that was added; of another one there is nothing to say."""
-        told = self._told.get(pid)
-        if told is None or told[0] != start_ns:
+        """Change the rates of a process that was added; any other is ignored."""
+        written = self._written.get(pid)
+        if written is None or written[0] != start_ns:
             return
-        value = told[1].copy()
+        value = written[1].copy()
         value["rate"], value["off_rate"] = rate, off_rate
-        self._tell(pid, start_ns, value)
+        self._write(pid, start_ns, value)
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
-        """All threads of the process that are known: tid -> (address of its PyThreadState, what its thread_id holds).
+        """Set the known threads of the process: tid -> (address of its PyThreadState, its thread_id).
 
-        Address 0: it runs no Python, so nothing is told of it; of a tid that is not named, that it is not known.
-        Returns for how many there was no room: those stay unknown.
+        A thread with address 0 runs no Python and gives no samples; one that is not named gives unresolved samples.
+        Returns the count of threads for which there was no room: they stay unknown.
         """
-        if self._told.get(pid, (0,))[0] != start_ns:
+        if self._written.get(pid, (0,))[0] != start_ns:
             return 0
         before = self._tids.get((pid, start_ns), {})
         self._forget((pid, start_ns), before.keys() - threads.keys())
@@ -97,31 +97,31 @@ class SampledProcesses:
         return len(threads) - len(now)
 
     def remove(self, pid: int, start_ns: int) -> None:
-        """Sample it no more; one that is not sampled is no error."""
+        """Stop sampling the process; one that is not sampled is ignored."""
         self._forget((pid, start_ns), self._tids.pop((pid, start_ns), {}))
-        told = self._told.get(pid)
-        if told is not None and told[0] == start_ns:
-            del self._told[pid]
+        written = self._written.get(pid)
+        if written is not None and written[0] == start_ns:
+            del self._written[pid]
             self._processes.delete(pid)
 
     def clear(self) -> None:
-        """Sample nothing, whoever asked for it, and take no stack for one that was told already."""
+        """Empty the maps, entries of earlier daemons too. Every stack counts as new again."""
         for found in (self._processes, self._threads, self._seen):
             for key in found.items()[0]:
                 found.delete(key)
-        self._told.clear()
+        self._written.clear()
         self._tids.clear()
 
-    def _tell(self, pid: int, start_ns: int, value: Any) -> None:
-        told = self._told.get(pid)
-        if told is not None and told[0] != start_ns:
-            self.remove(pid, told[0])
+    def _write(self, pid: int, start_ns: int, value: Any) -> None:
+        written = self._written.get(pid)
+        if written is not None and written[0] != start_ns:
+            self.remove(pid, written[0])
         if not _put(self._processes, pid, value):
             raise AttachError(
                 f"process {pid} is not sampled: {self._processes.max_entries} processes are already",
                 hint="choose the jobs to be sampled",
             )
-        self._told[pid] = (start_ns, value)
+        self._written[pid] = (start_ns, value)
 
     def _forget(self, key: _Key, tids: Any) -> None:
         for tid in tids:

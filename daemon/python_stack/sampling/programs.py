@@ -10,9 +10,9 @@ from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_rele
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.bpf.session import Session
-from probing.daemon.python_stack.sampling.away import AwayThreads
-from probing.daemon.python_stack.sampling.blocked import Away
 from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
+from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import OffCpuEntries
+from probing.daemon.python_stack.sampling.off_cpu.stacks import OffCpuThread
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
@@ -54,7 +54,7 @@ class SamplingPrograms:
         self._session = session
         self._processes = SampledProcesses(session)
         self._clock = CpuClock(session.programs[_ON_CPU])
-        self._away = None if self.off_cpu_refused else AwayThreads(session)
+        self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0
         self._setting = threading.Lock()
         self.clock_refused = ""
@@ -98,8 +98,8 @@ class SamplingPrograms:
         return generation, self._away.lacking(start_ns, tids)
 
     def adopt(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
-    ) -> tuple[list[Away], int]:
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
+    ) -> tuple[list[OffCpuThread], int]:
         # Who switches the scheduler's program off meanwhile empties the map when it is on again.
         return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
 

@@ -1,4 +1,4 @@
-"""Samples into rows: whole columns at a time, with Python only once a distinct stack of a thread.
+"""Turns samples into rows, whole columns at a time; Python code runs once for each distinct stack of a thread.
 
 A record is one ``struct python_sample`` (bpf/python.bpf.h). Equal stacks of a thread within a second are one row.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,50 +17,28 @@ import pyarrow as pa
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
-from probing.daemon.python_stack.sampling.codes import CodeKey, KnownCodes
-from probing.daemon.python_stack.walk.layouts import Layout
-from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.source import Identity, Loss, Processes, Sink
+from probing.daemon.python_stack.sampling.codes import CodeKey
+from probing.daemon.python_stack.sampling.processes import NAME, Key, Sampled
+from probing.daemon.source import Loss, Processes, Sink
 
-__all__ = ("GRID_NS", "NAME", "UNRESOLVED", "Key", "SampleRows", "Sampled", "code_keys", "stack_id_of")
+__all__ = ("GRID_NS", "UNRESOLVED", "SampleRows", "code_keys", "stack_id_of")
 
 Array = npt.NDArray[Any]
-Key = tuple[int, int]
-"""(pid, start_ns) of a process."""
 Frames = list[tuple[str, str, int | None]]
-NAME = "python_samples"
-"""Name of the source, in losses too."""
 # enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
 CUT, FAULT, HOLDS_GIL, GIL_UNKNOWN = 1, 2, 4, 8
-# What a sample does not know need not be stored: it stands for a time longer than the grid, on the CPU and off it.
+# A sample stands for a longer time than this grid, on the CPU and off it, so finer times carry no information.
 GRID_NS = 62_500_000
 DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# A drain comes once a second, and a little later when the machine is busy.
+# The ring is drained once a second, a little later when the machine is busy.
 _ABOUT_A_SECOND_NS = 1_500_000_000
-# No thread leaves the CPU for longer than its host runs.
+# Bounds a time off the CPU, which cannot exceed the uptime of the host.
 _MAX_DURATION_NS = 1 << 50
 _MAX_STACKS = 16_384
 _MAX_WRITTEN = 65_536
-
-
-@dataclass(slots=True)
-class Sampled:
-    """What is known of one process that is sampled, or was. ``rate`` is in samples a second and CPU, 0 if not known.
-
-    ``stacks``: hash of the record and whether it was cut -> stack_id.
-    """
-
-    key: Key
-    who: Identity | None = None
-    runtime: RuntimeInfo | None = None
-    layout: Layout | None = None
-    rate: int = 0
-    codes: KnownCodes = field(default_factory=KnownCodes)
-    stacks: OrderedDict[tuple[int, bool], int] = field(default_factory=OrderedDict)
-    names: dict[int, str] = field(default_factory=dict)
 
 
 def code_keys(record: Any) -> list[CodeKey]:
@@ -81,9 +58,9 @@ def stack_id_of(frames: Frames, complete: bool) -> int:
 
 
 class SampleRows:
-    """Rows of ``python.samples`` and ``python.stacks`` for one node. One thread.
+    """Makes rows of ``python.samples`` and ``python.stacks`` for one node. One thread.
 
-    ``find`` gives what is known of a process, ``processes`` who it is.
+    ``find`` returns the state of a process, ``processes`` its identity.
     """
 
     def __init__(self, node: str, processes: Processes, find: Callable[[Key], Sampled], sink: Sink) -> None:
@@ -95,10 +72,10 @@ class SampleRows:
         self.undecoded = 0
 
     def assemble(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """``records`` -> batches of ``python.samples`` and ``python.stacks``; what is missing goes to the sink."""
+        """``records`` -> batches of ``python.samples`` and ``python.stacks``. Losses go to the sink."""
         if not len(records):
             return {}
-        self._tell_unresolved(records, pair)
+        self._lose_unresolved(records, pair)
         groups = _Groups(records)
         if not len(groups.first):
             return {}
@@ -107,7 +84,7 @@ class SampleRows:
         keys = [*zip(first["tgid"].tolist(), first["start_ns"].tolist(), strict=True)]
         known = {key: self._find(key) for key in dict.fromkeys(keys)}
         stacks, rows, undecoded = self._stacks(records, groups, [known[key] for key in keys], pair)
-        self._tell_undecoded(records, groups, undecoded, pair)
+        self._lose_undecoded(records, groups, undecoded, pair)
         batches = {"python.samples": self._samples(first, groups, keys, known, stacks, pair)}
         if rows:
             batches["python.stacks"] = batch_of("python.stacks", rows)
@@ -131,7 +108,7 @@ class SampleRows:
                     _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
             if self._due(stack_id, pair.real_ns):
                 frames = frames if frames is not None else _frames(records[index], process)[0]
-                # What was decoded when it was seen first can be forgotten an hour later.
+                # Code that was known at the first sample can be evicted an hour later.
                 if stack_id_of(frames, not cut) == stack_id:
                     rows.append(self._row(stack_id, frames, not cut, pair))
             ids.append(stack_id)
@@ -144,8 +121,8 @@ class SampleRows:
 
     def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> dict[str, Any]:
         _keep(self._written, stack_id, pair.real_ns, _MAX_WRITTEN)
-        told = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
-        return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": told}
+        rows = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
+        return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": rows}
 
     def _samples(
         self,
@@ -156,7 +133,7 @@ class SampleRows:
         stacks: Sequence[int],
         pair: ClockPair,
     ) -> pa.RecordBatch:
-        who = [self._processes.identity(*key) or process.who for key, process in known.items()]
+        who = [self._processes.identity(*key) or process.identity for key, process in known.items()]
         place = {key: index for index, key in enumerate(known)}
         which = np.array([place[key] for key in keys])
         on_cpu = first["kind"] == ON_CPU
@@ -179,19 +156,19 @@ class SampleRows:
         }
         return columns.batch("python.samples", made)
 
-    def _tell_unresolved(self, records: Array, pair: ClockPair) -> None:
+    def _lose_unresolved(self, records: Array, pair: ClockPair) -> None:
         some = records[records["kind"] == UNRESOLVED]
-        self._tell(some, "resolve", "threads whose Python state was not known yet", pair)
+        self._lose(some, "resolve", "threads whose Python state was not known yet", pair)
 
-    def _tell_undecoded(
+    def _lose_undecoded(
         self, records: Array, groups: _Groups, undecoded: list[bool], pair: ClockPair
     ) -> None:
         if any(undecoded):
             some = records[groups.members(np.array(undecoded))]
             self.undecoded += len(some)
-            self._tell(some, "decode", "code that was gone before it could be read", pair)
+            self._lose(some, "decode", "code that was gone before it could be read", pair)
 
-    def _tell(self, some: Array, stage: str, reason: str, pair: ClockPair) -> None:
+    def _lose(self, some: Array, stage: str, reason: str, pair: ClockPair) -> None:
         by_key: defaultdict[int, list[int]] = defaultdict(list)
         for pid, ktime in zip(some["tgid"].tolist(), some["ktime"].tolist(), strict=True):
             by_key[pid].append(ktime)
@@ -201,7 +178,7 @@ class SampleRows:
 
 
 class _Groups:
-    """Records with a stack, grouped; arrays with one element a group, in order of ``first``, an index of a record."""
+    """Records with a stack, grouped. Each array has one element a group; ``first`` is the index of a record of it."""
 
     def __init__(self, records: Array) -> None:
         taken = np.flatnonzero((records["kind"] == ON_CPU) | (records["kind"] == OFF_CPU))
@@ -248,7 +225,7 @@ def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
 
 
 def _frames(record: Any, process: Sampled) -> tuple[Frames, bool]:
-    """The frames of a record, innermost first, and whether code of them is not known."""
+    """The frames of a record, innermost first, and whether code of some is unknown."""
     layout, lacks, frames = process.layout, False, Frames()
     offsets = record["frames"]["offset"][: int(record["depth"])].tolist()
     for key, offset in zip(code_keys(record), offsets, strict=True):

@@ -15,9 +15,10 @@ from probing.daemon.clock import ClockPair
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, CodeKey, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
-from probing.daemon.python_stack.sampling.known import KnownProcesses, Runtimes
-from probing.daemon.python_stack.sampling.rows import NAME, Sampled, SampleRows
-from probing.daemon.python_stack.sampling.watch import Kernel, SampledWatch, Settings
+from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
+from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Runtimes, Sampled
+from probing.daemon.python_stack.sampling.rows import SampleRows
+from probing.daemon.python_stack.sampling.watch import SampledWatch, Settings
 from probing.daemon.source import Identity, Processes, Sink
 
 __all__ = ("PythonSampler",)
@@ -48,7 +49,8 @@ class PythonSampler:
         self._kernel = kernel
         self._readers = readers
         self._known = KnownProcesses(runtimes)
-        self._watch = SampledWatch(kernel, readers, self._known, settings, self._checks, sink.lost)
+        enrolment = Enrolment(kernel, readers, self._known, self._checks, sink.lost)
+        self._watch = SampledWatch(enrolment, self._known, settings)
         self._rows = SampleRows(node, processes, self._known.find, sink)
         self._decoder: Decoder | None = None
 

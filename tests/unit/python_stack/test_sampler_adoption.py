@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from probing.api.errors import InternalError, TargetTimeout, UsageError
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption
-from probing.daemon.python_stack.sampling.away import frames_hash
-from probing.daemon.python_stack.sampling.blocked import MAX_BLOCKED, Away, answer_blocked, unpack_blocked
-from probing.daemon.python_stack.sampling.rows import Sampled
+from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption
+from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import frames_hash
+from probing.daemon.python_stack.sampling.off_cpu.stacks import (
+    MAX_BLOCKED,
+    OffCpuThread,
+    answer_blocked,
+    unpack_blocked,
+)
+from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
@@ -33,7 +38,7 @@ class World:
         self.now = 1_000
         self.places, self.room = 10, (100, 10)
         self.generation = 7
-        self.entries: dict[int, Away] = {}
+        self.entries: dict[int, OffCpuThread] = {}
         self.asked: list[tuple[bool, list[int]]] = []
         self.runs_then: dict[int, int] = {}
         self.fails_at = -1
@@ -43,8 +48,8 @@ class World:
         return self.generation, [tid for tid in tids if tid not in self.entries]
 
     def adopt(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
-    ) -> tuple[list[Away], int]:
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
+    ) -> tuple[list[OffCpuThread], int]:
         assert generation == self.generation
         made = list(threads)[: self.places]
         self.entries |= {away.tid: away for away in made}
@@ -76,7 +81,7 @@ def test_threads_that_are_away_are_told_once() -> None:
     world = World()
     assert world.visit(threads={**THREADS, 9: (0, 0)}) == Adopted()
     assert world.asked == [(True, [2, 3]), (False, [2, 3])]
-    assert world.entries[3] == Away(3, 30, 2_000, False, [(100, 4), (101, -8)])
+    assert world.entries[3] == OffCpuThread(3, 30, 2_000, False, [(100, 4), (101, -8)])
     world.visit()
     assert len(world.asked) == 2
 
@@ -145,7 +150,7 @@ def test_any_answer_is_threads_or_an_error(payload: bytes) -> None:
         found = unpack_blocked(Message({}, payload))
     except InternalError:
         return
-    assert all(isinstance(away, Away) for away in found)
+    assert all(isinstance(away, OffCpuThread) for away in found)
 
 
 @pytest.mark.parametrize("threads", [None, 7, [7], [[1, 2]], [[1, 2, "x"]], [[1, 2, 3]] * (MAX_BLOCKED + 1)])

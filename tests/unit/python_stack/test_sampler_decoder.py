@@ -13,7 +13,7 @@ from sampler_records import SLOT, START, FakeRing, code, record
 from probing.daemon.python_stack.sampling import decoder as sampled_decoder
 from probing.daemon.python_stack.sampling.codes import CodeKey, SampledCode
 from probing.daemon.python_stack.sampling.decoder import Decoder
-from probing.daemon.python_stack.sampling.rows import Key, Sampled
+from probing.daemon.python_stack.sampling.processes import Key, Sampled
 
 Until = Callable[..., Any]
 CODE, OTHER = 4096, 8192

@@ -13,7 +13,8 @@ from sampler_records import FRAMES, SAMPLE, START, code, record
 
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
-from probing.daemon.python_stack.sampling.rows import GRID_NS, Key, Sampled, SampleRows, stack_id_of
+from probing.daemon.python_stack.sampling.processes import Key, Sampled
+from probing.daemon.python_stack.sampling.rows import GRID_NS, SampleRows, stack_id_of
 from probing.daemon.python_stack.walk.layouts import TABLE
 from probing.daemon.source import Identity, Loss
 

@@ -14,10 +14,10 @@ from sampler_records import SLOT, START, FakeRing, record
 from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import ClockPair
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.sampling import known as sampled_known
-from probing.daemon.python_stack.sampling.blocked import Away
+from probing.daemon.python_stack.sampling import processes as sampled_processes
 from probing.daemon.python_stack.sampling.codes import code_check
-from probing.daemon.python_stack.sampling.known import KnownProcesses
+from probing.daemon.python_stack.sampling.off_cpu.stacks import OffCpuThread
+from probing.daemon.python_stack.sampling.processes import KnownProcesses
 from probing.daemon.python_stack.sampling.source import PythonSampler
 from probing.daemon.python_stack.walk.layouts import TABLE, Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
@@ -65,8 +65,8 @@ class FakeKernel:
         return 0, []
 
     def adopt(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
-    ) -> tuple[list[Away], int]:
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
+    ) -> tuple[list[OffCpuThread], int]:
         raise AssertionError("no thread is away")
 
     def disown(self, tid: int, switches: int) -> None:
@@ -281,14 +281,14 @@ def test_the_dead_are_forgotten_in_time(world: World, monkeypatch: pytest.Monkey
     known = KnownProcesses(world)
     alive = {pid: known.find((pid, START)) for pid in range(3)}
     for pid in alive:
-        known.lives((pid, START))
-    known.left((2, START))
+        known.started((pid, START))
+    known.ended((2, START))
     assert known.find((2, START)) is alive[2]
-    for pid in range(10, 10 + sampled_known.MAX_ENDED):
+    for pid in range(10, 10 + sampled_processes.MAX_ENDED):
         known.find((pid, START))
     assert [known.find((pid, START)) is found for pid, found in alive.items()] == [True, True, False]
-    monkeypatch.setattr(sampled_known, "ENDED_S", 0.0)
+    monkeypatch.setattr(sampled_processes, "ENDED_S", 0.0)
     later = known.find((11, START))
-    known.left((0, START))
+    known.ended((0, START))
     assert known.find((11, START)) is not later
     assert known.find((1, START)) is alive[1]

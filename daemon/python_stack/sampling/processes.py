@@ -1,19 +1,25 @@
-"""What is known of the processes that are sampled, and for a while of those that were."""
+"""State of each process that is sampled, kept for a while after it ended."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from probing.daemon.python_stack.sampling.rows import Key, Sampled
+from probing.daemon.python_stack.sampling.codes import KnownCodes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.source import Identity
 
-__all__ = ("KnownProcesses", "Runtimes")
+__all__ = ("NAME", "Key", "KnownProcesses", "Runtimes", "Sampled")
 
-# Processes that ended are remembered until their last samples were drained.
+Key = tuple[int, int]
+"""(pid, start_ns); equal to the ``ProcessKey`` of the same process."""
+NAME = "python_samples"
+"""Name of the source, also in losses."""
+# The state of a process that ended is kept until its last samples were drained.
 MAX_ENDED, ENDED_S = 256, 300.0
 
 
@@ -27,6 +33,23 @@ class Runtimes(Protocol):
     def forget(self, pid: int, start_ns: int) -> None: ...
 
 
+@dataclass(slots=True)
+class Sampled:
+    """One process. ``rate`` in samples a second and CPU, 0 if not known.
+
+    ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: of threads, by tid.
+    """
+
+    key: Key
+    identity: Identity | None = None
+    runtime: RuntimeInfo | None = None
+    layout: Layout | None = None
+    rate: int = 0
+    codes: KnownCodes = field(default_factory=KnownCodes)
+    stacks: OrderedDict[tuple[int, bool], int] = field(default_factory=OrderedDict)
+    names: dict[int, str] = field(default_factory=dict)
+
+
 class KnownProcesses:
     """Safe for any thread."""
 
@@ -37,7 +60,7 @@ class KnownProcesses:
         self._ended: OrderedDict[Key, float] = OrderedDict()
 
     def find(self, key: Key) -> Sampled:
-        """One that nobody has named with ``lives`` is forgotten like one that ended."""
+        """The state of a process. A process that ``started`` never named is dropped like one that ended."""
         with self._lock:
             process = self._known.get(key)
             if process is None:
@@ -45,20 +68,21 @@ class KnownProcesses:
                 self._end(key)
             return process
 
-    def lives(self, key: Key) -> None:
+    def started(self, key: Key) -> None:
+        """The process lives: its state is kept."""
         with self._lock:
             self._known.setdefault(key, Sampled(key))
             self._ended.pop(key, None)
 
-    def left(self, key: Key) -> None:
-        """It ended, or runs another program."""
+    def ended(self, key: Key) -> None:
+        """The process exited, or runs another program."""
         with self._lock:
             if (process := self._known.get(key)) is not None:
                 process.runtime = None
                 self._end(key)
 
     def prepared(self, process: Sampled, timeout: float) -> tuple[RuntimeInfo, Layout]:
-        """Its CPython, looked for within ``timeout`` seconds where it is not known. Raises like ``Runtimes``."""
+        """The CPython of the process, found within ``timeout`` seconds if it is not known. Raises like ``Runtimes``."""
         runtime, layout = process.runtime, process.layout
         if runtime is None or layout is None:
             deadline = time.monotonic() + timeout
@@ -68,7 +92,7 @@ class KnownProcesses:
         return runtime, layout
 
     def unprepare(self, process: Sampled) -> None:
-        """What was found does not hold any more."""
+        """The process no longer runs the CPython that was found."""
         process.runtime = None
         self._runtimes.forget(*process.key)
 

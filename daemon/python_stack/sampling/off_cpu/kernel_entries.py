@@ -1,7 +1,7 @@
-"""Threads that were off the CPU before anybody looked, put into the map of the programs that tell of such threads.
+"""Writes entries of the map ``python_off`` (bpf/python_off.bpf.c) for threads that left the CPU unseen.
 
-The map is python_off of bpf/python_off.bpf.c. From then on a thread is told of as any other: while it is away by the
-flush, and when it runs again by the switch, which takes the entry out.
+The programs then report the thread like any other: the flush while it is off the CPU, and the switch back, which
+deletes the entry.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from probing.daemon.bpf.session import Session
-from probing.daemon.python_stack.sampling.blocked import MAX_FRAMES, Away
 from probing.daemon.python_stack.sampling.codes import CodeKey
+from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_FRAMES, OffCpuThread
 
-__all__ = ("AwayThreads", "frames_hash")
+__all__ = ("OffCpuEntries", "frames_hash")
 
 # enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
@@ -25,25 +25,25 @@ _U64 = (1 << 64) - 1
 _SHARES = 4
 
 
-class AwayThreads:
-    """The entries of the map. ``session`` has the object ``python_off``. Not safe for two threads."""
+class OffCpuEntries:
+    """Not safe for two threads. ``session`` has the object ``python_off``."""
 
     def __init__(self, session: Session) -> None:
         self._entries, self._control = session.maps["python_off"], session.maps["control"]
 
     @property
     def room(self) -> int:
-        """How many threads of one process can be off the CPU at a time."""
+        """How many entries one process may have."""
         return self._entries.max_entries // _SHARES
 
     @property
     def generation(self) -> int | None:
-        """What entries are made under that count until the programs pause; None while they do."""
+        """The pause generation that new entries carry; None while the programs pause."""
         control = self._control.lookup(0)
         return None if control["paused"] else int(control["generation"])
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> list[int]:
-        """Which of the threads of a process have no entry that counts. One that does not count is taken out."""
+        """Returns the tids without a valid entry. Entries of another process or generation are deleted."""
         generation, found = self.generation, []
         for tid in tids:
             entry = self._entries.lookup(tid)
@@ -55,17 +55,17 @@ class AwayThreads:
         return found
 
     def put(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[Away], checks: Mapping[int, int]
-    ) -> tuple[list[Away], int]:
-        """Make entries for threads that have none; those that were made, and for how many there was no room.
+        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
+    ) -> tuple[list[OffCpuThread], int]:
+        """Make entries for threads that have none. Returns the threads that got one, and the count without room.
 
-        ``generation`` is that from before the threads were looked at; ``checks``: address of a code object -> check.
+        ``generation`` is the one from before the threads were read; ``checks``: address of a code object -> check.
         """
-        made: list[Away] = []
-        for number, away in enumerate(threads):
+        made: list[OffCpuThread] = []
+        for number, thread in enumerate(threads):
             try:
-                if self._entries.insert(away.tid, self._entry(pid, start_ns, generation, away, checks).tobytes()):
-                    made.append(away)
+                if self._entries.insert(thread.tid, self._entry(pid, start_ns, generation, thread, checks).tobytes()):
+                    made.append(thread)
             except OSError as e:
                 if e.errno not in (errno.E2BIG, errno.ENOMEM, errno.ENOSPC):
                     raise
@@ -73,27 +73,27 @@ class AwayThreads:
         return made, 0
 
     def drop(self, tid: int, switches: int) -> None:
-        """The thread has run since: its entry is void, unless it is a newer one."""
+        """Delete the entry of a thread that has run since, unless it is a newer one."""
         entry = self._entries.lookup(tid)
         if entry is not None and int(entry["switches"]) == switches:
             self._entries.delete(tid)
 
     def clear(self) -> None:
-        """Of the time when nobody saw threads switch nothing can be said."""
+        """Delete all entries: they are void once switches went unseen."""
         for tid in self._entries.items()[0]:
             self._entries.delete(tid)
 
-    def _entry(self, pid: int, start_ns: int, generation: int, away: Away, checks: Mapping[int, int]) -> Any:
+    def _entry(self, pid: int, start_ns: int, generation: int, thread: OffCpuThread, checks: Mapping[int, int]) -> Any:
         entry = np.zeros((), self._entries.value)
-        entry["since"], entry["switches"], entry["generation"] = away.seen_ns, away.switches, generation
-        # It stands for itself.
+        entry["since"], entry["switches"], entry["generation"] = thread.seen_ns, thread.switches, generation
+        # The entry stands for one switch out of one.
         entry["rate"] = entry["out_of"] = 1
-        sample, frames = entry["sample"], away.frames[:MAX_FRAMES]
+        sample, frames = entry["sample"], thread.frames[:MAX_FRAMES]
         keys = [(code, checks[code]) for code, _ in frames]
         offsets = [offset for _, offset in frames]
-        sample["start_ns"], sample["tgid"], sample["tid"] = start_ns, pid, away.tid
-        sample["ktime"], sample["kind"], sample["depth"] = away.seen_ns, _OFF_CPU, len(frames)
-        sample["flags"] = _GIL_UNKNOWN | (_CUT if away.cut else 0)
+        sample["start_ns"], sample["tgid"], sample["tid"] = start_ns, pid, thread.tid
+        sample["ktime"], sample["kind"], sample["depth"] = thread.seen_ns, _OFF_CPU, len(frames)
+        sample["flags"] = _GIL_UNKNOWN | (_CUT if thread.cut else 0)
         sample["hash"] = frames_hash(keys, offsets)
         sample["frames"]["code"][: len(frames)] = np.array([code for code, _ in keys], np.uint64)
         sample["frames"]["check"][: len(frames)] = np.array([check for _, check in keys], np.uint32)

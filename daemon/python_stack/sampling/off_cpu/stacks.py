@@ -1,8 +1,8 @@
-"""Where threads are that do not run, for the sampler in the kernel: the reader's request ``blocked``.
+"""Stacks of threads that are off the CPU: the reader's request ``blocked``.
 
-The kernel tells of a thread only when it leaves the CPU; one that left before anybody looked has to be found from
-outside. That it did not run while its frames were read is proven by its count of context switches, before and after.
-This runs in a reader, and imports nothing heavy.
+The programs see a thread only when it leaves the CPU; the stack of one that left earlier is read from outside. Equal
+counts of context switches before and after prove that it did not run meanwhile. This runs in a reader, and imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from probing.api.errors import InternalError, ProcessGone, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
-from probing.daemon.python_stack.sampling.threads import checked_request, read_file
+from probing.daemon.python_stack.sampling.thread_states import checked_request, read_file
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.prepared import checked_layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread, Walker
 
-__all__ = ("MAX_BLOCKED", "MAX_FRAMES", "Away", "answer_blocked", "unpack_blocked")
+__all__ = ("MAX_BLOCKED", "MAX_FRAMES", "OffCpuThread", "answer_blocked", "unpack_blocked")
 
 MAX_BLOCKED = 256
 MAX_FRAMES = 128
@@ -31,8 +31,8 @@ _STATUS = re.compile(rb"^State:\t(\w)|^(?:non)?voluntary_ctxt_switches:\t(\d+)$"
 _AWAY = frozenset({b"S", b"D", b"T", b"t"})
 
 
-class Away(NamedTuple):
-    """A thread that is off the CPU since its ``switches``-th context switch, at ``seen_ns`` (CLOCK_MONOTONIC) at least.
+class OffCpuThread(NamedTuple):
+    """A thread that left the CPU at its ``switches``-th context switch, by ``seen_ns`` (CLOCK_MONOTONIC) at the latest.
 
     ``frames``: (address of the code object, bytes from its begin), innermost first, as python_walk of
     bpf/python_walk.bpf.h has them. ``cut``: outer ones are missing.
@@ -46,7 +46,7 @@ class Away(NamedTuple):
 
 
 class _Chosen(Walker):
-    """Frames of the threads ``wanted`` (address, thread_id) only."""
+    """Walks only the threads ``wanted`` (address, thread_id)."""
 
     def __init__(self, snapshot: Snapshot, layout: Layout, wanted: set[tuple[int, int]], deadline: float) -> None:
         limits = Limits(frames=MAX_FRAMES, all_frames=MAX_FRAMES * MAX_BLOCKED)
@@ -54,10 +54,10 @@ class _Chosen(Walker):
         self._wanted = wanted
 
     def _tids(self, threads: list[RawThread]) -> None:
-        """Who they are is known already."""
+        """The tids are in the request."""
 
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
-        # A thread that runs may have no C frame there any more, which is nobody's concern.
+        # A thread that runs may have no C frame there any more; only the wanted ones must have.
         pairs = zip(threads, tops, strict=True)
         return super()._through_cframes(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
 
@@ -70,11 +70,11 @@ class _Chosen(Walker):
 
 
 def answer_blocked(request: dict[str, Any]) -> Message:
-    """What a reader answers to ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
+    """Answers ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
 
-    ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` gave them. Payload: JSON,
-    ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``Away`` for each of them that did not run while
-    it was looked at. Without ``frames`` nothing of the process's memory is read.
+    ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` returned them. Payload:
+    JSON, ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``OffCpuThread`` for each that did not run
+    while it was read. Without ``frames`` no memory of the process is read.
 
     Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -94,11 +94,11 @@ def answer_blocked(request: dict[str, Any]) -> Message:
     return Message({}, json.dumps(rows, separators=(",", ":")).encode())
 
 
-def unpack_blocked(answer: Message) -> list[Away]:
-    """What ``answer_blocked`` said. Raises InternalError for anything else."""
+def unpack_blocked(answer: Message) -> list[OffCpuThread]:
+    """Decodes the answer of ``answer_blocked``. Raises InternalError for anything else."""
     try:
         return [
-            Away(int(tid), int(switches), int(seen_ns), bool(cut), [(int(c), int(o)) for c, o in frames])
+            OffCpuThread(int(tid), int(switches), int(seen_ns), bool(cut), [(int(c), int(o)) for c, o in frames])
             for tid, switches, seen_ns, cut, frames in json.loads(answer.payload)
         ]
     except (TypeError, ValueError) as e:
@@ -115,7 +115,7 @@ def _asked(threads: Any) -> list[tuple[int, int, int]]:
 
 
 def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
-    """How often each of the threads has left a CPU; without those that run, want to, or ended."""
+    """Count of context switches by tid, without threads that run, wait for a CPU, or ended."""
     found = {}
     for tid in tids:
         try:
@@ -131,7 +131,7 @@ def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
 def _walk(
     memory: Memory, layout: Layout, runtime: int, threads: list[tuple[int, int, int]], deadline: float
 ) -> dict[int, tuple[bool, list[tuple[int, int]]]]:
-    """By tid: whether the stack was cut, and its frames. Threads whose state is not there any more are left out."""
+    """By tid: whether the stack was cut, and its frames. Threads whose PyThreadState is gone are left out."""
     tids = {(state, thread_id): tid for tid, state, thread_id in threads}
     walker = _Chosen(Snapshot(memory), layout, set(tids), deadline)
     found = {}
@@ -147,5 +147,5 @@ def _frame(layout: Layout, frame: RawFrame) -> tuple[int, int]:
         offset = frame.instr - frame.code - layout.code_adaptive
     else:
         offset = frame.instr * 2 if layout.instr == "lasti_units" else frame.instr
-    # As an int of 32 bits, which is what it is in the kernel.
+    # The programs keep it as an int of 32 bits.
     return frame.code, (offset + (1 << 31) & (1 << 32) - 1) - (1 << 31)

@@ -1,6 +1,6 @@
-"""Which PyThreadState belongs to which thread, for the sampler in the kernel: the reader's request ``threads``.
+"""The PyThreadState of each thread, for the sampler's maps: the reader's request ``threads``.
 
-No frame is read, and what the last scan of a process used is read in one call: a scan of hundreds of threads is cheap.
+It reads no frames, and reads the ranges of the last scan in one call: a scan of hundreds of threads is cheap.
 This runs in a reader, and imports nothing heavy.
 """
 
@@ -28,13 +28,13 @@ __all__ = ("answer_threads", "checked_request", "read_file", "scan_threads")
 _ATTEMPTS = 3
 _MAX_PROCESSES = 64
 _MAX_USED = 16_384
-# How long a thread's name is believed, s: each costs a file in /proc.
+# A thread's name is read again after so long, s: each costs a file in /proc.
 _NAME_S = 60.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """Hints for the next scan: what the last one read, and (own tid, name, when it was read) of each thread."""
+    """Hints for the next scan: the ranges of the last one, and (own tid, name, time of the read) of each thread."""
 
     used: list[Range] = field(default_factory=list)
     names: dict[int, tuple[int, str, float]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class _Lists(Walker):
 
 
 def answer_threads(request: dict[str, Any]) -> Message:
-    """What a reader answers to ``threads`` {pid, start_ns, runtime, timeout_ms}: header as ``scan_threads`` gives it.
+    """Answers ``threads`` {pid, start_ns, runtime, timeout_ms} with the result of ``scan_threads`` as header.
 
     Raises like ``scan_threads``, and UsageError.
     """
@@ -120,7 +120,7 @@ def _remembered(pid: int, start_ns: int) -> _Known:
 
 
 def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
-    """By tid. A thread that works for several interpreters is in the one whose GIL it holds, else in the oldest."""
+    """By tid. A thread of several interpreters counts for the one whose GIL it holds, else for the oldest."""
     found: dict[int, tuple[int, int]] = {}
     for holds in (False, True):
         for thread, tid in zip(threads, tids, strict=True):

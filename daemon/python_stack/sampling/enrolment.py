@@ -1,0 +1,212 @@
+"""Enrols a process with the sampler's programs: its rates, the PyThreadState of each thread, threads off the CPU."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from probing.api.errors import CorruptTarget, ProbingError
+from probing.daemon.processes.readers import Readers
+from probing.daemon.python_stack.sampling.decoder import SampleRing
+from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption, OffCpuKernel, ReadChecks
+from probing.daemon.python_stack.sampling.processes import NAME, Key, KnownProcesses
+from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.source import Loss
+
+__all__ = ("Enrolled", "Enrolment", "Kernel", "Rates")
+
+# Stacks a second and thread that are walked when a thread leaves the CPU.
+OFF_RATE = 50
+PREPARE_S = 5.0
+SCAN_S = 1.0
+MAX_NAMES = 8_192
+_log = logging.getLogger(__name__)
+
+
+class Rates(NamedTuple):
+    """``hz``: samples a second and CPU, 0: the process is not sampled. ``off_cpu``: time off the CPU is, too."""
+
+    hz: int = 0
+    off_cpu: bool = False
+
+
+class Kernel(OffCpuKernel, Protocol):
+    """The programs, their maps and their ring. Not safe for two threads, but ``ring`` is for two readers."""
+
+    @property
+    def ring(self) -> SampleRing: ...
+
+    def add(
+        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+    ) -> None: ...
+
+    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None: ...
+
+    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        """Returns the count of threads for which there was no room."""
+
+    def remove(self, pid: int, start_ns: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def set_clock(self, hz: int, off_cpu: bool) -> None:
+        """Sample on the CPU at ``hz`` (0: not at all), and off the CPU or not."""
+
+
+@dataclass(slots=True)
+class Enrolled:
+    """What the programs know of a process. ``threads``: tid -> (address of its PyThreadState, thread_id).
+
+    ``scanned`` is on time.monotonic(); ``scan_s`` is how long the last scan of its threads took. ``short``: there was
+    no room for all of its threads.
+    """
+
+    rates: Rates = field(default_factory=Rates)
+    added: bool = False
+    threads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    short: bool = False
+    adopted: Adopted = field(default_factory=Adopted)
+    scanned: float = 0.0
+    scan_s: float = 0.0
+
+    def reset(self) -> None:
+        """The programs were cleared."""
+        self.added, self.threads, self.adopted = False, {}, Adopted()
+
+
+class Enrolment:
+    """Safe for any thread, but only one at a time for a process."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        readers: Readers,
+        known: KnownProcesses,
+        read_checks: ReadChecks,
+        lost: Callable[[Loss], None],
+    ) -> None:
+        self._kernel = kernel
+        self._readers = readers
+        self._known = known
+        self._lost = lost
+        # One thread at a time changes the maps.
+        self._maps = threading.Lock()
+        self._adoption = Adoption(kernel, self._maps, readers, read_checks)
+        self._clock = Rates()
+
+    def start(self) -> None:
+        """Drop what an earlier daemon left in the maps. Raises ProbingError."""
+        with self._maps:
+            self._kernel.clear()
+
+    def stop(self) -> None:
+        """Stop the clock and drop all processes."""
+        with self._maps:
+            self._kernel.set_clock(0, False)
+            self._kernel.clear()
+            self._clock = Rates()
+
+    def bring_up(self, key: Key, process: Enrolled, rates: Rates, is_current: Callable[[], bool]) -> bool:
+        """Have the process sampled at ``rates``; returns whether its threads or its being sampled changed.
+
+        Nothing changes when ``is_current()`` is False by then. Raises ProbingError.
+        """
+        state = self._known.find(key)
+        process.rates = rates
+        if rates.hz <= 0:
+            if process.added:
+                self.remove(key)
+                process.added, process.threads = False, {}
+            return False
+        state.rate = rates.hz
+        runtime, layout = self._known.prepared(state, PREPARE_S)
+        began = time.monotonic()
+        scan = self._scan(key, runtime)
+        process.scan_s = time.monotonic() - began
+        off_rate = OFF_RATE if rates.off_cpu else 0
+        threads = _threads(key[0], scan)
+        names = {int(tid): str(name) for tid, _, _, name in scan["threads"]}
+        # Samples of threads that ended meanwhile are still in the ring.
+        state.names = {**state.names, **names} if len(state.names) < MAX_NAMES else names
+        with self._maps:
+            if not is_current():
+                return False
+            if process.added:
+                self._kernel.set_rate(*key, rates.hz, off_rate)
+            else:
+                self._kernel.add(*key, layout, runtime, int(scan["gil"]), rates.hz, off_rate)
+            no_room = 0
+            if changed := not process.added or process.short or threads != process.threads:
+                no_room = self._kernel.set_threads(*key, threads)
+        process.added, process.threads, process.short = True, threads, no_room > 0
+        if no_room:
+            self._lose(key, process, no_room, self._kernel.room[0])
+        return changed
+
+    def adopt(self, key: Key, process: Enrolled) -> bool:
+        """Have the programs know of threads off the CPU; returns whether some are still unknown to them."""
+        state = self._known.find(key)
+        if not process.added or not process.rates.off_cpu or state.runtime is None:
+            process.adopted = Adopted()
+            return False
+        process.adopted = self._adoption.visit(state, state.runtime, process.threads, process.adopted)
+        if process.adopted.no_room:
+            self._lose(key, process, process.adopted.no_room, self._kernel.room[1])
+        return bool(process.adopted.left)
+
+    def remove(self, key: Key) -> None:
+        """Sample the process no more."""
+        self._change(partial(self._kernel.remove, *key))
+
+    def set_clock(self, processes: Iterable[Enrolled]) -> None:
+        """Let the clock tick as the fastest of ``processes`` needs."""
+        rates = [process.rates for process in processes if process.added]
+        clock = Rates(max((r.hz for r in rates), default=0), any(r.hz > 0 and r.off_cpu for r in rates))
+
+        def change() -> None:
+            if clock != self._clock:
+                self._kernel.set_clock(*clock)
+                self._clock = clock
+
+        self._change(change)
+
+    def _scan(self, key: Key, runtime: RuntimeInfo) -> dict[str, Any]:
+        try:
+            return self._readers.call(
+                "threads", pid=key[0], start_ns=key[1], timeout=2 * SCAN_S,
+                runtime=runtime.to_dict(), timeout_ms=int(SCAN_S * 1000),
+            ).header  # fmt: skip
+        except CorruptTarget:
+            # It may run another program by now.
+            self._known.unprepare(self._known.find(key))
+            raise
+
+    def _lose(self, key: Key, process: Enrolled, count: int, room: int) -> None:
+        now, until = time.monotonic(), time.time_ns()
+        # Since the last scan at most.
+        since = until - int((now - process.scanned) * 1e9) if process.scanned else until
+        reason = f"{count} threads more than the {room} of one process that the sampler has room for"
+        self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
+
+    def _change(self, change: Callable[[], object]) -> None:
+        with self._maps:
+            try:
+                change()
+            except ProbingError as e:
+                _log.warning("the sampler's maps cannot be changed: %s", e.message)
+
+
+def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    """The threads for the map. One without a PyThreadState is among them only when it surely has none.
+
+    The programs do not report such a thread as unknown, so it is not looked at again for a while. The main thread's
+    interpreter may just be starting, and a scan that is not complete may have missed states.
+    """
+    found = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
+    return {tid: known for tid, known in found.items() if known[0] or (scan["complete"] and tid != pid)}
