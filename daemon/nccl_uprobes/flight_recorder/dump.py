@@ -1,8 +1,8 @@
-"""A dump of PyTorch's flight recorder as rows: what a parser does with the file that it was given.
+"""Parses dumps of PyTorch's flight recorder into rows of ``python.torch_nccl_flight_record``. Runs in the parser.
 
-Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13): the
-older ones number operations as ``seq_id`` and count time in microseconds. A dump is a pickle, or JSON where a job asked
-its WorkerServer for that.
+Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13); the
+older ones number operations as ``seq_id`` and give times in microseconds. A dump is a pickle, or JSON if the job asked
+its WorkerServer for it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.plain_pickle import load_plain
+from probing.daemon.nccl_uprobes.flight_recorder.report import Dump, RecordRow
 from probing.daemon.processes.procfs import clean_text
 
 __all__ = ("dump_rows", "handlers", "load_dump")
 
 T = TypeVar("T")
 MAX_FILE = 64 << 20
-# As much as a buffer of ten times the default size holds; of more, the newest.
+# Ten times the default size of torch's buffer; a larger dump gives its newest records.
 MAX_RECORDS = 20_000
 MAX_TENSORS = 256
 MAX_DIMENSIONS = 16
@@ -37,12 +38,12 @@ _STATES = ("scheduled", "started", "completed")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """For the parser: ``flight_dump`` (one descriptor): payload, JSON as ``dump_rows`` gives it."""
+    """The parser's request ``flight_dump`` (one descriptor). Answers a Dump as JSON."""
     return {"flight_dump": _answer}
 
 
 def load_dump(data: bytes) -> Any:
-    """The plain data of a dump, a pickle or JSON. Raises UnsupportedTarget, CorruptTarget."""
+    """The plain data of a dump in pickle or JSON form. Raises UnsupportedTarget, CorruptTarget."""
     if data[:1] == bytes([_PICKLE]):
         return load_plain(data)
     if data[:64].lstrip()[:1] not in (b"{", b"["):
@@ -53,9 +54,8 @@ def load_dump(data: bytes) -> Any:
         raise CorruptTarget("the dump is not the JSON that it begins as") from e
 
 
-def dump_rows(dump: Any) -> dict[str, Any]:
-    """``rows`` of python.torch_nccl_flight_record, without who and when; ``version``; ``world_size`` or None;
-    ``skipped``: records that made no sense or were too many."""
+def dump_rows(dump: Any) -> Dump:
+    """The rows of a loaded dump. Raises CorruptTarget for a dump without a list of records."""
     version, entries, config = "", dump, None
     if isinstance(dump, dict):
         version, entries, config = dump.get("version", ""), dump.get("entries", []), dump.get("pg_config")
@@ -89,14 +89,14 @@ def _content(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _newest(entries: list[Any]) -> list[dict[str, Any]]:
-    """Rows of the last entries, as many as the bounds take, in their order."""
-    shared, rows, left = _Shared(), [], MAX_ROWS_TEXT
+def _newest(entries: list[Any]) -> list[RecordRow]:
+    """The rows of the last entries within the bounds, in their order."""
+    shared, rows, left = _Shared(), list[RecordRow](), MAX_ROWS_TEXT
     for entry in reversed(entries[-MAX_RECORDS:]):
         if not isinstance(entry, dict):
             continue
         row = _row(entry, shared)
-        left -= sum(len(row[name] or "") for name in _TEXTS)
+        left -= sum(len(text) for name in _TEXTS if isinstance(text := row[name], str))
         if left < 0:
             break
         rows.append(row)
@@ -104,11 +104,11 @@ def _newest(entries: list[Any]) -> list[dict[str, Any]]:
 
 
 class _Shared:
-    """What is made of the values of a dump: once of each, however often a pickle of few bytes repeats it."""
+    """Converts each value of a dump once, however often a pickle of few bytes refers to it."""
 
     def __init__(self) -> None:
         self._clean: dict[str, str] = {}
-        # The dump holds the values as long as this is used, so that no number is another's later.
+        # Keyed by id(): the dump keeps its values alive meanwhile, so no id is used again.
         self._made: dict[tuple[int, Callable[..., Any]], Any] = {}
 
     def once(self, make: Callable[[Any, _Shared], T], value: Any) -> T:
@@ -129,7 +129,7 @@ class _Shared:
         return known
 
 
-def _row(entry: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], shared: _Shared) -> RecordRow:
     group = entry.get("process_group")
     name, desc = group[:2] if isinstance(group, list | tuple) and len(group) >= 2 else (None, None)
     frames, top_frame = shared.once(_frames, entry.get("frames"))
@@ -149,7 +149,7 @@ def _row(entry: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
         "output_sizes": shared.once(_sizes, entry.get("output_sizes")),
         "output_dtypes": shared.once(_names, entry.get("output_dtypes")),
         "time_created_ns": _time(entry, "time_created"),
-        # 0 is how JSON dumps say never.
+        # JSON dumps have 0 for an event that did not happen.
         "time_discovered_started_ns": _time(entry, "time_discovered_started") or None,
         "time_discovered_completed_ns": _time(entry, "time_discovered_completed") or None,
         "duration_ns": _scaled(entry.get("duration_ms"), 1_000_000),
@@ -167,10 +167,10 @@ def _time(entry: Mapping[str, Any], name: str) -> int | None:
 
 
 def _scaled(value: Any, factor: int) -> int | None:
-    """Whole ns of a number, which may have a fraction."""
+    """``value`` (an integer or a float) times ``factor``, as an integer; None for other types and too large values."""
     if type(value) not in (int, float):
         return None
-    # Also refuses what is no number (nan) and what is infinite.
+    # The comparison also refuses nan and infinity.
     if not abs(value) < _INT64 // factor:
         return None
     whole = int(value)
@@ -198,7 +198,7 @@ def _names(value: Any, shared: _Shared) -> str | None:
 
 
 def _frames(value: Any, shared: _Shared) -> tuple[str | None, str | None]:
-    """The frames as JSON, and the innermost in words."""
+    """(the frames as JSON, the innermost as FILE:LINE NAME)."""
     if not isinstance(value, list):
         return None, None
     frames = [shared.once(_frame, frame) for frame in value[:MAX_FRAMES] if isinstance(frame, dict)]
@@ -207,7 +207,7 @@ def _frames(value: Any, shared: _Shared) -> tuple[str | None, str | None]:
     return _json(frames), f"{frames[0]['filename']}:{frames[0]['line']} {frames[0]['name']}"
 
 
-def _frame(value: dict[str, Any], shared: _Shared) -> dict[str, Any]:
+def _frame(value: Mapping[str, Any], shared: _Shared) -> dict[str, str | int]:
     return {
         "name": shared.text(value.get("name")) or "",
         "filename": shared.text(value.get("filename")) or "",
@@ -216,7 +216,7 @@ def _frame(value: dict[str, Any], shared: _Shared) -> dict[str, Any]:
 
 
 def _json(items: list[Any]) -> str:
-    """As JSON; of what is too long, only the first items."""
+    """``items`` as JSON; only the first ones if the text would exceed MAX_JSON."""
     text = json.dumps(items, separators=(",", ":"))
     while len(text) > MAX_JSON and items:
         items = items[: len(items) // 2]
@@ -225,7 +225,7 @@ def _json(items: list[Any]) -> str:
 
 
 def _world_size(config: Any) -> int | None:
-    """The number of ranks of the largest group: the first one has them all (FlightRecorder::getPgConfig)."""
+    """The number of ranks of the largest group: the first group has all ranks (FlightRecorder::getPgConfig)."""
     if not isinstance(config, dict):
         return None
     sizes = [_count(group.get("ranks")) for group in list(config.values())[:MAX_TEXT] if isinstance(group, dict)]

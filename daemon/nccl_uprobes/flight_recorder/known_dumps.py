@@ -1,20 +1,48 @@
-"""Which dumps were read already, kept in a file so that the next daemon does not tell them again."""
+"""Remembers the dumps that were read, in a file, so that the next daemon does not report them again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = ("KnownDumps",)
+__all__ = ("DumpFile", "KnownDumps", "Stamp")
 
 MAX_KNOWN = 4_096
 MAX_BYTES = 1 << 20
+Stamp = tuple[int, int, int, int]
 _log = logging.getLogger(__name__)
 
 
+class DumpFile(NamedTuple):
+    """A dump as a file, as the reader describes it."""
+
+    path: str
+    dev: int
+    inode: int
+    mtime_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> DumpFile:
+        return cls(*(header[name] for name in cls._fields))
+
+    @property
+    def stamp(self) -> Stamp:
+        """(dev, inode, mtime_ns, size): changes whenever the file is written."""
+        return self[1:]
+
+    @property
+    def snapshot_id(self) -> int:
+        """A hash of the stamp, of 64 bits."""
+        return int.from_bytes(hashlib.blake2b(repr(self.stamp).encode(), digest_size=8).digest(), "big")
+
+
 class KnownDumps:
-    """Numbers of dumps, the newest 4096. Without a path they are forgotten with the process."""
+    """The snapshot ids of the newest 4096 dumps that were read. Without a path they end with the process."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -31,7 +59,7 @@ class KnownDumps:
             del self._known[next(iter(self._known))]
 
     def save(self) -> None:
-        """Write down what was added since; a failure is logged, and tried again the next time."""
+        """Writes the file if anything was added; a failure is logged, and the next call tries again."""
         if not self._changed or self._path is None:
             return
         fresh = self._path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""Plain data out of a pickle, and nothing else: no code of the file's choosing is named, imported or called.
+"""Loads plain data from a pickle, and refuses everything else: the file cannot name, import or call any code.
 
 Opcodes are those of CPython's Lib/pickletools.py, protocols 2 to 5. PyTorch writes its flight recorder's dumps with
 ``torch::jit::Pickler`` (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp), which uses a few of them.
@@ -17,9 +17,9 @@ __all__ = ("load_plain",)
 # A dump of 20,000 records has 3 million.
 MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
-# Bytes of an integer; what a dump counts takes 8.
+# Bytes of an integer; the counts in a dump take 8.
 MAX_INTEGER = 16
-# An integer as a key: beyond it, many keys can have one hash.
+# The largest integer key: of larger ones, many can share one hash.
 MAX_KEY = 1 << 53
 _FORMATS = {size: struct.Struct(text) for size, text in {"B": "<B", "H": "<H", "i": "<i", "I": "<I", "Q": "<Q"}.items()}
 _FLOAT = struct.Struct(">d")
@@ -27,11 +27,11 @@ _MISSING = object()
 
 
 def load_plain(data: bytes) -> Any:
-    """What the pickle ``data`` holds, of dict, list, tuple, str, bytes, int, float, bool and None.
+    """The value in the pickle ``data``, of dict, list, tuple, str, bytes, int, float, bool and None.
 
-    Keys are texts or integers. Containers can hold themselves and each other, as often as the pickle says: whoever
-    walks them bounds the walk. Raises UnsupportedTarget for a pickle of anything else or beyond the bounds above, and
-    CorruptTarget for one that ends early or makes no sense.
+    Keys are texts or integers. Containers may contain themselves and repeat each other, so the caller must bound any
+    walk. Raises UnsupportedTarget for other types and beyond the bounds above, CorruptTarget for a pickle that ends
+    early or is malformed.
     """
     return _Machine(data).run()
 

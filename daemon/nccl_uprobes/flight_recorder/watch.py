@@ -1,16 +1,16 @@
-"""Dumps of PyTorch's flight recorder that trainers write, found and read from outside; none is ever asked for.
+"""Finds and reads the dumps of PyTorch's flight recorder that trainers write by themselves.
 
-A trainer writes its dump when a collective timed out, seconds before it aborts itself (ProcessGroupNCCL waits at least
-TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s). So a look every five seconds sees it while it lives. What appears at
-the last moment is read after the exit, unless the files are a container's own and ended with it.
+A trainer writes its dump when a collective has timed out, and aborts itself later: ProcessGroupNCCL waits at least
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s. So a look every 5 s finds the dump while the trainer lives. A dump of the
+last moment is read after the exit, unless it lay in a container's own file system, which ends with it.
 
-The names are those of DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/FlightRecorder.cpp): a prefix and the
-rank. A prefix that the job puts into its environment only after its start cannot be seen; the defaults are looked at.
+A dump's name is a prefix and the rank, as in DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/
+FlightRecorder.cpp). A prefix that the job sets in its environment after its start is not visible; then only files with
+the default prefixes are found.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -19,12 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
-from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import KnownDumps
+from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
+from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink
 
@@ -32,7 +33,7 @@ __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
 LOOK_S = 5.0
-# For a process whose directory does not answer.
+# The pause after a directory of a process could not be read.
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
@@ -42,7 +43,7 @@ PARSE_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
 # Dumps of a user whose dump took longer than SLOW_S wait for so many times as long.
 SLOW_S, SLOW_FACTOR = 2.0, 10
-# A file that was there before its process began is of an earlier one; clocks of file systems are coarse.
+# A file older than its process belongs to an earlier one; file systems have coarse clocks.
 SLACK_NS = 1_000_000_000
 _PREFIX_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULTS = (
@@ -54,7 +55,6 @@ _DEFAULTS = (
 )
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int]
-_Stamp = tuple[int, int, int, int]
 
 
 class _Trainers(Protocol):
@@ -72,15 +72,15 @@ class _Pause(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A trainer. ``last`` is what each path was at the last look, ``pauses`` when it may be read again; after its exit,
-    ``witness`` sees its ``places``."""
+    """A trainer. ``last``: path -> stamp at the last look. ``pauses``: when a path may be read again. ``witness``: a
+    process that sees the same files, through which ``places`` (absolute paths) are read after the trainer's exit."""
 
     who: Identity
     paths: tuple[str, ...]
     uid: int = -1
     places: tuple[str, ...] = ()
     witness: int | None = None
-    last: dict[str, _Stamp] = field(default_factory=dict)
+    last: dict[str, Stamp] = field(default_factory=dict)
     not_before: float = 0.0
     pauses: dict[str, _Pause] = field(default_factory=dict)
     looked: float | None = None
@@ -88,7 +88,7 @@ class _Watched:
 
 class FlightRecorderWatch:
     """A source, and a ``processes.announce.Listener``. ``remembered`` is a file that keeps which dumps were read, so
-    that the next daemon does not tell them again. ``look`` is for one thread."""
+    that the next daemon does not report them again. Only one thread may call ``look``."""
 
     name = "flight_recorder"
 
@@ -115,9 +115,9 @@ class FlightRecorderWatch:
         self._interval_s = interval_s
         self._watched: dict[_Key, _Watched] = {}
         self._done = KnownDumps(remembered)
-        self._failures: dict[_Stamp, int] = defaultdict(int)
+        self._failures: dict[Stamp, int] = defaultdict(int)
         self._reasons: dict[_Key, str] = {}
-        # By user, until when, on time.monotonic().
+        # uid -> the time.monotonic() until which its dumps wait.
         self._rests: dict[int, float] = {}
         self._wake = threading.Event()
         self._stopped = False
@@ -127,7 +127,7 @@ class FlightRecorderWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is under way ends by its own deadline."""
+        """Waits for the thread for 3 s at most; a request under way ends at its own deadline."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -139,23 +139,23 @@ class FlightRecorderWatch:
         return next(iter(list(self._reasons.values())), "")
 
     def process_identified(self, who: Identity) -> None:
-        """Look at a trainer at once: one that ends early is known then, and where it writes."""
+        """Looks at once, so that the paths of a trainer that ends early are known."""
         if who.role == "trainer":
             self._wake.set()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """The next look asks again what its environment says, which is another."""
+        """Drops the paths of a process that replaced itself (execve), as its environment has changed."""
         if (watched := self._watched.get((pid, start_ns))) is not None:
             watched.paths = ()
 
     def process_exited(self, who: Identity) -> None:
-        """Look again at once."""
+        """Looks again at once."""
         if (who.pid, who.start_ns) in self._watched:
             self._wake.set()
 
     def look(self) -> int:
-        """Read the dumps that are new and no longer change. Returns how many were read."""
-        # A look later than the rows: a kill in between tells a dump twice rather than never.
+        """Reads the dumps that are new and no longer change. Returns how many were read."""
+        # Saved one look after the rows: a kill in between reports a dump twice rather than never.
         self._done.save()
         live = {(who.pid, who.start_ns): who for who in self._processes.live() if who.role == "trainer"}
         count = sum(self._last_look(self._watched.pop(key)) for key in self._watched.keys() - live.keys())
@@ -164,10 +164,10 @@ class FlightRecorderWatch:
         if not self._enabled():
             self._watched.clear()
             return count
-        finished: dict[_Stamp, tuple[_Watched, dict[str, Any]]] = {}
+        finished: dict[Stamp, tuple[_Watched, DumpFile]] = {}
         for key, who in live.items():
             for watched, found in self._finished(key, who):
-                finished.setdefault(_stamp(found), (watched, found))
+                finished.setdefault(found.stamp, (watched, found))
         return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
 
     def _run(self) -> None:
@@ -181,12 +181,12 @@ class FlightRecorderWatch:
                 _log.exception("looking for flight recorder dumps failed")
             self._wake.wait(self._interval_s)
 
-    def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, dict[str, Any]]]:
-        """The dumps of a process that are as they were at the look before."""
+    def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, DumpFile]]:
+        """The dumps of a process that have not changed since the look before."""
         watched = self._watched.setdefault(key, _Watched(who, ()))
         watched.who = who
         now = time.monotonic()
-        # Two looks that somebody's coming or going brought close together would not see a file grow.
+        # Two looks in quick succession, after a start or an exit, would not notice that a file still grows.
         early = watched.looked is not None and now - watched.looked < self._interval_s / 2
         if early or now < watched.not_before:
             return []
@@ -202,15 +202,15 @@ class FlightRecorderWatch:
             self._reasons[key] = e.message
             return []
         self._reasons.pop(key, None)
-        before, watched.last = watched.last, {found["path"]: _stamp(found) for found in files}
-        return [(watched, f) for f in files if before.get(f["path"]) == _stamp(f) and self._may_read(watched, f)]
+        before, watched.last = watched.last, {found.path: found.stamp for found in files}
+        return [(watched, f) for f in files if before.get(f.path) == f.stamp and self._may_read(watched, f)]
 
-    def _may_read(self, watched: _Watched, found: dict[str, Any]) -> bool:
+    def _may_read(self, watched: _Watched, found: DumpFile) -> bool:
         now = time.monotonic()
-        pause = watched.pauses.get(found["path"])
+        pause = watched.pauses.get(found.path)
         return (pause is None or now >= pause.until) and now >= self._rests.get(watched.uid, now)
 
-    def _files(self, watched: _Watched) -> list[dict[str, Any]]:
+    def _files(self, watched: _Watched) -> list[DumpFile]:
         who = watched.who
         if not watched.paths:
             answer = self._readers.call("identity", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S)
@@ -222,14 +222,15 @@ class FlightRecorderWatch:
         watched.uid = header["uid"]
         watched.witness = header["witness"]
         watched.places = tuple(path for path in header["paths"] if path and path.startswith("/"))
-        return [found for found in header["files"] if found is not None and self._is_new(who, found)]
+        files = [DumpFile.of(found) for found in header["files"] if found is not None]
+        return [found for found in files if self._is_new(who, found)]
 
-    def _is_new(self, who: Identity, found: dict[str, Any]) -> bool:
+    def _is_new(self, who: Identity, found: DumpFile) -> bool:
         began = who.start_ns + self._clock.pair().boot_to_utc_ns - SLACK_NS
-        return bool(found["size"]) and found["mtime_ns"] >= began and _snapshot_id(found) not in self._done
+        return bool(found.size) and found.mtime_ns >= began and found.snapshot_id not in self._done
 
     def _last_look(self, watched: _Watched) -> int:
-        """The process has ended: what it wrote at last is whole, or never will be."""
+        """Reads the dumps of a process that has ended: they are complete now or never."""
         if watched.witness is None:
             if watched.last:
                 self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
@@ -239,25 +240,25 @@ class FlightRecorderWatch:
             try:
                 found, fd = self._open([watched.witness, 0], place, watched.uid)
             except (UnsupportedTarget, ProcessGone):
-                continue  # mostly: there is no dump
+                continue  # usually there is no dump
             count += self._read(found, fd, [watched.who], final=True)
         return count
 
-    def _read_finished(self, watched: _Watched, found: dict[str, Any]) -> int:
+    def _read_finished(self, watched: _Watched, found: DumpFile) -> int:
         who = watched.who
         try:
-            opened, fd = self._open([who.pid, who.start_ns], found["path"], watched.uid)
+            opened, fd = self._open([who.pid, who.start_ns], found.path, watched.uid)
         except ProcessGone:
             return 0
         except ProbingError as e:
             self._failed(found, who, e)
             return 0
-        # Several processes can claim it: two jobs of one user with the same file names.
-        owners = [other.who for other in self._watched.values() if _stamp(found) in other.last.values()]
-        watched.last.pop(found["path"], None)
+        # Two jobs of one user may write to the same file names.
+        owners = [other.who for other in self._watched.values() if found.stamp in other.last.values()]
+        watched.last.pop(found.path, None)
         began = time.monotonic()
         count = self._read(opened, fd, owners)
-        self._pause(watched, found["path"], began)
+        self._pause(watched, found.path, began)
         return count
 
     def _pause(self, watched: _Watched, path: str, began: float) -> None:
@@ -269,11 +270,11 @@ class FlightRecorderWatch:
         if now - began > SLOW_S:
             self._rests[watched.uid] = now + SLOW_FACTOR * (now - began)
 
-    def _open(self, process: list[int], path: str, uid: int) -> tuple[dict[str, Any], int]:
+    def _open(self, process: list[int], path: str, uid: int) -> tuple[DumpFile, int]:
         answer = self._readers.call("file", timeout=READ_TIMEOUT_S, process=process, path=path, uid=uid)
-        return answer.header, answer.take_fd()
+        return DumpFile.of(answer.header), answer.take_fd()
 
-    def _read(self, found: dict[str, Any], fd: int, owners: list[Identity], *, final: bool = False) -> int:
+    def _read(self, found: DumpFile, fd: int, owners: list[Identity], *, final: bool = False) -> int:
         try:
             if not self._is_new(owners[0], found):
                 return 0
@@ -284,15 +285,14 @@ class FlightRecorderWatch:
             return 0
         finally:
             os.close(fd)
-        if (after.st_size, after.st_mtime_ns) != (found["size"], found["mtime_ns"]):
+        if (after.st_size, after.st_mtime_ns) != (found.size, found.mtime_ns):
             return 0
-        self._tell(found, dump, owners)
+        self._write(found, cast(Dump, dump), owners)
         return 1
 
-    def _tell(self, found: dict[str, Any], dump: dict[str, Any], owners: list[Identity]) -> None:
+    def _write(self, found: DumpFile, dump: Dump, owners: list[Identity]) -> None:
         now = self._clock.pair().real_ns
-        ts = min(found["mtime_ns"], now)
-        snapshot_id = _snapshot_id(found)
+        ts = min(found.mtime_ns, now)
         who = owners[0] if len(owners) == 1 else None
         common = {
             "node": self._node,
@@ -303,8 +303,8 @@ class FlightRecorderWatch:
             "start_ns": who and who.start_ns,
             "rank": owners[0].rank,
             "world_size": (who and who.world_size) or dump["world_size"],
-            "snapshot_id": snapshot_id,
-            "dump": found["path"],
+            "snapshot_id": found.snapshot_id,
+            "dump": found.path,
             "version": dump["version"] or None,
         }
         self._sink.put(TABLE, batch_of(TABLE, [{**common, **row} for row in dump["rows"]]))
@@ -312,18 +312,18 @@ class FlightRecorderWatch:
             reason = "records of a dump made no sense or were too many"
             pid = who.pid if who is not None else None
             self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, dump["skipped"], pid))
-        self._done.add(snapshot_id)
+        self._done.add(found.snapshot_id)
 
-    def _failed(self, found: dict[str, Any], who: Identity, error: ProbingError, *, final: bool = False) -> None:
-        stamp = _stamp(found)
+    def _failed(self, found: DumpFile, who: Identity, error: ProbingError, *, final: bool = False) -> None:
+        stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # A file that was written again is not tried as it was.
+            # The oldest: mostly a file that was written again since.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
         del self._failures[stamp]
-        self._done.add(_snapshot_id(found))
+        self._done.add(found.snapshot_id)
         self._lost(who, f"a dump cannot be read: {error.message}")
 
     def _lost(self, who: Identity, reason: str) -> None:
@@ -333,18 +333,9 @@ class FlightRecorderWatch:
 
 
 def candidates(environ: dict[str, str], rank: int | None) -> tuple[str, ...]:
-    """The paths under which a trainer of this environment and rank writes its dump; none without a rank."""
+    """The paths at which a trainer with this environment and rank writes its dump; none without a rank."""
     if rank is None:
         return ()
     named = [environ[name] for name in _PREFIX_NAMES if environ.get(name)]
     prefixes = [prefix for prefix in named if not prefix.startswith("$")] or _DEFAULTS
     return tuple(dict.fromkeys(f"{prefix}{rank}" for prefix in prefixes))
-
-
-def _stamp(found: dict[str, Any]) -> _Stamp:
-    return found["dev"], found["inode"], found["mtime_ns"], found["size"]
-
-
-def _snapshot_id(found: dict[str, Any]) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(_stamp(found)).encode(), digest_size=8).digest(), "big")
-

@@ -1,7 +1,7 @@
-"""Layouts of builds of NCCL that the shipped table does not have: from the library's own DWARF, while the probes run.
+"""Finds the layouts of unknown builds of NCCL in the library's own DWARF, while the probes run.
 
-The programs try all layouts of the map ``nccl_layouts`` on a communicator, and take the one at which NCCL's two magic
-words lie, so that a layout is added for all processes. It keeps its place: programs remember it by its index.
+The BPF programs try each layout of the map ``nccl_layouts`` on a communicator and use the one at which they find NCCL's
+two magic words, so an added layout serves all processes. Programs remember a layout by its index, so it never moves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ from probing.daemon.processes.readers import Parsers
 __all__ = ("LayoutFinder", "LayoutMap")
 
 _ONLY_MADE = "communicators are known only if their making was seen"
-_UNGUARDED = f"NCCL before 2.21 has no words to tell its communicators by: {_ONLY_MADE}"
+_UNGUARDED = f"NCCL before 2.21 has no magic words in its communicators: {_ONLY_MADE}"
 _MAX_WAITING = 64
 _MAX_FILES = 4096
 _TRIES = 3
@@ -40,7 +41,7 @@ _PARSE_S = 15.0
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
-# rank, nRanks, cudaDev and nvmlDev behind the hash.
+# Bytes of commHash and of rank, nRanks, cudaDev and nvmlDev, which follow it.
 _ROW = 24
 _log = logging.getLogger(__name__)
 
@@ -52,9 +53,9 @@ class LayoutMap(Protocol):
 
 
 class LayoutFinder:
-    """Adds layouts to ``layouts`` behind the shipped table, and keeps them in the file ``cache`` for the next start.
+    """Adds layouts to the map ``layouts`` after the shipped ones, and keeps them in the file ``cache``.
 
-    ``start`` before the first ``attach``; both from any thread.
+    Call ``start`` before the first ``attach``; both are safe for any thread.
     """
 
     def __init__(self, parsers: Parsers, layouts: LayoutMap, cache: Path | None = None) -> None:
@@ -71,30 +72,30 @@ class LayoutFinder:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Build id (or device and inode of a file without one) -> why communicators of it cannot be read."""
+        """Build id (or device and inode of a file without one) -> why its communicators cannot be read."""
         with self._lock:
             return dict(self._reasons)
 
     @property
     def added(self) -> tuple[NcclLayout, ...]:
-        """What is in the map behind the shipped table."""
+        """The layouts in the map after the shipped ones."""
         with self._lock:
             return tuple(self._added)
 
     def start(self) -> None:
-        """Write the shipped table and what was found before into the map."""
+        """Writes the shipped layouts and those in the cache into the map."""
         for index, layout in enumerate(NCCL_LAYOUTS):
             self._layouts.update(index, layout.pack())
         for layout in self._load():
             with contextlib.suppress(UnsupportedTarget):
                 self._add(layout)
-        # A daemon before this one may have written more, of which nobody knows now.
+        # An earlier daemon may have written more layouts, of which nothing is known now.
         for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
             self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
         self._thread.start()
 
     def stop(self) -> None:
-        """What still waits to be looked at is left."""
+        """Drops the files that wait, and waits for the thread for 5 s at most."""
         with self._lock:
             self._stopped = True
             while not self._waiting.empty():
@@ -106,7 +107,7 @@ class LayoutFinder:
             self._thread.join(_STOP_S)
 
     def attach(self, fd: int) -> None:
-        """Have the libnccl at ``fd``, which stays the caller's, looked at in the background if its build is unknown."""
+        """Examines the libnccl at ``fd`` in the background, if its build is unknown. The caller keeps ``fd``."""
         status = os.fstat(fd)
         file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         with self._lock:
@@ -123,26 +124,26 @@ class LayoutFinder:
     def _run(self) -> None:
         while (fd := self._waiting.get()) is not None:
             try:
-                self._look_again_if_late(fd)
+                self._examine_with_retries(fd)
             except (ProbingError, OSError) as e:
                 with self._lock:
                     self._explain(_name(fd, None), str(e))
             finally:
                 os.close(fd)
 
-    def _look_again_if_late(self, fd: int) -> None:
+    def _examine_with_retries(self, fd: int) -> None:
         for left in reversed(range(_TRIES)):
             try:
-                self._look(fd)
+                self._examine(fd)
             except (TargetTimeout, InternalError) as e:
                 if not left or self._stopped:
                     raise
-                # Of the moment, as when the parsers have not started yet.
-                _log.info("a build of NCCL is looked at again: %s", e.message)
+                # Transient, as while the parsers have not started yet.
+                _log.info("a build of NCCL is examined again: %s", e.message)
             else:
                 return
 
-    def _look(self, fd: int) -> None:
+    def _examine(self, fd: int) -> None:
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
             known = [build for layout in (*NCCL_LAYOUTS, *self._added) for build in layout.build_ids]
@@ -158,8 +159,8 @@ class LayoutFinder:
             with self._lock:
                 self._explain(_name(fd, build), why)
 
-    def _take(self, comm: dict[str, Any], build: str | None) -> str | None:
-        """None, or why not."""
+    def _take(self, comm: Mapping[str, int], build: str | None) -> str | None:
+        """Adds the layout; returns None, or why it cannot be used."""
         if "end_magic" not in comm:
             return _UNGUARDED
         try:
@@ -170,14 +171,14 @@ class LayoutFinder:
         return None
 
     def _add(self, layout: NcclLayout) -> None:
-        """Raises UnsupportedTarget for what must not be in the map."""
+        """Raises UnsupportedTarget for a layout that must not be in the map."""
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         with self._lock:
             entries = (*NCCL_LAYOUTS, *self._added)
             if any(entry.offsets == layout.offsets for entry in entries):
                 return
-            # It is by the place of the second word that the programs tell them apart.
+            # The programs tell layouts apart by the place of the second magic word.
             if any(entry.end_magic == layout.end_magic for entry in entries):
                 raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
             if len(entries) >= MAX_LAYOUTS:
@@ -221,7 +222,7 @@ class LayoutFinder:
 
 
 def _stripped(version: Any) -> str | None:
-    """Why a build without debugging information cannot be read; None where it should be as the published one."""
+    """Why a build without debugging information cannot be read; None for a version with a published layout."""
     if any(version in layout.versions for layout in NCCL_LAYOUTS):
         return None
     if any(version in layout.versions for layout in UNGUARDED_LAYOUTS):

@@ -1,7 +1,7 @@
-"""Where the members of NCCL's structs lie, from the DWARF of a library.
+"""Reads the offsets of the members of NCCL's structs from the DWARF of a library. Runs in the parser.
 
-Runs in the parser. What is found is no more than a proposal: the programs that use it look for NCCL's two magic words
-first. The names of the members are those of src/include/comm.h and info.h of NCCL 2.18 to 2.32.
+The result is not trusted: the BPF programs that use it check NCCL's two magic words first. The names of the members are
+those of src/include/comm.h and info.h of NCCL 2.18 to 2.32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from probing.api.errors import UnsupportedTarget, UsageError
 from probing.daemon.elf.dwarf_entries import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf
@@ -19,7 +19,7 @@ from probing.daemon.elf.dwarf_units import Damaged, Units, uleb
 from probing.daemon.elf.file import Elf
 from probing.daemon.ipc import Message
 
-__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "handlers", "nccl_layout", "nccl_version")
+__all__ = ("COMM_MEMBERS", "INFO_MEMBERS", "MAX_SECONDS", "Layout", "handlers", "nccl_layout", "nccl_version")
 
 COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "start_magic": ("startMagic",),
@@ -39,13 +39,13 @@ COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "seq_number": ("seqNumber",),
     "end_magic": ("endMagic",),
 }
-"""Name here -> the members of struct ncclComm that can mean it; the first one that is there counts."""
+"""Our name -> possible names of the member of struct ncclComm; the first that exists counts."""
 INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
 }
-"""The same of struct ncclInfo."""
+"""The same for struct ncclInfo."""
 MAX_SECONDS = 2.0
-"""The published libraries take 0.1 s at most."""
+"""The published libraries take at most 0.1 s."""
 # The largest published library has 22 MB.
 _MAX_INFO = 64 << 20
 _MAX_TABLE = 64 << 20
@@ -67,22 +67,28 @@ _Members = dict[str, tuple[int, Die | None]]
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """The parser's requests.
+    """The parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the library).
 
-    ``nccl_layout`` (``known``: [build id in hex, ...], and the descriptor of a library). Payload: JSON with the keys
-    of ``nccl_layout``, ``version`` as in ``nccl_version``, ``known``: whether the build is one of those, and ``why``.
-    ``comm`` and ``info`` are null for a known build, and where nothing was found: ``why`` says the reason.
+    Answers JSON with the keys of Layout, ``version`` as from ``nccl_version``, ``known`` (whether the build is in the
+    request's list) and ``why``. ``comm`` and ``info`` are null for a known build, and for one without a layout, where
+    ``why`` holds the reason.
     """
     return {"nccl_layout": _answer}
 
 
-def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
-    """The layouts of the libnccl open at ``fd``, which stays the caller's.
+class Layout(TypedDict):
+    """``build_id`` in hex; ``comm``: a name of COMM_MEMBERS -> offset, ``size`` -> bytes, ``seq_count`` -> number;
+    ``info``: a name of INFO_MEMBERS -> offset, ``size`` -> bytes. Members that do not exist are left out."""
 
-    Answer: ``build_id`` (hex or None), ``comm`` {a name of COMM_MEMBERS: offset, ``size``: bytes, ``seq_count``}, and
-    ``info`` {a name of INFO_MEMBERS: offset, ``size``} or None; members that are not there are left out, as the magic
-    words before 2.21. Raises UnsupportedTarget for a stripped or damaged library, and for one that takes more than
-    ``seconds``.
+    build_id: str | None
+    comm: dict[str, int]
+    info: dict[str, int] | None
+
+
+def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> Layout:
+    """The layouts of the libnccl open at ``fd``, which the caller keeps.
+
+    Raises UnsupportedTarget for a stripped or damaged library, and for one that takes more than ``seconds``.
     """
     elf = Elf(fd)
     info_section, abbrev = elf.section(".debug_info", _MAX_INFO), elf.section(".debug_abbrev", _MAX_TABLE)
@@ -102,7 +108,7 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> dict[str, Any]:
 
 
 def nccl_version(elf: Elf) -> str | None:
-    """As "2.27.5", from the text that NCCL prints (showVersion in init.cc), which stripping leaves."""
+    """Such as "2.27.5", from the text that NCCL prints (showVersion in init.cc), which stripped libraries have too."""
     found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
     return found[1].decode() if found else None
 
@@ -142,7 +148,7 @@ def _layouts(
         try:
             layout = _layout(dwarf, die, wanted)
         except Damaged:
-            # Each unit that uses the struct has one of its own.
+            # Another unit may describe the struct too.
             continue
         if all(name in layout for name in needed) and max(layout.values()) <= layout["size"] <= _MAX_STRUCT:
             yield layout
@@ -158,7 +164,7 @@ def _layout(dwarf: Dwarf, die: Die, wanted: Mapping[str, tuple[str, ...]]) -> di
         if found := next((members[spelling] for spelling in spellings if spelling in members), None):
             layout[name] = found[0]
     if "seq_number" in layout:
-        # Before 2.26 only a profiler made it count (ncclProfilerStartTaskEvents in profiler.cc).
+        # Before 2.26 NCCL counted only under a profiler (ncclProfilerStartTaskEvents in profiler.cc).
         if _SINCE_2_26 in members:
             layout["seq_count"] = _array_length(dwarf, members["seqNumber"][1])
         else:
@@ -176,7 +182,7 @@ def _check(comm: Mapping[str, int]) -> None:
 
 
 def _members(dwarf: Dwarf, record: Die, depth: int = 0) -> _Members:
-    """Name -> (offset, the entry of the member); those of unnamed members too."""
+    """Name -> (offset, entry) of the members, including those of unnamed members."""
     members: _Members = {}
     for child in dwarf.children(record):
         if child.tag != _MEMBER or (at := _location(child)) is None:
@@ -202,7 +208,7 @@ def _location(member: Die) -> int | None:
 
 
 def _type(dwarf: Dwarf, die: Die | None) -> Die | None:
-    """What the entry's type is, past typedef and const; None where that lies in another unit."""
+    """The type of an entry behind typedef and const; None if it lies in another unit."""
     for _ in range(_MAX_HOPS):
         at = die.number(TYPE) if die else None
         if die is None or at is None or not die.unit.first <= at < die.unit.end:
@@ -219,7 +225,7 @@ def _record(dwarf: Dwarf, die: Die | None) -> Die | None:
 
 
 def _array_length(dwarf: Dwarf, die: Die | None) -> int:
-    """Elements of a one-dimensional array; 0 where that is not said."""
+    """The length of a one-dimensional array; 0 where not known."""
     found = _type(dwarf, die)
     ranges = [child for child in dwarf.children(found) if child.tag == _SUBRANGE] if found else []
     if found is None or found.tag != _ARRAY or len(ranges) != 1:

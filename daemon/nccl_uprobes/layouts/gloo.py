@@ -1,8 +1,7 @@
-"""Where the fields of gloo's classes lie that the programs read, a build of torch each.
+"""Layouts of torch builds: the offsets of the fields of gloo's classes that the BPF programs read.
 
-The offsets are made from the headers of a torch wheel by ``make_layouts.py``. They are not trusted: the programs check
-what they read (rank below size, sizes that give the number of elements, a string that can be one) and leave out what
-does not fit.
+``make_gloo.py`` makes them from the headers of a torch wheel. They are not trusted: the programs check each value that
+they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop what fails.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _PRESENT = 1
 
 @dataclass(frozen=True, slots=True)
 class GlooLayout:
-    """``struct gloo_layout`` of gloo.bpf.c without its first word: offsets in bytes, ABSENT where there is none.
+    """``struct gloo_layout`` of gloo.bpf.c without its first word: offsets in bytes, ABSENT for a missing field.
 
-    The fields of a group lie within 96 bytes from its rank on, those of a tensor within 112 from its sizes on.
+    The programs read 96 bytes of a group from its rank on, and 112 of a tensor from its sizes on.
     """
 
     backend_rank: int = ABSENT
@@ -54,7 +53,7 @@ class GlooLayout:
         return struct.pack(f"<{1 + len(fields(self))}H", _PRESENT, *astuple(self))
 
 
-# Operation, sequence number and times come from arguments: they are right for every build.
+# Operation, sequence number and times come from arguments, so they are right for every build.
 UNKNOWN_BUILD = GlooLayout()
 TORCH_2_13 = GlooLayout(
     backend_rank=16,
@@ -81,18 +80,18 @@ TORCH_2_13 = GlooLayout(
     alltoall_async=8,
     barrier_async=35,
 )
-# Until then tensors had names, which took a word.
+# Until torch 2.13 tensors had names, which take 8 bytes.
 TORCH_2_9 = replace(TORCH_2_13, tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
-# By index, which the attach cookie carries; only ever added to, so that the cookies of pinned links stay true.
+# The attach cookie holds the index. Only append, so that the cookies of pinned links stay right.
 GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 
-# Functions that came with the options that 2.9 and later have, and one that went with the names of tensors.
+# Functions that exist since torch 2.9, and one that exists as long as tensors have names.
 _NAMED_TENSORS = "at4impl9has_namesE"
 _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 
 
 def gloo_layout_index(symbols: Iterable[str]) -> int:
-    """The index in GLOO_LAYOUTS for a libtorch_cpu.so that has functions of these mangled names."""
+    """The index in GLOO_LAYOUTS for a libtorch_cpu.so with functions of these mangled names."""
     found = list(symbols)
     if not all(any(mark in name for name in found) for mark in _MARKS):
         return GLOO_LAYOUTS.index(UNKNOWN_BUILD)

@@ -1,8 +1,8 @@
-"""Print the GlooLayout of a torch wheel.
+"""Prints the GlooLayout of a torch wheel, from the record layouts that clang computes for the wheel's headers.
 
 ``python -m probing.daemon.nccl_uprobes.layouts.make_gloo SITE_PACKAGES/torch``
 
-Needs clang++ and libstdc++. The compiler says where it puts each member of the wheel's own headers.
+Needs clang++ and libstdc++.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TIMEOUT = 300
 
 
 def offsets_of(torch: Path) -> GlooLayout:
-    """The layout of the wheel unpacked at ``torch``. Raises NotFound when its headers do not compile."""
+    """The layout of the wheel unpacked at ``torch``. Raises NotFound if its headers do not compile."""
     include = torch / "include"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "layout.cpp")
@@ -74,7 +74,7 @@ def offsets_of(torch: Path) -> GlooLayout:
 
 
 def parse(dump: str) -> GlooLayout:
-    """The layout from what clang's -fdump-record-layouts printed; ABSENT for members that are not there."""
+    """The layout from the output of clang's -fdump-record-layouts; ABSENT for missing members."""
     records: dict[str, list[tuple[int, str]]] = {}
     for block in dump.split("*** Dumping AST Record Layout"):
         lines = [(int(m[1]), m[2]) for line in block.splitlines() if (m := _LINE.match(line))]

@@ -1,8 +1,8 @@
-"""Write the tables of ``nccl_layouts.py`` from NCCL's wheels.
+"""Writes the tables of ``layouts/nccl.py`` from NCCL's wheels.
 
 ``packaging/dev/nccl-wheels.sh all && .venv/bin/python -m probing.daemon.nccl_uprobes.layouts.make_nccl .build/wheels``
 
-Entries that are there keep their places, since these are indexes of a map that outlives the daemon.
+Existing entries keep their places, which are indexes of a map that outlives the daemon.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _WIDTH = 112
 
 
 def layout_of(wheel: Path) -> NcclLayout:
-    """The layout of the wheel that is unpacked at ``wheel``, named as ``nccl-wheels.sh`` does."""
+    """The layout of the wheel unpacked at ``wheel``, a folder named as by ``nccl-wheels.sh``."""
     fd = os.open(wheel / "lib" / "libnccl.so.2", os.O_RDONLY)
     try:
         found = nccl_layout(fd)
     finally:
         os.close(fd)
-    return NcclLayout.of(found["comm"], (wheel.name.removeprefix(_PREFIX),), (found["build_id"],))
+    return NcclLayout.of(found["comm"], (wheel.name.removeprefix(_PREFIX),), (found["build_id"] or "",))
 
 
 def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[NcclLayout, ...]:
-    """``known``, with the versions of ``found`` added to the entries with the same offsets, or after the last."""
+    """``known`` with the versions of ``found`` added: to the entries with the same offsets, else as new entries."""
     entries = list(known)
     for layout in found:
         same = [index for index, entry in enumerate(entries) if entry.offsets == layout.offsets]
@@ -53,7 +53,7 @@ def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[Nc
 
 
 def tables(text: str, guarded: Sequence[NcclLayout], unguarded: Sequence[NcclLayout]) -> str:
-    """The source ``text`` of nccl_layouts.py with these tables."""
+    """The source ``text`` of layouts/nccl.py with these tables."""
     new = {_GUARDED: guarded, _UNGUARDED: unguarded}
 
     def table(match: re.Match[str]) -> str:

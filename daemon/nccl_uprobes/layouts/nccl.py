@@ -1,7 +1,7 @@
-"""Where struct ncclComm has the fields that the programs read, a layout for each that NCCL was released with.
+"""Layouts of NCCL releases: the offsets of the fields of struct ncclComm that the BPF programs read.
 
-The tables are written by ``make_nccl_layouts.py`` from the published wheels. They are not trusted: the programs use a
-layout only where NCCL's two magic words lie where it says, and check what they read.
+``make_nccl.py`` writes the tables from the published wheels. They are not trusted: the programs use a layout only if
+NCCL's two magic words lie at its offsets, and check each value that they read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NO_OFFSETS = ("versions", "build_ids")
 
 @dataclass(frozen=True, slots=True)
 class NcclLayout:
-    """``struct nccl_layout`` of nccl.bpf.c: offsets in struct ncclComm in bytes, ABSENT where there is no such field.
+    """``struct nccl_layout`` of nccl.bpf.c: offsets in struct ncclComm in bytes, ABSENT for a missing field.
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
-    ``seq_number`` has ``seq_count`` u64, and is ABSENT where NCCL does not always count there (before 2.26).
-    ``versions`` and ``build_ids`` (hex) are the wheels that have it.
+    ``seq_number`` is an array of ``seq_count`` u64, and ABSENT before 2.26, where NCCL does not always count.
+    ``versions`` and ``build_ids`` (hex) are those of the wheels with this layout.
     """
 
     versions: tuple[str, ...]
@@ -44,7 +44,7 @@ class NcclLayout:
 
     @classmethod
     def of(cls, comm: Mapping[str, int], versions: tuple[str, ...] = (), build_ids: tuple[str, ...] = ()) -> NcclLayout:
-        """From the offsets that ``dwarf_layout.nccl_layout`` found. Raises UnsupportedTarget for what cannot be."""
+        """From the offsets of ``from_dwarf.nccl_layout``. Raises UnsupportedTarget for impossible ones."""
         wanted = {name: comm[name] for name in cls.offset_names() if name in comm}
         if "comm_hash" not in wanted or not all(
             type(offset) is int and 0 <= offset < ABSENT for offset in wanted.values()
@@ -55,12 +55,12 @@ class NcclLayout:
 
     @classmethod
     def offset_names(cls) -> tuple[str, ...]:
-        """In the order of ``pack``."""
+        """The names of the offsets, in the order of ``pack``."""
         return tuple(field.name for field in fields(cls) if field.name not in _NO_OFFSETS)
 
     @property
     def version(self) -> str:
-        """The newest one."""
+        """The newest version."""
         return self.versions[-1] if self.versions else "unknown"
 
     @property
@@ -71,7 +71,7 @@ class NcclLayout:
         return struct.pack(f"<{len(self.offsets)}I", *self.offsets)
 
 
-# Indexes of a map that outlives the daemon: only ever added to.
+# The indexes are keys of a map that outlives the daemon: only append.
 NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.21.5",),
@@ -281,7 +281,7 @@ NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
         seq_count=5,
     ),
 )
-# Before 2.21 there are no magic words, so that nothing would tell a communicator from what lies where one was.
+# Before 2.21 there are no magic words, so a communicator cannot be told from the freed memory of one.
 UNGUARDED_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.18.1",),

@@ -1,0 +1,20 @@
+"""The parser's answer about a dump, which crosses processes as JSON."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+__all__ = ("Dump", "RecordRow")
+
+RecordRow = dict[str, str | int | bool | None]
+"""Column of ``python.torch_nccl_flight_record`` -> value."""
+
+
+class Dump(TypedDict):
+    """``rows`` lack node, time and process. ``version``: of the format. ``world_size``: None if not known. ``skipped``:
+    how many records were malformed or exceeded a bound."""
+
+    version: str
+    world_size: int | None
+    skipped: int
+    rows: list[RecordRow]
