@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+import typer
+
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
+from probing.daemon.cli.options import Format, FormatOption, config_of, write_json
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.confined.seccomp import calls_can_be_refused
@@ -19,7 +23,7 @@ from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release
 from probing.daemon.supervisor.rights import CAPABILITIES, RightsTable, permitted, rights_table
 from probing.daemon.supervisor.runtime import pins_of
 
-__all__ = ("Finding", "check", "needed_is_missing", "print_table")
+__all__ = ("Finding", "check", "command", "needed_is_missing", "print_table")
 
 # Without these nothing can be collected; every other lack costs something, and the daemon runs.
 NEEDED_FEATURES = ("btf", "ringbuf")
@@ -46,6 +50,16 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def command(context: typer.Context, output: FormatOption = Format.TABLE) -> int:
+    """List what works here and what each lack costs; 3 when something needed is missing."""
+    findings = check(config_of(context))
+    if output is Format.JSON:
+        write_json([finding.to_dict() for finding in findings])
+    else:
+        print_table(findings, sys.stdout)
+    return 3 if needed_is_missing(findings) else 0
 
 
 def check(config: Config) -> list[Finding]:

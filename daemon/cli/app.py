@@ -1,0 +1,127 @@
+"""The command line of ``probingd``: its commands in typer, and the configuration's options behind each of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from probing.api.errors import UsageError
+from probing.daemon.cli import check, cleanup, import_rows, restart, stop, verify, version
+from probing.daemon.cli.options import FORMAT_NAMES
+from probing.daemon.cli.run import run
+from probing.daemon.config import DEFAULT_FILE, options
+
+__all__ = ("invoke",)
+
+def _run(context: typer.Context) -> int:
+    """Start the daemon and stay; print `ready` on stdout once it collects and answers."""
+    return run(context.args)
+
+
+_COMMANDS: dict[str, Callable[..., int]] = {
+    "run": _run,
+    "stop": stop.command,
+    "restart": restart.command,
+    "check": check.command,
+    "cleanup": cleanup.command,
+    "import": import_rows.command,
+    "verify": verify.command,
+    "version": version.command,
+}
+# Of a shell whose child Ctrl-C ended.
+_INTERRUPTED = 130
+# The longest option, with two spaces.
+_OPTION_WIDTH = 34
+
+
+def invoke(args: Sequence[str]) -> int:
+    """Runs a command line and returns its exit code. Raises UsageError, and what the command raises."""
+    if not args or args[0] == "help":
+        args = ["--help"]
+    # Which click typer brings along differs by its version.
+    click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+    try:
+        code = _program().main(list(args), prog_name="probingd", standalone_mode=False)
+    except typer.Abort:
+        return _INTERRUPTED
+    except typer.Exit as e:
+        return e.exit_code
+    except click_error as e:
+        raise _usage(e, args) from None
+    return code if isinstance(code, int) else 0
+
+
+class _Command(TyperCommand):
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        _write_commands(formatter)
+        _write_configuration(formatter)
+
+
+class _Group(TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        _write_commands(formatter)
+        _write_configuration(formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in _COMMANDS:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(_COMMANDS)}"
+            raise UsageError(f"unknown command {args[0][:80]!r}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+def _program() -> Any:
+    # An unknown option of the group is an unknown command, and one of a command goes to the configuration.
+    context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
+    app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)
+    app.callback()(_root)
+    for name, command in _COMMANDS.items():
+        usage = "SOURCE... [OPTIONS]" if name == "import" else "[OPTIONS]"
+        settings = {**context, "allow_extra_args": True}
+        app.command(name, cls=_Command, options_metavar=usage, context_settings=settings)(command)
+    return get_command(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version.show()
+        raise typer.Exit
+
+
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The daemon that watches every training process of this node."""
+
+
+def _write_commands(formatter: Any) -> None:
+    with formatter.section("Commands"):
+        formatter.write_dl([(name, command.__doc__ or "") for name, command in _COMMANDS.items()])
+
+
+def _write_configuration(formatter: Any) -> None:
+    with formatter.section(f"Configuration (also keys of {DEFAULT_FILE})"):
+        rows = [("--config FILE", f"the file to read instead of {DEFAULT_FILE}")]
+        for key, option in options():
+            value = "[=false]" if option.default is True else "" if option.default is False else "VALUE"
+            rows.append((f"--{key.replace('_', '-')} {value}", str(option.metadata["doc"])))
+        formatter.write_dl(rows, col_max=_OPTION_WIDTH)
+
+
+def _usage(error: Any, args: Sequence[str]) -> UsageError:
+    parameter = getattr(error, "param", None)
+    names = {*(parameter.opts if parameter is not None else ()), getattr(error, "option_name", None)}
+    if names & set(FORMAT_NAMES):
+        given = next((word for word in args if word.partition("=")[0] in FORMAT_NAMES), FORMAT_NAMES[0])
+        return UsageError(f"{given.partition('=')[0]} takes table or json")
+    message = str(error.format_message())
+    return UsageError(message[:1].lower() + message[1:].rstrip("."))

@@ -1,0 +1,68 @@
+"""Options and helpers that several commands of ``probingd`` share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probing.api.errors import ConfigError
+from probing.daemon.config import Config
+
+if TYPE_CHECKING:
+    from probing.daemon.store.decoder import Decoder
+    from probing.daemon.supervisor.rights import Account, Rights
+
+__all__ = ("FORMAT_NAMES", "Format", "FormatOption", "account", "config_of", "decoder", "printable", "write_json")
+
+FORMAT_NAMES = ("-f", "--format")
+
+
+class Format(str, Enum):
+    """How an answer is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option(*FORMAT_NAMES, help="Print a table, or JSON for machines.")]
+
+
+def config_of(context: typer.Context) -> Config:
+    """Returns the configuration of the options that the command itself does not have. Raises ConfigError."""
+    return Config.from_args(context.args, default_file=True)
+
+
+def write_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def printable(text: str) -> str:
+    """Returns ``text`` for a terminal: hostile names of files and tables stand in it."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def decoder(config: Config) -> Decoder:
+    """Returns a decoder that runs as the user of the parsers, where this process can become it."""
+    from probing.daemon.store.decoder import Decoder
+
+    found = account(config, "parser")
+    return Decoder(found.uid, found.gid) if found else Decoder()
+
+
+def account(config: Config, process: str) -> Account | None:
+    """Returns the user of a process of the daemon.
+
+    None where no daemon is installed, and where this process cannot become that user.
+    """
+    from probing.daemon.supervisor.rights import rights_table
+
+    try:
+        rights: Rights = getattr(rights_table(config), process)
+    except ConfigError:
+        return None
+    return rights.account

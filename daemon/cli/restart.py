@@ -1,0 +1,16 @@
+"""``probingd restart``."""
+
+from __future__ import annotations
+
+import typer
+
+from probing.daemon.cli.options import config_of
+from probing.daemon.supervisor import control
+
+__all__ = ("command",)
+
+
+def command(context: typer.Context) -> int:
+    """Restart the collector and the service; probes stay in place meanwhile."""
+    control.restart(config_of(context))
+    return 0

@@ -1,0 +1,24 @@
+"""``probingd run``: the supervisor in the foreground, without typer, which would stay in its memory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from probing.daemon.config import Config
+
+__all__ = ("run",)
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs the daemon with the configuration of ``args`` until a signal ends it."""
+    from probing.daemon.supervisor.loop import Supervisor
+    from probing.daemon.supervisor.requirements import needs_sys_admin
+    from probing.daemon.supervisor.rights import rights_table
+
+    config = Config.from_args(args, default_file=True)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin())).run()
