@@ -16,8 +16,8 @@ STEPS = 13
 
 @pytest.fixture
 def ranks(torchrun_job: Callable[..., Any]) -> Callable[..., Any]:
-    """Two ranks; the second stops: ``ranks("kill")`` as tests/jobs/stops.py says."""
-    return lambda how: torchrun_job(JOBS / "stops.py", STEPS, how)
+    """Two ranks; the second stops: ``ranks("kill")``, with the arguments of tests/jobs/stops.py."""
+    return lambda *how: torchrun_job(JOBS / "stops.py", STEPS, *how)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,7 @@ def test_a_hang_from_before_the_daemon_is_named(
     log = tmp_path / "torchrun.log"
     until(lambda: log.read_text().count("waits") == 2, what="both ranks at the hang")
     daemon = make_daemon().start()
-
-    def found() -> dict[int, dict[str, Any]]:
-        rows = {row["rank"]: row for own in daemon.json("nccl") for row in own["silent"]}
-        return rows if len(rows) == 2 else {}
-
-    rows = until(found, what="both ranks")
+    rows = silent_ranks(daemon)
     assert (rows[0]["waits_in"], rows[0]["began_unseen"]) == ("gloo::allreduce", True)
     assert (rows[1]["waits_in"], rows[1]["python"].split()[0]) == (None, "main")
     assert rows[0]["unseen_why"] == rows[1]["unseen_why"] == "the process had the library before it was probed"
@@ -74,6 +69,36 @@ def test_a_hang_from_before_the_daemon_is_named(
         shown = daemon.ctl(*command).stdout
         assert "rank 0: in gloo::allreduce (native stack; began before " in shown
         assert "ranks 0-1: what began before " in shown
+
+
+def test_a_hang_that_began_while_no_daemon_ran_is_named(
+    make_daemon: Callable[..., Daemon], ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    daemon = make_daemon().start()
+    go_on = tmp_path / "go-on"
+    ranks("sleep", go_on)
+    seen = "SELECT count(*) AS n FROM comm.ops WHERE op = 'all_reduce' AND state = 'done'"
+    until(lambda: daemon.query(seen)[0]["n"] == 2 * STEPS, what="the operations before")
+    daemon.stop()
+    go_on.touch()
+    log = tmp_path / "torchrun.log"
+    until(lambda: log.read_text().count("waits") == 2, what="both ranks at the hang")
+    daemon.start()
+    rows = silent_ranks(daemon)
+    assert (rows[0]["waits_in"], rows[0]["began_unseen"]) == ("gloo::allreduce", True)
+    assert (rows[1]["waits_in"], rows[1]["python"].split()[0]) == (None, "main")
+    assert daemon.query(seen)[0]["n"] == 2 * STEPS
+
+
+def silent_ranks(daemon: Daemon) -> dict[int, dict[str, Any]]:
+    """Both ranks of the job, once ``nccl`` shows them without an operation."""
+
+    def found() -> dict[int, dict[str, Any]]:
+        rows = {row["rank"]: row for own in daemon.json("nccl") for row in own["silent"]}
+        return rows if len(rows) == 2 else {}
+
+    rows: dict[int, dict[str, Any]] = until(found, what="both ranks")
+    return rows
 
 
 def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any]) -> None:

@@ -1,8 +1,8 @@
-"""Ranks of gloo that all_reduce together until one of them does something else: ``stops.py STEPS WHAT`` under torchrun.
+"""Ranks of gloo that all_reduce together until the last one stops: ``stops.py STEPS WHAT [FILE]`` under torchrun.
 
-The last rank makes STEPS all_reduces; then it sleeps (``sleep``), is killed by SIGKILL (``kill``), ends with exit
-code 3 (``exit``), or takes more memory than the cgroup in the directory WHAT has for it; the others wait for it in the
-next all_reduce. Each says ``waits`` before that one.
+Each rank makes STEPS all_reduces and waits until FILE exists, if one is named. Then the last rank sleeps (``sleep``),
+is killed by SIGKILL (``kill``), ends with exit code 3 (``exit``), or takes more memory than the cgroup in the directory
+WHAT allows; the others wait for it in the next all_reduce. Each rank prints ``waits`` before that one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     for _ in range(steps):
         dist.all_reduce(torch.ones(1013))
+    while sys.argv[3:] and not Path(sys.argv[3]).exists():
+        time.sleep(0.01)
     print("waits", flush=True)
     if dist.get_rank() == dist.get_world_size() - 1:
         if what == "sleep":
