@@ -26,10 +26,11 @@ from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.drain import DrainLoop
 from probing.daemon.collector.replay import Unknown
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows
 from probing.daemon.nccl_uprobes.operations.source import RING
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder
+from probing.daemon.source import RingConsumer
 from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.store import Store
 
@@ -98,7 +99,8 @@ def main() -> None:
 
     seconds: list[float] = []
     with Store.open(folder / "state", node="bench", clock=clock, limits=StoreLimits(), background=False) as store:
-        loop = DrainLoop(store, {RING: ring}, {RING: assemble}, Outbox("bench", clock), clock)
+        consumers = {RING: RingConsumer(assemble, "comm.ops")}
+        loop = DrainLoop(store, {RING: ring}, consumers, RowBuffer("bench", clock), clock)
         slot = RING_BYTES // capacity
         for _ in range(options.rounds):
             # The same records again: a ring whose consumer has come round.

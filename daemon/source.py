@@ -1,16 +1,39 @@
-"""What a source is, and where its rows go.
+"""The interface of a source, and the types that sources share.
 
 A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It knows nothing of files, SQL or RPC.
+``daemon/collector/sources.py`` lists the sources; the collector builds each from a ``daemon.context.Context``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ("Identity", "Loss", "ProcessKey", "Processes", "Sink", "Source")
+from probing.daemon.clock import ClockPair
+from probing.daemon.config import Config
+from probing.daemon.source_state import SourceState, Totals
+
+__all__ = (
+    "Assemble",
+    "Identity",
+    "Loss",
+    "ProbeSlot",
+    "ProbedLibrary",
+    "ProcessKey",
+    "Processes",
+    "Refused",
+    "RingConsumer",
+    "Sink",
+    "Source",
+)
+
+Records = npt.NDArray[Any]
+Assemble = Callable[[Records, ClockPair], Mapping[str, pa.RecordBatch]]
+"""(records of a ring, the clocks when they were read) -> physical batches by table."""
 
 
 class ProcessKey(NamedTuple):
@@ -24,44 +47,9 @@ class ProcessKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Rows that are missing from ``table``, for sure or possibly: a gap is a row of ``probing.losses``.
-
-    ``ts_from_ns`` and ``ts_to_ns`` are UTC ns; ``count`` is None when it cannot be known; ``pid`` None means all.
-    """
-
-    source: str
-    table: str
-    stage: str
-    reason: str
-    ts_from_ns: int
-    ts_to_ns: int
-    count: int | None = None
-    pid: int | None = None
-
-
-class Sink(Protocol):
-    """Safe to call from any thread. Rows are on their way to the log when ``put`` returns, and in it a drain later."""
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        """``batch`` has the physical schema of ``table`` (``probing.api.tables``)."""
-
-    def lost(self, loss: Loss) -> None: ...
-
-
-class Source(Protocol):
-    """``start`` may raise ProbingError: the daemon marks the source degraded with that reason and tries again."""
-
-    name: str
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a process is, as every table has it. ``rank`` and its kin are None unless ``role`` is trainer."""
+    """The job, run, role and rank of a process, as every table has them. The ranks are None unless ``role`` is trainer.
+    """
 
     pid: int
     start_ns: int
@@ -79,7 +67,194 @@ class Identity:
 
 
 class Processes(Protocol):
-    """Who is who. Safe to call from any thread."""
+    """The identities of processes. Safe to call from any thread."""
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        """None: never seen, or not identified. A dead process keeps its identity. Waits for nothing."""
+        """Returns None for a process that was never seen or is not identified. Never waits.
+
+        A process keeps its identity after its exit.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Rows that are missing from ``table``, certainly or possibly; each becomes a row of ``probing.losses``.
+
+    ``ts_from_ns`` and ``ts_to_ns`` are UTC ns; ``count`` is None when it is unknown; ``pid`` None means all processes.
+    """
+
+    source: str
+    table: str
+    stage: str
+    reason: str
+    ts_from_ns: int
+    ts_to_ns: int
+    count: int | None = None
+    pid: int | None = None
+
+
+class Sink(Protocol):
+    """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        """``batch`` has the physical schema of ``table`` (``probing.api.tables``)."""
+
+    def lost(self, loss: Loss) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSlot:
+    """A probe, and which rows are missing when its hits are refused: rows of ``table`` by ``source``.
+
+    ``why``: the reason of a refusal that is not the budget of hits.
+    """
+
+    name: str
+    source: str
+    table: str
+    why: str = ""
+
+
+class ProbedLibrary(Protocol):
+    """A library that gets probes in every process that maps it. Its file names begin with one of ``files``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table(self) -> str:
+        """The table whose rows are missing where the library could not be probed in time."""
+
+    @property
+    def files(self) -> tuple[bytes, ...]: ...
+
+    def interesting(self, path: bytes) -> bool:
+        """Whether a mapped file can be this library, by its path."""
+
+    def attach(self, fd: int, path: bytes) -> int:
+        """Place the probes on the file open at ``fd``, which stays the caller's. Returns how many are new.
+
+        Raises AttachError, PrivilegeError, UnsupportedTarget.
+        """
+
+    def forget(self, identity: tuple[int, int]) -> None:
+        """The session has ended the probes on a file (device, inode)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingConsumer:
+    """Turns the records of a ring into rows. ``table`` is the one whose rows a full ring costs.
+
+    ``identified``: rows name job and rank for good, so records wait a moment for the identity of their process.
+    ``ready`` returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when
+    it is filled to one part in so many; ``rest_s``: how long records may wait in the ring, s. None: as the drain does.
+    ``open_map`` is the map of records that are not finished; ``abandoned`` makes finished ones of them when the layout
+    is replaced.
+    """
+
+    assemble: Assemble
+    table: str
+    identified: bool = False
+    ready: Callable[[], int] | None = None
+    full_share: int | None = None
+    rest_s: float | None = None
+    open_map: str = ""
+    abandoned: Callable[[Records], Records] = lambda records: records[:0]
+
+
+class Source:
+    """One watched thing. A source overrides what it has.
+
+    The collector builds all sources, calls ``start``, has the libraries attached, calls ``sweep`` when all running
+    processes were looked at, and at the end ``finish``, drains the rings once more, and calls ``stop``. It calls what
+    processes do (``process_...``) from the thread of discovery, ``assemble`` of the rings from the thread that drains,
+    neither of which may wait; ``tick`` from a thread of its own; the rest from any.
+    """
+
+    name: str = ""
+    table: str = ""
+    """The table of which ``states`` counts the rows."""
+    objects: ClassVar[tuple[str, ...]] = ()
+    """BPF objects without which the collector does not start."""
+    optional_objects: ClassVar[tuple[str, ...]] = ()
+    """BPF objects that the kernel may refuse (``session.refused``)."""
+
+    @classmethod
+    def ring_sizes(cls, config: Config) -> Mapping[str, int]:  # noqa: ARG003
+        """Sizes of rings that are configured, bytes. Raises ConfigError."""
+        return {}
+
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        """The rings that are drained here, in the order in which one cycle drains them."""
+        return {}
+
+    @property
+    def libraries(self) -> Sequence[ProbedLibrary]:
+        return ()
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        """The probes by their slots, which ``bpf.probe_slots.SLOTS`` gives out."""
+        return {}
+
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        """Tables that are not stored: their rows are made for each query."""
+        return {}
+
+    @property
+    def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
+        """Batches of other sources that this one reads, by table. Called in the thread that made the batch."""
+        return {}
+
+    @property
+    def tick_s(self) -> Callable[[], float] | None:
+        """How often ``tick`` is due, s, where it has a thread of its own; None: once a second, one after the other."""
+        return None
+
+    def start(self) -> None:
+        """Raises ProbingError: the collector does not start."""
+
+    def finish(self) -> None:
+        """End what makes rows that no ring holds: these rows are in the last drain."""
+
+    def stop(self) -> None:
+        """Release everything; also after ``start`` failed or was not called."""
+
+    def tick(self) -> None: ...
+
+    def settings_changed(self) -> bool:
+        """A setting has another value. Returns whether the libraries have to be attached anew."""
+        return False
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume probes that the session's switch in the kernel does not reach."""
+
+    def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
+        """What began before ``before_ns`` (CLOCK_MONOTONIC), in one process or all, may have ended unseen."""
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> object:
+        """Close what belongs to processes that ended unseen; ``alive(pid, start_ns)``."""
+
+    def process_identified(self, process: Identity) -> None:
+        """A process is new, or has another identity than before."""
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """A process called exec and runs another program now."""
+
+    def process_exited(self, process: Identity) -> None: ...
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, self.table)]
+
+
+class Refused(Source):
+    """Stands for a source that the kernel refused: it only says why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def states(self, totals: Totals) -> list[SourceState]:  # noqa: ARG002
+        return [SourceState(self.name, "degraded", self._reason)]

@@ -8,27 +8,13 @@ the layout of the maps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from probing.api.errors import InternalError
 
-__all__ = ("PROBE_SLOTS", "SLOTS", "ProbeSlot", "SlotRegistry")
+__all__ = ("PROBE_SLOTS", "SLOTS", "SlotRegistry")
 
 # As in guard.bpf.h.
 PROBE_SLOTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSlot:
-    """A probe, and which rows are missing when its hits are refused: rows of ``table`` by ``source``.
-
-    ``why``: the reason of a refusal that is not the budget of hits.
-    """
-
-    name: str
-    source: str
-    table: str
-    why: str = ""
 
 
 class SlotRegistry:

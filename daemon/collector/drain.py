@@ -1,10 +1,10 @@
 """Rings into the log: drain, assemble, append, commit, in this order, so that a kill at any instant loses nothing.
 
 A ring's consumer position moves only after the record with its operations is in the log, and the record carries that
-position: a restarted collector goes on from the log's word, not from the ring's.
+position: a restarted collector continues from the position in the log, not from the ring's.
 
 The thread waits for nothing but the log. Records that cannot become rows yet stay in their ring (``ready``, ``takes``);
-what the log refuses is kept as it was assembled, and offered again after a pause that grows.
+a record that the log refuses is kept as it was assembled, and offered again after a pause that grows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import pyarrow as pa
 from probing.api.errors import StoreError
 from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.collector.row_buffer import Outbox
-from probing.daemon.source import Loss
+from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.source import Loss, RingConsumer
 
-__all__ = ("Assemble", "DrainLoop", "Log", "Positions")
+__all__ = ("DrainLoop", "Log", "Positions")
 
 # How often the loop looks whether there is work, s: a look is cheap, and cheaper than being woken by each record.
 LOOK_S = 0.1
@@ -44,7 +44,6 @@ RETRY_S, MAX_RETRY_S = 0.5, 10.0
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
 _log = logging.getLogger(__name__)
-Assemble = Callable[[npt.NDArray[Any], ClockPair], Mapping[str, pa.RecordBatch]]
 Positions = dict[str, dict[str, Any]]
 
 
@@ -67,41 +66,36 @@ class _Record:
 
 
 class DrainLoop:
-    """One thread. ``assemble`` has one function a ring; ``each_look`` are called with every look, and ``record``
-    with all that a ring held.
+    """One thread. ``consumers`` has one for each ring; ``each_look`` are called with every look, and ``record`` with
+    all records of a ring.
 
-    ``ready`` says for a ring up to which position it may be drained now, ``takes`` how many of its first records may
-    become rows now, unless the ring is half full; ``shares`` at which part of it, one of so many, a ring is drained at
-    once, where that is not a sixteenth; ``rests`` how long its records may wait, s, where that is not a second.
+    ``takes`` returns how many of the first records of a ring may become rows now: those of ``identified`` consumers
+    wait for it, unless the ring is half full.
     """
 
     def __init__(
         self,
         log: Log,
         rings: Mapping[str, Ring],
-        assemble: Mapping[str, Assemble],
-        outbox: Outbox,
+        consumers: Mapping[str, RingConsumer],
+        buffer: RowBuffer,
         clock: Clock,
         each_look: Iterable[Callable[[], None]] = (),
         lost: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[str, ClockPair, npt.NDArray[Any]], None] | None = None,
-        ready: Mapping[str, Callable[[], int]] | None = None,
-        takes: Mapping[str, Callable[[npt.NDArray[Any]], int]] | None = None,
-        shares: Mapping[str, int] | None = None,
-        rests: Mapping[str, float] | None = None,
+        takes: Callable[[npt.NDArray[Any]], int] | None = None,
     ) -> None:
         self._log = log
         self._rings = dict(rings)
-        self._assemble = dict(assemble)
-        self._outbox = outbox
+        self._consumers = dict(consumers)
+        self._buffer = buffer
         self._clock = clock
         self._each_look = tuple(each_look)
         self._lost = lost
         self._record = record
-        self._ready = dict(ready or {})
-        self._takes = dict(takes or {})
-        self._shares = {name: (shares or {}).get(name, FULL_SHARE) for name in self._rings}
-        self._rests = {name: (rests or {}).get(name, REST_S) for name in self._rings}
+        self._takes = takes
+        self._shares = {name: self._consumers[name].full_share or FULL_SHARE for name in self._rings}
+        self._rests = {name: self._consumers[name].rest_s or REST_S for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
         # Where each ring ended at the last look, and when that was.
         self._ends = {name: ring.end for name, ring in self._rings.items()}
@@ -130,7 +124,7 @@ class DrainLoop:
                 if ring.position > position:
                     now, count = self._clock.pair().real_ns, ring.records_in(ring.position - position)
                     reason = "the end of the log is missing: the ring was read further"
-                    self._outbox.lost(Loss(name, "", "log", reason, now, now, count))
+                    self._buffer.lost(Loss(name, "", "log", reason, now, now, count))
                 # With the row of the loss, so that it is told once.
                 self._positions[name] = {**known, "position": ring.position}
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
@@ -148,7 +142,7 @@ class DrainLoop:
             looks += 1
             if looks % GC_LOOKS == 0:
                 gc.collect()
-        self._takes = {}
+        self._takes = None
         self._retry_at = 0.0
         self._drain(set(self._rings))
 
@@ -168,7 +162,7 @@ class DrainLoop:
 
     def flush(self, timeout: float = 1.0) -> str:
         """Wait until what is in the rings now is in the log. Why it is not, within ``timeout`` s; empty: it is."""
-        marks = {name: self._rings[name].end for name in self._takes}
+        marks = {name: ring.end for name, ring in self._rings.items() if self._consumers[name].identified}
         with self._done:
             # The running cycle may have read the rings before this call, so the one after it is the first that counts.
             target = self._cycles + 2
@@ -209,7 +203,7 @@ class DrainLoop:
 
     def _assembled_record(self, due: Collection[str]) -> _Record:
         pair = self._clock.pair()
-        batches, positions, lost = self._outbox.take(), dict(self._positions), self._lost()
+        batches, positions, lost = self._buffer.take(), dict(self._positions), self._lost()
         ends: dict[str, int] = {}
         size = 0
         for name in [name for name in self._rings if name in due]:
@@ -225,7 +219,7 @@ class DrainLoop:
             for table, batch in self._assembled(name, records, pair).items():
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
-                    self._outbox.rows[table] += batch.num_rows
+                    self._buffer.rows[table] += batch.num_rows
         # The row that tells a loss is in this record, though nothing of its ring may be: it must not be told again.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
@@ -234,10 +228,10 @@ class DrainLoop:
 
     def _take(self, name: str, ring: Ring) -> Drained:
         """The records of a ring that may become rows now."""
-        ready, takes = self._ready.get(name), self._takes.get(name)
-        until = None if ready is None else ready()
+        consumer, takes = self._consumers[name], self._takes
+        until = None if consumer.ready is None else consumer.ready()
         self._held.discard(name)
-        if takes is None or ring.backlog * 2 > ring.size:
+        if takes is None or not consumer.identified or ring.backlog * 2 > ring.size:
             return ring.drain(MAX_DRAIN_BYTES, until)
 
         def some(records: npt.NDArray[Any]) -> int:
@@ -254,11 +248,11 @@ class DrainLoop:
 
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:
-            return self._assemble[name](records, pair)
+            return self._consumers[name].assemble(records, pair)
         except Exception as e:  # these records would fail again and again, and hold up all that come after them
             _log.exception("%d records of ring %s cannot be assembled", len(records), name)
             reason = f"{type(e).__name__} in assembly"
-            self._outbox.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
+            self._buffer.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
             return {}
 
     def _due(self) -> set[str]:

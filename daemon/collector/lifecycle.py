@@ -1,9 +1,9 @@
-"""Processes that start and end, and libraries that they map, handed on as the kernel tells of them."""
+"""The source of processes: hands events of the kernel to discovery, and new mappings to the watch of libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -11,7 +11,11 @@ import pyarrow as pa
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries.watch import LibraryWatch
+from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.pace import Pace
+from probing.daemon.processes.quarantine import Quarantine
+from probing.daemon.source import Identity, RingConsumer, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("Events", "Lifecycle")
 
@@ -31,17 +35,51 @@ class Events(Protocol):
 
     def on_mapping(self, pid: int) -> None: ...
 
+    def rows(self, pair: ClockPair) -> pa.RecordBatch: ...
 
-class Lifecycle:
-    def __init__(self, events: Events, mappings: MmapWatch, libraries: LibraryWatch) -> None:
+    def envs(self, pair: ClockPair) -> pa.RecordBatch: ...
+
+
+class Lifecycle(Source):
+    """``quarantined`` returns the processes that are not read for a while, since a read of them did not end."""
+
+    name = "processes"
+    table = "process.events"
+    objects: ClassVar[tuple[str, ...]] = ("lifecycle",)
+
+    def __init__(
+        self,
+        events: Events,
+        mappings: MmapWatch,
+        libraries: LibraryWatch,
+        settings: Changes,
+        quarantined: Callable[[], list[Quarantine]],
+    ) -> None:
         self._events = events
         self._mappings = mappings
         self._libraries = libraries
+        self._settings = settings
+        self._quarantined = quarantined
         self._lost = 0
         self._pace = Pace()
 
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        return {"lifecycle": RingConsumer(self.assemble, self.table)}
+
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {"process.processes": self._events.rows, "process.envs": self._events.envs}
+
+    def process_exited(self, process: Identity) -> None:
+        self._settings.forget(process.pid, process.start_ns)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        silent = [f"process {q.pid} does not let itself be read ({q.op})" for q in self._quarantined()]
+        return [totals.of(self.name, self.table, "lifecycle", reason=first_of(silent))]
+
     def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Records of the ring ``lifecycle``. The rows come from Discovery, once they know who it is."""
+        """Hand over records of the ring ``lifecycle``. Discovery puts the rows, once a process is identified."""
         fields = ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")
         for kind, tgid, start_ns, ktime, ppid, status in zip(*(records[f].tolist() for f in fields), strict=True):
             if kind == FORK:
@@ -57,7 +95,7 @@ class Lifecycle:
         return {}
 
     def read_mappings(self) -> None:
-        """Often, by one thread."""
+        """Called often, by one thread."""
         pids = {mapping.pid for mapping in self._mappings.read()}
         for pid in pids:
             self._libraries.seen(pid)

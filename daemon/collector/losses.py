@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import Clock
 from probing.daemon.collector.refusals import BudgetedSession, Refusals
-from probing.daemon.source import Loss, Sink
+from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("CountingSession", "LossMeter")
 
 INTERVAL_NS = 1_000_000_000
-TABLES = {
-    "collectives": "comm.ops",
-    "communicators": "comm.communicators",
-    "cuda_syncs": "cuda.syncs",
-    "lifecycle": "process.events",
-    "log_writes": "process.logs",
-    "optimizer_steps": "train.steps",
-    "python_samples": "python.samples",
-}
 
 
 class CountingSession(BudgetedSession, Protocol):
@@ -42,6 +32,7 @@ class LossMeter:
         session: CountingSession,
         clock: Clock,
         sink: Sink,
+        tables: Mapping[str, str],
         slots: Mapping[int, ProbeSlot],
         budget: int,
         known_lost: Mapping[str, int],
@@ -51,6 +42,7 @@ class LossMeter:
         self._session = session
         self._clock = clock
         self._sink = sink
+        self._tables = dict(tables)
         self._also = also
         self._last = clock.pair()
         self._lost = dict(known_lost)
@@ -84,7 +76,7 @@ class LossMeter:
         for loss in self._also():
             self._sink.lost(loss)
         counters = self._session.counters()
-        for ring, table in TABLES.items():
+        for ring, table in self._tables.items():
             self._ring(ring, table, counters.get(ring, {}).get("lost", 0), since, pair.real_ns)
         self._refusals.look(counters, since, pair)
         self._pause(since, pair.real_ns)
@@ -98,6 +90,6 @@ class LossMeter:
         if self._session.paused:
             self._paused_since = self._paused_since or since
         elif self._paused_since is not None:
-            for source, table in TABLES.items():
+            for source, table in self._tables.items():
                 self._sink.lost(Loss(source, table, "kernel", "all probes were paused", self._paused_since, now))
             self._paused_since = None

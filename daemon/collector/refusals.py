@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.clock import ClockPair
-from probing.daemon.source import Loss, Sink
+from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("BudgetedSession", "Refusals")
 

@@ -1,4 +1,4 @@
-"""Rows that sources hand over between two drains."""
+"""The rows that sources put between two drains."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import pyarrow as pa
 
 from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import batch_of
-from probing.daemon.clock import Clock
+from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.source import Loss
 
-__all__ = ("Outbox",)
+__all__ = ("RowBuffer",)
 
-# Rows waiting for the log while it cannot be written; beyond it the newest are dropped and counted.
+# Rows that wait while the log cannot be written; beyond it the newest are dropped and counted.
 MAX_WAITING_ROWS = 200_000
 # Losses that wait, each once for as long as it goes on; beyond it only their count is kept.
 MAX_WAITING_LOSSES = 4096
 
 
-class Outbox:
-    """The ``Sink`` of all sources. The drain loop takes what is in it with each record of the log.
+class RowBuffer:
+    """The ``Sink`` of all sources. The drain loop takes its rows with each record of the log.
 
-    ``observers`` are shown what is put, by table.
+    ``observers``, by table, read the batches of other sources.
     """
 
     def __init__(self, node: str, clock: Clock, tables: Mapping[str, Table] = TABLES) -> None:
         self._node = node
         self._clock = clock
         self._tables = tables
-        self.observers: dict[str, Callable[[pa.RecordBatch], None]] = {}
+        self.observers: dict[str, list[Callable[[pa.RecordBatch, ClockPair], None]]] = defaultdict(list)
         self._lock = threading.Lock()
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
@@ -53,8 +53,13 @@ class Outbox:
             self._batches[table].append(batch)
             self._waiting += batch.num_rows
             self.rows[table] += batch.num_rows
-        if (observer := self.observers.get(table)) is not None:
-            observer(batch)
+        if table in self.observers:
+            self.observe(table, batch, self._clock.pair())
+
+    def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
+        """Show a batch that was made with ``pair`` to the observers of its table."""
+        for observer in self.observers.get(table, ()):
+            observer(batch, pair)
 
     def lost(self, loss: Loss) -> None:
         with self._lock:
@@ -70,7 +75,7 @@ class Outbox:
             self._losses[key] = loss
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
-        """All that waits, by table; it waits no more."""
+        """Removes and returns all rows, by table; the losses are rows of ``probing.losses``."""
         with self._lock:
             if not self._batches and not self._losses:
                 return {}
@@ -105,7 +110,7 @@ class Outbox:
 
 
 def _together(first: Loss, then: Loss) -> Loss:
-    """One loss for two of the same kind. How many is not known where it is not known of one."""
+    """Merges two losses of the same kind. The count is None where one of them has none."""
     return replace(
         first,
         ts_from_ns=min(first.ts_from_ns, then.ts_from_ns),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import mmap
-import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from probing.api.errors import ConfigError
 from probing.api.tables import TABLES
@@ -17,15 +15,12 @@ from probing.api.tables.user import SCHEMA, USER_NAME
 from probing.daemon.config import Config
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
-__all__ = ("check_setting", "limits_of", "ring_size", "user_number")
+__all__ = ("check_setting", "limits_of", "user_number")
 
 _DAY_S = 86_400.0
 _MAX_BYTES = 2.0**62
 _MAX_DAYS = 36_500.0
 _TABLE_BYTES, _TABLE_DAYS = "store.table_max_bytes", "store.table_max_age_days"
-# Of the ring of samples: for each CPU, and at least and at most.
-SAMPLES_BYTES = 256 << 10
-MIN_SAMPLES_BYTES, MAX_SAMPLES_BYTES = 2 << 20, 32 << 20
 
 
 def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
@@ -83,19 +78,6 @@ def _no_table(name: str) -> str:
         return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"those with limits of their own can be {', '.join(sorted(known))}"
-
-
-def ring_size(config: Config, section: Literal["probes", "sampling"]) -> int:
-    """Bytes of the ring that a section speaks of. Raises ConfigError for what the kernel would refuse."""
-    size: int = getattr(config, section).ring_bytes
-    if section == "sampling" and not size:
-        # 128 samples a CPU: a second of it at 99 Hz, with some that leave it.
-        wanted = (os.cpu_count() or 1) * SAMPLES_BYTES
-        return min(max(1 << (wanted - 1).bit_length(), MIN_SAMPLES_BYTES), MAX_SAMPLES_BYTES)
-    if size & (size - 1) or size < mmap.PAGESIZE:
-        hint = f"a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
-        raise ConfigError(f"{section}.ring_bytes is {size}", hint=hint)
-    return size
 
 
 def user_number(user: str) -> int:

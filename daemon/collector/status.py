@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from probing.daemon.source_state import SourceState
 from probing.daemon.supervisor.fatal import RESTARTED
 
-__all__ = ("SourceState", "Status", "some")
-
-# Of what targets and files can make many: so many are named, each in so many characters.
-MAX_NAMED = 8
-MAX_TEXT = 400
+__all__ = ("Status",)
 
 # The drain looks at the rings ten times a second; what takes it so long is no load that passes, s.
 STILL_S = 3.0
-
-
-def some(texts: Sequence[str], separator: str = "; ") -> str:
-    """The first of ``texts``, and how many more there are."""
-    named = [text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…" for text in texts[:MAX_NAMED]]
-    more = [f"and {len(texts) - MAX_NAMED} more"] if len(texts) > MAX_NAMED else []
-    return separator.join([*named, *more])
-
-
-@dataclass(frozen=True, slots=True)
-class SourceState:
-    """``state`` is running, degraded, paused or stopped; ``reason`` says why it is not running."""
-
-    name: str
-    state: str
-    reason: str = ""
-    rows: int = 0
-    lost: int = 0
-    detail: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "reason": self.reason,
-            "rows": self.rows,
-            "lost": self.lost,
-            "detail": self.detail,
-        }
 
 
 class Status:

@@ -1,4 +1,4 @@
-"""What the programs of another version still hold: their finished operations and their open ones, into the log once."""
+"""Writes the records that the programs of another version still hold, finished and open ones, to the log once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from probing.daemon.bpf.session import Foreign
 from probing.daemon.clock import Clock
-from probing.daemon.collector.drain import Assemble, Log
-from probing.daemon.nccl_uprobes.operations.source import replaced
-from probing.daemon.source import Loss, Sink
+from probing.daemon.collector.drain import Log
+from probing.daemon.source import Loss, RingConsumer, Sink
 
 __all__ = ("take_over",)
 
@@ -23,32 +22,31 @@ Records = npt.NDArray[Any]
 def take_over(
     foreign: Foreign,
     ring: str,
-    open_map: str,
+    consumer: RingConsumer,
     record: np.dtype[Any],
-    assemble: Assemble,
     log: Log,
     sink: Sink,
     clock: Clock,
 ) -> None:
-    """Write what lies in ``ring`` and ``open_map`` of a stopped layout as records of ours, and remove the layout.
+    """Write the records in ``ring`` and in the open map of a stopped layout as rows, and remove the layout.
 
     The position is logged under the layout's name, so a kill in between writes nothing twice. Fields that the other
-    version lacks are zero; that is told as a loss.
+    version lacks are zero; that is reported as a loss.
     """
     pair = clock.pair()
     source = foreign.rings.get(ring)
     name = f"{ring}@{foreign.name}"
     if source is not None and not _is_written(log.positions.get(name), clock.boot_id, source.map_id):
         finished, position = source.drain()
-        _, values = foreign.maps[open_map].items()
+        _, values = foreign.maps[consumer.open_map].items()
         batches: dict[str, list[Any]] = {}
-        for records in (_as_ours(finished, record), replaced(_as_ours(values, record))):
-            for table, batch in assemble(records, pair).items():
+        for records in (_as_ours(finished, record), consumer.abandoned(_as_ours(values, record))):
+            for table, batch in consumer.assemble(records, pair).items():
                 batches.setdefault(table, []).append(batch)
         log.append(batches, {name: {"boot_id": clock.boot_id, "map_id": source.map_id, "position": position}}, pair)
         if missing := sorted(set(record.names or ()) - set(source.record.names or ())):
             reason = f"the version before did not record {', '.join(missing)}"
-            sink.lost(Loss(ring, "comm.ops", "assembly", reason, pair.real_ns, pair.real_ns, 0))
+            sink.lost(Loss(ring, consumer.table, "assembly", reason, pair.real_ns, pair.real_ns, 0))
     foreign.remove()
     _log.info("took over what layout %s held", foreign.name)
 

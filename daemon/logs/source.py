@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -14,18 +14,20 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.interfaces import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
+from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
 from probing.daemon.logs.patterns import Patterns, RateLimit
+from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.redaction import redacted
-from probing.daemon.source import Identity, Loss, Processes, Sink
+from probing.daemon.source import Identity, Loss, ProbeSlot, Processes, Refused, RingConsumer, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("OBJECTS", "RING", "LogSource", "shown")
 
 OBJECTS = ("logs",)
-"""The BPF objects that the session has to hold."""
 RING = "log_writes"
 TABLE = "process.logs"
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -36,10 +38,12 @@ MAX_ENDED = 1024
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-class LogSource:
-    """A source, and a ``processes.announce.Listener``. ``enabled`` says for whom lines are wanted now."""
+class LogSource(Source):
+    """``enabled`` returns whether the lines of a process are recorded now."""
 
     name = "logs"
+    table = TABLE
+    optional_objects = OBJECTS
 
     def __init__(
         self,
@@ -65,16 +69,44 @@ class LogSource:
         self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
         self._ended: dict[tuple[int, int], None] = {}
 
+    @classmethod
+    def make(cls, context: Context) -> Source:
+        refused = context.session.refused.get(OBJECTS[0])
+        if refused is not None:
+            return Refused(cls.name, refused.message)
+        return cls(
+            context.session, context.processes, context.readers, symbols_by(context.parsers.stacks), context.sink,
+            context.clock, context.node, context.config.logs,
+            enabled=lambda process: bool(context.settings.value("logs.enabled", process)),
+            fuse=context.config.probes.fuse,
+        )  # fmt: skip
+
     def start(self) -> None:
         self._attachments.start()
 
+    def finish(self) -> None:
+        self.stop()
+
     def stop(self) -> None:
-        """The programs on the trainers end with us: no row would come of what they see."""
+        """End the programs on the trainers: nobody would make rows of what they see."""
         self._attachments.stop()
 
     @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        return {RING: RingConsumer(self.assemble, TABLE)}
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        return {slot: ProbeSlot(name, self.name, TABLE) for slot, name in self.slots.items()}
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        watched, reason = self.watched, self.reason
+        state = "" if watched or reason else "stopped"
+        return [totals.of(self.name, TABLE, state=state, reason=reason, detail=f"{watched} processes")]
+
+    @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> what is counted there."""
+        """Slot -> the program and the function of libc whose calls are counted there."""
         return {slot: f"{program} {name}" for name, (program, slot) in FUNCTIONS.items()}
 
     @property
@@ -87,10 +119,11 @@ class LogSource:
         """Why the output of a trainer cannot be watched; empty: all is well."""
         return next(iter(list(self._attachments.reasons.values())), "")
 
-    def settings_changed(self) -> None:
-        """``enabled`` may say something else now."""
-        for who in list(self._trainers.values()):
-            self._follow(who)
+    def settings_changed(self) -> bool:
+        """Ask ``enabled`` again for each trainer."""
+        for process in list(self._trainers.values()):
+            self._follow(process)
+        return False
 
     def process_identified(self, who: Identity) -> None:
         if who.role == "trainer":

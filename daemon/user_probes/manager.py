@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,13 @@ import numpy.typing as npt
 
 from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
+from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
+from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Identity, Loss, Processes, Sink
+from probing.daemon.source import Identity, Loss, Processes, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.running import Counts, Running
@@ -30,6 +33,8 @@ __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
 
 # How often files, processes and counters are looked at, s.
 LOOK_S = 0.5
+# How often the rings are read while there are probes, and otherwise, s.
+_DRAIN_S, _IDLE_S = 0.1, 1.0
 # How long a probe that was hit too often stays off, ns: what it costs meanwhile is nothing.
 REST_NS = 10_000_000_000
 # When a probe that could not be loaded for a passing reason is tried again, ns.
@@ -46,7 +51,7 @@ class LiveProcesses(Processes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """As a source of the daemon is described: ``state`` is running, degraded, paused or stopped."""
+    """``state`` is that of a source: running, degraded, paused or stopped."""
 
     name: str
     table: str
@@ -70,12 +75,9 @@ class _Probe:
     lost: int = 0
 
 
-class UserProbes:
-    """A source (``probing.daemon.source``). ``drain`` is called with each look of the drain loop.
-
-    ``processes`` tells who trains; ``readers`` and ``symbols`` look into them; ``multi`` says whether the kernel has
-    uprobe_multi links, ``fuse`` whether files that a program serves get probes. Bcc and its compiler are only started
-    when there is a probe.
+class UserProbes(Source):
+    """``readers`` and ``symbols`` look into processes. ``multi``: the kernel has uprobe_multi links; ``fuse``: files of
+    FUSE mounts get probes too. Bcc and its compiler are only started when there is a probe.
     """
 
     name = "user_probes"
@@ -113,12 +115,23 @@ class UserProbes:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="user probes", daemon=True)
 
+    @classmethod
+    def make(cls, context: Context) -> UserProbes:
+        return cls(
+            Path(context.config.probes.user_dir), context.find(UserTables), context.sink, context.processes,
+            context.readers, symbols_by(context.parsers.stacks), context.node, context.clock,
+            multi=context.session.features.uprobe_multi, fuse=context.config.probes.fuse,
+        )  # fmt: skip
+
     def start(self) -> None:
-        """Returns at once; probes are loaded one after the other, and a wrong one says so in ``states``."""
+        """Returns at once; probes are loaded one after the other, and a wrong one is ``degraded``."""
         self._thread.start()
 
+    def finish(self) -> None:
+        self.stop()
+
     def stop(self) -> None:
-        """Take every probe off. Rows of what they saw are with the sink."""
+        """Take every probe off, and put the rows of what they saw."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -148,19 +161,28 @@ class UserProbes:
         self._wake.set()
 
     @property
-    def loaded(self) -> bool:
-        """Whether there is a probe that may make rows."""
-        return bool(self._probes)
+    def tick_s(self) -> Callable[[], float]:
+        """Often while there are probes, whose rings ``tick`` reads."""
+        return lambda: _DRAIN_S if self._probes else _IDLE_S
+
+    def tick(self) -> None:
+        self.drain()
 
     def drain(self) -> None:
-        """What the probes saw, as rows to the sink."""
+        """Put the rows of what the probes saw."""
         with self._lock:
             for name, probe in self._probes.items():
                 if probe.running is not None:
                     self._drain(name, probe.running)
 
-    def states(self) -> list[ProbeState]:
-        """One of each probe, and one for the directory where it cannot be read."""
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [
+            SourceState(p.name, p.state, p.reason, totals.rows.get(p.table, 0), p.lost, p.detail)
+            for p in self.probes()
+        ]
+
+    def probes(self) -> list[ProbeState]:
+        """The state of each probe, and of the directory where it cannot be read."""
         with self._lock:
             found = [self._state(name, probe) for name, probe in sorted(self._probes.items())]
         if self._trouble:

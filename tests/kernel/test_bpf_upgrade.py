@@ -13,8 +13,10 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.session import Foreign, Session
 from probing.daemon.clock import FakeClock
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.upgrade import take_over
+from probing.daemon.nccl_uprobes.operations.source import replaced
+from probing.daemon.source import RingConsumer
 from probing.daemon.store import Store, StoreLimits
 
 # Calls below FINISHED are records in the ring, the others lie in the hash of open operations.
@@ -111,11 +113,12 @@ def test_records_of_another_layout_come_into_the_log_once(
     assert ring.record != record
     (foreign,) = session.foreign
     clock = FakeClock(1, 1_790_000_000_000_000_000)
-    outbox = Outbox("n1", clock)
+    outbox = RowBuffer("n1", clock)
+    consumer = RingConsumer(assemble, "comm.ops", open_map="open_calls", abandoned=replaced)
 
     def start() -> None:
         with open_store(tmp_path / "state") as store:
-            take_over(foreign, "calls", "open_calls", ring.record, assemble, store, outbox, clock)
+            take_over(foreign, "calls", consumer, ring.record, store, outbox, clock)
 
     if killed:
         with monkeypatch.context() as patched:

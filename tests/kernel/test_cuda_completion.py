@@ -11,6 +11,7 @@ import pytest
 from cuda_support import Cuda
 
 from probing.daemon.bpf.session import Session
+from probing.daemon.source import Identity
 
 
 @pytest.fixture
@@ -330,7 +331,7 @@ def test_a_process_that_ended_leaves_nothing_behind(cuda: Cuda) -> None:
     _, values = cuda.session.maps["cuda_processes"].items()
     start_ns = int(values[0]["start_ns"])
     script.close()
-    cuda.source.process_exited(pid, start_ns)
+    cuda.source.process_exited(Identity(pid, start_ns, "job", "run", "trainer"))
     cuda.source.round(cuda.clock.pair())
     assert [len(cuda.session.maps[name].items()[0]) for name in ("cuda_processes", "cuda_streams")] == [0, 0]
 

@@ -146,8 +146,8 @@ def test_a_stalled_operation_is_in_flight_and_its_end_is_told_once(watch: Callab
     until(lambda: watcher.inflight()[0]["state"] == "started")
     job.ranks[0].kill()
     job.ranks[0].wait()
-    assert watcher.source.process_exited(job.ranks[0].pid, stalled["start_ns"]) == 1
-    assert watcher.source.process_exited(job.ranks[0].pid, stalled["start_ns"]) == 0
+    assert watcher.source.close_process(job.ranks[0].pid, stalled["start_ns"]) == 1
+    assert watcher.source.close_process(job.ranks[0].pid, stalled["start_ns"]) == 0
     assert watcher.inflight() == []
     rows = watcher.rows()
     assert keys(rows) == keys(job.calls())

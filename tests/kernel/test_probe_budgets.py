@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from conftest import Target
 
-from probing.daemon.bpf.probe_slots import ProbeSlot
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.losses import LossMeter
-from probing.daemon.source import Loss
+from probing.daemon.source import Loss, ProbeSlot
 
 SLOT = 3
 Open = Callable[..., Session]
@@ -73,7 +72,7 @@ class Time:
 
 def meter(session: Session, sink: Losses, clock: Time, budget: int, blinded: list[Any]) -> LossMeter:
     slots = {SLOT: ProbeSlot("on_call", "calls", "comm.ops")}
-    return LossMeter(session, clock, sink, slots, budget, {}, list, lambda mono, pid: blinded.append(pid))  # type: ignore[arg-type]
+    return LossMeter(session, clock, sink, {}, slots, budget, {}, list, lambda mono, pid: blinded.append(pid))  # type: ignore[arg-type]
 
 
 def test_a_process_over_its_budget_takes_nothing_from_others(

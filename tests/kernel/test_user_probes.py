@@ -202,7 +202,7 @@ def test_a_change_replaces_one_probe_and_rows_of_before_stay(bench: Bench, run: 
     bench.degraded("calls", "user.calls.number was i64 and would now be u64")
     for suffix in (".toml", ".c"):
         (bench.folder / f"calls{suffix}").unlink()
-    until(lambda: bench.probes.states() == [])
+    until(lambda: bench.probes.probes() == [])
     process.do("tell", 31, 0, "x")
     assert len(bench.drained("user.calls")) == 52
     assert "user.calls" in bench.tables

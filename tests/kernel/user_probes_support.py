@@ -208,7 +208,7 @@ class Bench:
         self.write(name, (EXAMPLES / f"{name}.toml").read_text(), (EXAMPLES / f"{name}.c").read_text())
 
     def state(self, name: str) -> ProbeState | None:
-        return next((state for state in self.probes.states() if state.name == f"user:{name}"), None)
+        return next((state for state in self.probes.probes() if state.name == f"user:{name}"), None)
 
     def attached(self, name: str, where: str) -> ProbeState:
         def is_so() -> ProbeState | None:

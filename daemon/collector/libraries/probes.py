@@ -12,36 +12,15 @@ from probing.daemon.clock import Clock
 from probing.daemon.collector.libraries.files import Files, Identity, Key, ProbedFile, Refusal
 from probing.daemon.processes.liveness import ProcessNow
 from probing.daemon.processes.procfs import Mapping, clean_text
-from probing.daemon.source import Loss, Sink
+from probing.daemon.source import Loss, ProbedLibrary, Sink
 
-__all__ = ("LibraryProbes", "Mapped", "ProbedLibrary", "Session")
+__all__ = ("LibraryProbes", "Mapped", "Session")
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
 # More refused files of a user are not each worth a line of the log.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
-
-
-class ProbedLibrary(Protocol):
-    """A source that puts probes on libraries, whose names begin with one of ``files``."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def files(self) -> tuple[bytes, ...]: ...
-
-    def interesting(self, path: bytes) -> bool: ...
-
-    def attach(self, fd: int, path: bytes) -> int:
-        """Put the probes on the file open at ``fd``. How many were placed now, 0 when they were there.
-
-        Raises AttachError, UnsupportedTarget.
-        """
-
-    def forget(self, identity: Identity) -> None:
-        """The probes on a file have ended."""
 
 
 class Session(Protocol):
@@ -66,61 +45,59 @@ class Mapped:
 
 
 class LibraryProbes:
-    """Of one thread, but for ``files.attached`` and ``files.refused``. ``sources`` come with the table whose rows are
-    missing where a library could not be probed in time."""
+    """For one thread, but for ``files.attached`` and ``files.refused``."""
 
     def __init__(
-        self, session: Session, sources: Sequence[tuple[ProbedLibrary, str]], sink: Sink, clock: Clock
+        self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock
     ) -> None:
         self._session = session
-        self._sources = tuple(source for source, _ in sources)
-        self._tables = {source.name: table for source, table in sources}
+        self._libraries = tuple(libraries)
         self._sink = sink
         self._clock = clock
         self.files = Files()
-        self.names = [name.decode() for source in self._sources for name in source.files]
+        self.names = [name.decode() for library in self._libraries for name in library.files]
 
     def interesting(self, path: bytes) -> bool:
-        return any(source.interesting(path) for source in self._sources)
+        return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
         """Sources that have neither put probes on a file nor refused it lately; of the others, what is missing is
         a row."""
-        for source in self._sources:
-            if source.interesting(mapped.mapping.path) and not self._is_settled(mapped, source):
-                yield source
+        for library in self._libraries:
+            if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
+                yield library
 
-    def _is_settled(self, mapped: Mapped, source: ProbedLibrary) -> bool:
+    def _is_settled(self, mapped: Mapped, library: ProbedLibrary) -> bool:
         file = self.files.find(mapped.key)
-        if file is not None and source.name in file.reasons:
-            if file.reasons[source.name] and mapped.late:
-                self._gap(mapped.process, source, file.reasons[source.name])
+        if file is not None and library.name in file.reasons:
+            if file.reasons[library.name] and mapped.late:
+                self._gap(mapped.process, library, file.reasons[library.name])
             return True
-        refusal = self.files.refusal(source.name, mapped.key, mapped.uid)
+        refusal = self.files.refusal(library.name, mapped.key, mapped.uid)
         if refusal is not None:
-            self._gap(mapped.process, source, refusal.reason)
+            self._gap(mapped.process, library, refusal.reason)
         return refusal is not None
 
-    def attach(self, fd: int, mapped: Mapped, source: ProbedLibrary) -> Refusal | None:
-        """Have a source put its probes on the file open at ``fd``; None when it did."""
+    def attach(self, fd: int, mapped: Mapped, library: ProbedLibrary) -> Refusal | None:
+        """Have a library put its probes on the file open at ``fd``; None when it did."""
         key, uid = mapped.key, mapped.uid
         try:
             identity = self._session.identity(fd)
             self.files.admit(identity, uid)
-            placed = source.attach(fd, mapped.mapping.path)
+            placed = library.attach(fd, mapped.mapping.path)
         except ProbingError as e:
-            return self.refuse(mapped, source, e)
+            return self.refuse(mapped, library, e)
         file = self.files.attached_to(identity, key, uid, _shown(mapped.mapping.path))
         file.users.add(mapped.process.pid)
-        file.reasons.setdefault(source.name, "the process had the library before it was probed" if placed else "")
-        self.files.accept(source.name, key, uid)
+        file.reasons.setdefault(library.name, "the process had the library before it was probed" if placed else "")
+        self.files.accept(library.name, key, uid)
         return None
 
-    def refuse(self, mapped: Mapped, source: ProbedLibrary, error: ProbingError) -> Refusal:
+    def refuse(self, mapped: Mapped, library: ProbedLibrary, error: ProbingError) -> Refusal:
         """Leave a file alone, longer each time."""
         path, uid = _shown(mapped.mapping.path), mapped.uid
         silent = isinstance(error, TargetTimeout | InternalError)
-        refusal = self.files.refuse(source.name, mapped.key, uid, path, error.message, silent=silent)
+        refusal = self.files.refuse(library.name, mapped.key, uid, path, error.message, silent=silent)
         level = logging.WARNING if self.files.refused_to(uid) <= MAX_LOGGED else logging.DEBUG
         _log.log(level, "%s cannot be probed: %s; left alone for %g s", path, error.message, refusal.pause)
         return refusal
@@ -130,26 +107,25 @@ class LibraryProbes:
         self._end(file.identity)
         return self.files.drop(file)
 
-    def let_go_of_strangers(self) -> None:
+    def end_unmapped(self) -> None:
         """End the probes that the daemon before us put on files that nobody maps now."""
         for identity in self._session.probed_files() - self.files.identities:
             self._end(identity)
 
     def _end(self, identity: Identity) -> None:
         self._session.end_file(identity)
-        for source in self._sources:
-            source.forget(identity)
+        for library in self._libraries:
+            library.forget(identity)
 
-    def _gap(self, process: ProcessNow, source: ProbedLibrary, reason: str) -> None:
+    def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str) -> None:
         """A row of what is missing, once for each process and reason."""
         holder = self.files.holders[process.pid]
-        if (source.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
+        if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
-        holder.reported.add((source.name, reason))
+        holder.reported.add((library.name, reason))
         pair = self._clock.pair()
         began = process.start_ns + pair.boot_to_utc_ns
-        table = self._tables[source.name]
-        self._sink.lost(Loss(source.name, table, "attach", reason, began, pair.real_ns, None, process.pid))
+        self._sink.lost(Loss(library.name, library.table, "attach", reason, began, pair.real_ns, None, process.pid))
 
 
 def _shown(path: bytes) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
-from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped, ProbedLibrary
+from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped
 from probing.daemon.collector.libraries.turns import Turn, Turns
 from probing.daemon.processes.liveness import ProcessNow, process_now
 from probing.daemon.processes.procfs import Mapping, parse_maps, parse_status
 from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import ProbedLibrary
 
 __all__ = ("LibraryWatch",)
 
@@ -174,7 +175,7 @@ class LibraryWatch:
             if self._strange_scans:
                 self._scan_wanted = True
             else:
-                self._probes.let_go_of_strangers()
+                self._probes.end_unmapped()
 
     def _look_at(self, turn: Turn) -> None:
         began = time.monotonic()

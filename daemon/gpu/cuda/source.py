@@ -1,7 +1,7 @@
-"""The source of what processes ask of the CUDA runtime: probes on libcudart, and what they saw as rows.
+"""The source of calls of the CUDA runtime: places probes on libcudart, and turns their records and maps into rows.
 
-When collectives on a stream were done is told by the same probes: they close the operations that lie open, in the
-kernel, and those rows come from the source of collectives.
+The same probes see when the collectives on a stream are done: they close the open operations in the kernel, and the
+source of collectives writes those rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from probing.api.errors import ProbingError, UnsupportedTarget
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
+from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.launches import LaunchRows
@@ -39,13 +41,14 @@ from probing.daemon.gpu.cuda.symbols import (
     slots,
 )
 from probing.daemon.gpu.cuda.syncs import sync_rows
+from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Loss, Processes, Sink
+from probing.daemon.source import Identity, Loss, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 
 OBJECTS = ("cuda",)
-"""The BPF object that the session has to hold; ``OPTIONAL`` those that it can do without."""
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
 # A stream that has operations and for which nobody asks may be one of a library with a CUDA runtime linked into it.
@@ -59,13 +62,16 @@ _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
 
-class CudaSource:
-    """``symbols`` finds symbols by name in the file at a descriptor. Safe for several threads.
+class CudaSource(Source):
+    """``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns the configuration of now.
 
-    Maps are read by a thread of its own, which ``tick`` wakes once a second.
+    Safe for several threads. Maps are read by a thread of its own, which ``tick`` wakes once a second.
     """
 
     name = "cuda"
+    table = "cuda.syncs"
+    objects = OBJECTS
+    optional_objects = OPTIONAL
     files = (b"libcudart",)
 
     def __init__(
@@ -78,7 +84,10 @@ class CudaSource:
         readers: Readers,
         clock: Clock,
         config: CudaConfig,
+        options: Callable[[], CudaConfig] | None = None,
     ) -> None:
+        self._options = options or (lambda: config)
+        self._refused_options = ""
         self._session, self._processes, self._node = session, processes, node
         self._symbols, self._sink, self._clock, self._config = symbols, sink, clock, config
         self._links: dict[tuple[tuple[int, int], str], list[Link]] = {}
@@ -96,9 +105,45 @@ class CudaSource:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="cuda", daemon=True)
 
+    @classmethod
+    def make(cls, context: Context) -> CudaSource:
+        def options() -> CudaConfig:
+            now = {name: context.settings.value(f"cuda.{name}") for name in ("syncs", "memory", "launches")}
+            return replace(context.config.cuda, **now)
+
+        symbols = symbols_by(context.parsers.libraries)
+        return cls(
+            context.session, context.processes, context.node, symbols, context.sink, context.readers, context.clock,
+            options(), options,
+        )  # fmt: skip
+
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        return {RING: RingConsumer(self.assemble_syncs, self.table, identified=True)}
+
+    @property
+    def libraries(self) -> Sequence[ProbedLibrary]:
+        return (self,)
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        return {slot: ProbeSlot(name, RING, self.table) for slot, name in self.slots.items()}
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, self.table, RING, reason=self._refused_options)]
+
+    def settings_changed(self) -> bool:
+        try:
+            again = self.configure(self._options())
+        except ProbingError as e:
+            self._refused_options = e.message
+            return False
+        self._refused_options = ""
+        return again
+
     def start(self) -> None:
-        """End probes of the daemon before us that are switched off now, and begin to tell."""
-        self._tell_programs()
+        """End probes of the daemon before us that are switched off now, and start the thread."""
+        self._write_settings()
         unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._wanted())
         for link in list(self._session.links.values()):
             if link.program in unwanted:
@@ -121,7 +166,7 @@ class CudaSource:
 
     @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> what is counted there."""
+        """Slot -> the program and the function whose calls are counted there."""
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
@@ -154,14 +199,14 @@ class CudaSource:
                 os.close(fd)
 
     def configure(self, config: CudaConfig) -> bool:
-        """Go on with other options: probes come and go with them. Raises AttachError, PrivilegeError.
+        """Apply other options: place and end the probes that they ask for. Raises AttachError, PrivilegeError.
 
-        True where a library that needs more of them is not open here (before Linux 6.6): it has to be given to
+        Returns True where a library that needs more probes is not open here (before Linux 6.6): it has to be given to
         ``attach`` again.
         """
         with self._attaching:
             self._config = config
-            self._tell_programs()
+            self._write_settings()
             wanted = {group.name for group in self._wanted()}
             for identity, name in [key for key in self._links if key[1] not in wanted]:
                 for link in self._links.pop((identity, name)):
@@ -184,12 +229,12 @@ class CudaSource:
         if self._links or self._ended:
             self._wake.set()
 
-    def process_exited(self, pid: int, start_ns: int) -> None:
-        """Its last rows are told in the next round, and then it is forgotten."""
-        self._ended.append((pid, start_ns))
+    def process_exited(self, process: Identity) -> None:
+        """Write its last rows in the next round, and forget it."""
+        self._ended.append(process.key)
 
     def sweep(self, alive: Callable[[int, int], bool]) -> None:
-        """The same for processes that ended while nobody looked."""
+        """Like ``process_exited``, for all processes with entries in the maps that are not alive."""
         maps = self._session.maps
         found = processes_in(maps[_STREAMS])
         if self._memory is not None:
@@ -226,7 +271,7 @@ class CudaSource:
         return closed
 
     def round(self, pair: ClockPair, *, memory: bool = True) -> None:
-        """Tell what has changed. Of the thread of this source; for tests, where that does not run."""
+        """Write the rows of what has changed. For the thread of this source, and for tests, where that does not run."""
         self._distrust_events(pair.mono_ns)
         self.close_rest()
         self.give_up(pair.mono_ns)
@@ -251,7 +296,7 @@ class CudaSource:
                     self._next_memory = time.monotonic() + self._config.memory_interval_s
                 self.round(self._clock.pair(), memory=due)
             except Exception:  # one strange process must not end the rows of the others
-                _log.exception("reading what CUDA was asked for failed")
+                _log.exception("reading the CUDA maps failed")
 
     def _put(self, table: str, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
@@ -268,7 +313,7 @@ class CudaSource:
         if self._memory is not None:
             self._memory.forget(pid, start_ns)
 
-    def _tell_programs(self) -> None:
+    def _write_settings(self) -> None:
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
@@ -279,7 +324,7 @@ class CudaSource:
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):
             self._void_before = now + _DISTRUST_NS
-            self._tell_programs()
+            self._write_settings()
 
     def _wanted(self) -> list[Group]:
         groups = [COMPLETION]

@@ -24,10 +24,12 @@ from typing import NamedTuple, Protocol, cast
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
+from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.source import Identity, Loss, Sink
+from probing.daemon.source import Identity, Loss, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("FlightRecorderWatch", "candidates")
 
@@ -86,11 +88,12 @@ class _Watched:
     looked: float | None = None
 
 
-class FlightRecorderWatch:
-    """A source, and a ``processes.announce.Listener``. ``remembered`` is a file that keeps which dumps were read, so
-    that the next daemon does not report them again. Only one thread may call ``look``."""
+class FlightRecorderWatch(Source):
+    """``remembered`` is a file that keeps which dumps were read, so that the next daemon does not read them again.
+    ``look`` is for one thread."""
 
     name = "flight_recorder"
+    table = TABLE
 
     def __init__(
         self,
@@ -123,6 +126,14 @@ class FlightRecorderWatch:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
 
+    @classmethod
+    def make(cls, context: Context) -> FlightRecorderWatch:
+        options = context.config.nccl
+        return cls(
+            context.processes, context.readers, context.parsers.files, context.sink, context.clock, context.node,
+            remembered=Path(context.config.state_dir) / "flight_dumps.json", enabled=lambda: options.flight_recorder,
+        )  # fmt: skip
+
     def start(self) -> None:
         self._thread.start()
 
@@ -137,6 +148,11 @@ class FlightRecorderWatch:
     def reason(self) -> str:
         """Why a trainer's dumps could not be looked for at the last try; empty when all could."""
         return next(iter(list(self._reasons.values())), "")
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        if not self._enabled():
+            return [totals.of(self.name, TABLE, state="stopped")]
+        return [totals.of(self.name, TABLE, reason=self.reason)]
 
     def process_identified(self, who: Identity) -> None:
         """Looks at once, so that the paths of a trainer that ends early are known."""

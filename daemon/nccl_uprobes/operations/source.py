@@ -1,12 +1,14 @@
-"""The source of collectives: attaches the probes to libraries, and makes rows of operations and communicators."""
+"""The source of collectives: places the probes on gloo and NCCL, and turns their records into rows."""
 
 from __future__ import annotations
 
 import struct
 import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,32 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.bpf.interfaces import Link, Session
+from probing.daemon.bpf.ring_size import checked_ring_size
 from probing.daemon.clock import ClockPair
+from probing.daemon.config import Config
+from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.nccl_uprobes.communicators import rows as communicators
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
+from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, gloo_layout_index
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
 from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, Placement, library_of
 from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
-from probing.daemon.source import Processes
+from probing.daemon.processes.liveness import is_alive
+from probing.daemon.processes.parsers import symbols_by
+from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
 
 OBJECTS = ("gloo", "nccl")
-"""The BPF objects that the session has to hold."""
 RING = "collectives"
-# The attach cookie: the slot, then the tag of the file or its layout, then the probe's operation.
+# How often operations of processes that are gone are looked for, s.
+_SWEEP_S = 5.0
+# The cookie holds the slot, then a tag of the file or the index of its layout, then the operation of the probe.
 _SLOT_BITS, _OPERATION_SHIFT = 16, 48
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
@@ -42,14 +52,17 @@ _MAX_ENDED = 16384
 _KEY = ("object", "position", "start_ns", "tgid")
 
 
-class CollectivesSource:
-    """``symbols`` finds symbols by pattern in the file at a descriptor.
+class CollectivesSource(Source):
+    """``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` looks into builds of NCCL that the
+    shipped table lacks.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
     other methods are safe for several threads.
     """
 
     name = "collectives"
+    table = "comm.ops"
+    objects = OBJECTS
     files = (*GLOO.files, *NCCL.files)
 
     def __init__(
@@ -58,9 +71,11 @@ class CollectivesSource:
         processes: Processes,
         node: str,
         symbols: SymbolFinder,
+        layouts: LayoutFinder | None = None,
     ) -> None:
         self._session = session
         self._symbols = symbols
+        self._layouts = layouts
         self._node = node
         self._decoder = OperationDecoder(processes)
         self._live_decoder = OperationDecoder(processes)
@@ -72,24 +87,80 @@ class CollectivesSource:
         # Used by the draining thread: processes that ended, and those that had ended at the drain before.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
+        self._next_sweep = 0.0
         # Guards ``_live_decoder`` only.
         self._asking = threading.Lock()
 
+    @classmethod
+    def make(cls, context: Context) -> CollectivesSource:
+        cache = Path(context.config.state_dir) / "nccl_layouts.json"
+        layouts = LayoutFinder(context.parsers.files, context.session.maps["nccl_layouts"], cache)
+        symbols = symbols_by(context.parsers.libraries)
+        return cls(context.session, context.processes, context.node, symbols, layouts)
+
+    @classmethod
+    def ring_sizes(cls, config: Config) -> Mapping[str, int]:
+        return {RING: checked_ring_size("probes.ring_bytes", config.probes.ring_bytes)}
+
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        # What happens to a communicator closes operations on it: those come out in the same drain.
+        return {
+            communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
+            RING: RingConsumer(
+                self.assemble, self.table, identified=True, open_map="operations", abandoned=replaced
+            ),
+        }
+
+    @property
+    def libraries(self) -> Sequence[ProbedLibrary]:
+        return (self,)
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        return {slot: ProbeSlot(name, RING, self.table) for slot, name in self.slots.items()}
+
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {"comm.inflight": self.inflight}
+
     def start(self) -> None:
-        """Writes the layouts into the maps, and closes operations whose end the probes may have missed."""
+        """Give the programs the layouts, and close operations whose end can no longer be seen."""
         for index, gloo in enumerate(GLOO_LAYOUTS):
             self._session.maps["gloo_layouts"].update(index, gloo.pack())
         for index, nccl in enumerate(NCCL_LAYOUTS):
             self._session.maps["nccl_layouts"].update(index, nccl.pack())
         if self._session.blind:
             self.abandon_before(self._session.blind[1])
+        if self._layouts is not None:
+            self._layouts.start()
 
     def stop(self) -> None:
-        """Does nothing: the session keeps or ends the links."""
+        """The links are the session's: it keeps or ends them."""
+        if self._layouts is not None:
+            self._layouts.stop()
+
+    def tick(self) -> None:
+        """Find processes of which no exit was reported: nobody could read them, or the event was lost."""
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + _SWEEP_S
+            self.sweep(is_alive)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        off = [f"switched off, hit too often: {name}" for name in totals.probes_off]
+        attached = first_of([f"{path} x{count}" for path, count in totals.attached.items()], ", ")
+        unknown = first_of(sorted(set(self._layouts.reasons.values()))) if self._layouts is not None else ""
+        return [
+            totals.of(
+                self.name, self.table, state="degraded" if off else "", reason=first_of([*off, *totals.refused]),
+                detail=attached,
+            ),
+            totals.of(communicators.RING, "comm.communicators", reason=unknown),
+        ]  # fmt: skip
 
     @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> its program and function."""
+        """Slot -> the program and the pattern of the probe that is counted there."""
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in (GLOO, NCCL)
@@ -109,6 +180,12 @@ class CollectivesSource:
         library = library_of(path)
         if library is None:
             return 0
+        placed = self._attach(library, fd)
+        if library is NCCL and self._layouts is not None:
+            self._layouts.attach(fd)
+        return placed
+
+    def _attach(self, library: Library, fd: int) -> int:
         identity = self._session.identity(fd)
         with self._attaching:
             if identity in self._attached:
@@ -186,15 +263,18 @@ class CollectivesSource:
             return inflight_rows(self._node, records, self._live_decoder.decode(records), pair)
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
-        """The backends whose operations this process has called: "gloo", "nccl"."""
+        """Returns the backends ("gloo", "nccl") of the operations that were seen of this process."""
         return self._communicators.backends_of(pid, start_ns)
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
         """(pid, start_ns) of the processes that have a communicator of this name."""
         return self._communicators.processes_of(comm)
 
-    def process_exited(self, pid: int, start_ns: int) -> int:
-        """Closes the open operations of a process that has ended; returns how many there were."""
+    def process_exited(self, process: Identity) -> None:
+        self.close_process(*process.key)
+
+    def close_process(self, pid: int, start_ns: int) -> int:
+        """Close the open operations of a process that has ended; returns how many there were."""
         closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
         self._ended.append((pid, start_ns))
         return closed
@@ -208,6 +288,9 @@ class CollectivesSource:
             return gone[inverse]
 
         return self._abandon(ended)
+
+    def ends_missed(self, before_ns: int, pid: int | None = None) -> None:
+        self.abandon_before(before_ns, pid)
 
     def abandon_before(self, mono_ns: int, pid: int | None = None) -> int:
         """Closes operations called before ``mono_ns`` (by ``pid`` or all), whose end the probes may have missed."""
@@ -229,14 +312,14 @@ class CollectivesSource:
 
 
 def replaced(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Open operations of a replaced map layout as abandoned records: the probes can no longer see their ends."""
+    """Returns the open operations of a layout that is replaced as abandoned ones: nobody sees their ends."""
     records = values.copy()
     records["state"] = STATE_ABANDONED
     return records
 
 
 def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
-    """The tag in the attach cookie: for gloo the index of its layout, for NCCL a checksum of the file's identity."""
+    """Returns the tag of the cookies: for gloo the index of the layout, for NCCL a hash of the file's identity."""
     if library is GLOO:
         return gloo_layout_index(marks)
     return zlib.crc32(repr(identity).encode())

@@ -17,11 +17,14 @@ from typing import cast
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
+from probing.daemon.context import Context
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
 from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, own_namespace, ras_address
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.source import Identity, Loss, Sink
+from probing.daemon.source import Identity, Loss, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("RasWitness",)
 
@@ -65,14 +68,15 @@ class _Round:
     seen: set[tuple[object, object]] = field(default_factory=set)
 
 
-class RasWitness:
-    """A source, with a thread of its own.
+class RasWitness(Source):
+    """Asks in a thread of its own.
 
     ``processes`` gives the live processes that use NCCL; ``owners`` those of this node that have a communicator of a
     hash (16 hex digits). ``port`` is where RAS listens unless a process says otherwise.
     """
 
     name = "ras"
+    table = TABLE
 
     def __init__(
         self,
@@ -106,6 +110,22 @@ class RasWitness:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ras", daemon=True)
 
+    @classmethod
+    def make(cls, context: Context) -> RasWitness:
+        collectives, processes, options = context.find(CollectivesSource), context.processes, context.config.nccl
+
+        def users() -> list[Identity]:
+            return [p for p in processes.live() if "nccl" in collectives.backends_of(p.pid, p.start_ns)]
+
+        def owners(comm: str) -> list[Identity]:
+            found = (processes.identity(*key) for key in collectives.processes_of(comm))
+            return [process for process in found if process is not None]
+
+        return cls(
+            users, owners, context.readers, context.parsers.files, context.sink, context.clock, context.node,
+            port=options.ras_port, interval_s=lambda: options.ras_interval_s, enabled=lambda: options.ras,
+        )  # fmt: skip
+
     def start(self) -> None:
         self._thread.start()
 
@@ -128,8 +148,13 @@ class RasWitness:
         places = sorted(str(place.address) for place, how in waiting if not how.listens)
         return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
 
+    def states(self, totals: Totals) -> list[SourceState]:
+        if not self._enabled():
+            return [totals.of(self.name, TABLE, state="stopped", detail=self.detail)]
+        return [totals.of(self.name, TABLE, reason=self.reason, detail=self.detail)]
+
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Drops the address of a process that replaced itself (execve), as its environment has changed."""
+        """Forget its RAS address: its environment is another now."""
         self._addresses.pop((pid, start_ns), None)
 
     def ask_all(self) -> int:

@@ -22,7 +22,6 @@ from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LI
 __all__ = ("OBJECTS", "RING", "OptimizerSource")
 
 OBJECTS = ("optimizer",)
-"""The BPF object; the session can do without it."""
 RING = "optimizer_steps"
 _PROGRAM = "optimizer_list"
 _CALL = "_ZN2at4_ops{}4callE*"
@@ -66,9 +65,10 @@ _OPERATORS = (
 
 
 class OptimizerSource:
-    """A ``collector.libraries.ProbedLibrary``. ``symbols`` finds symbols by pattern in the file at a descriptor."""
+    """A ``ProbedLibrary``. ``symbols`` finds symbols by pattern in the file at a descriptor."""
 
     name = "optimizer"
+    table = "train.steps"
     files = (b"libtorch_cpu.so",)
 
     def __init__(self, session: Session, symbols: SymbolFinder) -> None:
@@ -79,7 +79,7 @@ class OptimizerSource:
 
     @property
     def slots(self) -> dict[int, str]:
-        """The slot of each probe -> its name."""
+        """Slot -> the operators whose calls are counted there."""
         return {operators.slot: operators.name for operators in _OPERATORS}
 
     def interesting(self, path: bytes) -> bool:

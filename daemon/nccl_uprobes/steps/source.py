@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -28,14 +28,20 @@ import pyarrow as pa
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.context import Context
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.records.operations import Operations
+from probing.daemon.nccl_uprobes.steps import optimizer_probes
 from probing.daemon.nccl_uprobes.steps.arbiter import Arbiter
 from probing.daemon.nccl_uprobes.steps.collective_steps import Step, StepDetector
 from probing.daemon.nccl_uprobes.steps.numbering import Calibration, JobSteps
 from probing.daemon.nccl_uprobes.steps.operation_history import Texts, operations_by_process
+from probing.daemon.nccl_uprobes.steps.optimizer_probes import OptimizerSource
 from probing.daemon.nccl_uprobes.steps.optimizer_steps import OptimizerDetector, OptimizerStep
 from probing.daemon.nccl_uprobes.steps.period import Period
-from probing.daemon.source import Identity, Processes, Sink
+from probing.daemon.processes.parsers import symbols_by
+from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("Steps",)
 
@@ -90,10 +96,26 @@ class _Row(TypedDict, total=False):
     why: str
 
 
-class Steps:
-    """Puts rows of ``train.steps`` into ``sink``. Safe for several threads."""
+class Steps(Source):
+    """Puts rows of ``train.steps`` into ``sink``. Safe for several threads.
 
-    def __init__(self, node: str, processes: Processes, sink: Sink) -> None:
+    ``optimizer`` places the probes on optimizers; ``refused`` says why there are none.
+    """
+
+    name = "steps"
+    table = _TABLE
+    optional_objects = optimizer_probes.OBJECTS
+
+    def __init__(
+        self,
+        node: str,
+        processes: Processes,
+        sink: Sink,
+        optimizer: OptimizerSource | None = None,
+        refused: str = "",
+    ) -> None:
+        self._optimizer = optimizer
+        self._refused = refused
         self._node = node
         self._identities = processes
         self._sink = sink
@@ -101,6 +123,47 @@ class Steps:
         self._processes: OrderedDict[_Key, _Process] = OrderedDict()
         self._jobs: OrderedDict[Any, JobSteps] = OrderedDict()
         self._lock = threading.Lock()
+
+    @classmethod
+    def make(cls, context: Context) -> Steps:
+        optimizer = None
+        refused = context.session.refused.get(optimizer_probes.OBJECTS[0])
+        if refused is None:
+            optimizer = OptimizerSource(context.session, symbols_by(context.parsers.libraries))
+        reason = refused.message if refused is not None else ""
+        steps = cls(context.node, context.processes, context.sink, optimizer, reason)
+        context.find(CollectivesSource).observers.append(steps.observe)
+        return steps
+
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        if self._optimizer is None:
+            return {}
+        return {optimizer_probes.RING: RingConsumer(self._assemble_optimizer, _TABLE)}
+
+    @property
+    def libraries(self) -> Sequence[ProbedLibrary]:
+        return () if self._optimizer is None else (self._optimizer,)
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        slots = {} if self._optimizer is None else self._optimizer.slots
+        return {slot: ProbeSlot(name, optimizer_probes.RING, _TABLE) for slot, name in slots.items()}
+
+    @property
+    def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
+        return {"python.training_metrics": self.observe_metric}
+
+    def process_exited(self, process: Identity) -> None:
+        self.forget(*process.key)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, _TABLE, reason=self._refused)]
+
+    def _assemble_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        # Only steps that have ended are rows, and those go to the sink.
+        self.observe_optimizer(records, pair)
+        return {}
 
     def observe(self, operations: Operations, pair: ClockPair) -> None:
         """Follows ``operations`` of any processes. Operations that are passed twice count once."""

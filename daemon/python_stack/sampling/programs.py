@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,6 +10,7 @@ from probing.api.errors import ProbingError, UnsupportedTarget
 from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_release
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.ring import Ring
+from probing.daemon.bpf.ring_size import checked_ring_size
 from probing.daemon.bpf.session import Session
 from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
 from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import OffCpuEntries
@@ -16,10 +18,12 @@ from probing.daemon.python_stack.sampling.off_cpu.stacks import OffCpuThread
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingPrograms", "refusal")
+__all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingPrograms", "refusal", "ring_size")
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
+# Of the ring: for each CPU, and at least and at most.
+_CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
 # A sample is large: a ring that is a quarter full holds a second of a busy node.
 FULL_SHARE = 4
 # How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
@@ -44,8 +48,17 @@ def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
     return UnsupportedTarget(reason, hint="boot another kernel, or set sampling.risk_freeze at your own risk")
 
 
+def ring_size(configured: int) -> int:
+    """Returns the size of the ring of samples, bytes; ``configured`` 0: by the number of CPUs. Raises ConfigError."""
+    if configured:
+        return checked_ring_size("sampling.ring_bytes", configured)
+    # 128 samples a CPU: a second of it at 99 Hz, with some that leave it.
+    wanted = (os.cpu_count() or 1) * _CPU_BYTES
+    return min(max(1 << (wanted - 1).bit_length(), _MIN_BYTES), _MAX_BYTES)
+
+
 class SamplingPrograms:
-    """``python_stack.sampler.Kernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
+    """``sampling.source.SamplerKernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
 
     ``clock_refused``: why the clock does not tick as it should; empty when it does.
     """

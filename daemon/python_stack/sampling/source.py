@@ -4,41 +4,70 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import CorruptTarget, InternalError, ProbingError, TargetTimeout
 from probing.daemon.clock import ClockPair
+from probing.daemon.config import Config
+from probing.daemon.context import Context
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, CodeKey, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Runtimes, Sampled
+from probing.daemon.python_stack.sampling.programs import (
+    FULL_SHARE,
+    OBJECTS,
+    REST_S,
+    RING,
+    SHARES,
+    SamplingPrograms,
+    refusal,
+    ring_size,
+)
 from probing.daemon.python_stack.sampling.rows import SampleRows
 from probing.daemon.python_stack.sampling.watch import SampledWatch, Settings
-from probing.daemon.source import Identity, Processes, Sink
+from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.source import Identity, ProbeSlot, Processes, Refused, RingConsumer, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
-__all__ = ("PythonSampler",)
+__all__ = ("PythonSampler", "SamplerKernel")
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class PythonSampler:
-    """A ``Source``, and a ``processes.announce.Listener``. Safe for any thread.
+class SamplerKernel(Kernel, Protocol):
+    """``programs.SamplingPrograms``: documented there."""
 
-    ``assemble`` and ``ready`` are for the drain of the ring ``python_samples``.
-    """
+    @property
+    def clock_refused(self) -> str: ...
+
+    @property
+    def off_cpu_refused(self) -> str: ...
+
+    def refresh(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PythonSampler(Source):
+    """Safe for any thread. ``assemble`` and ``ready`` are for the drain of the ring ``python_samples``."""
 
     name = NAME
+    table = "python.samples"
+    optional_objects = OBJECTS
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: SamplerKernel,
         readers: Readers,
         runtimes: Runtimes,
         processes: Processes,
@@ -54,18 +83,59 @@ class PythonSampler:
         self._rows = SampleRows(node, processes, self._known.find, sink)
         self._decoder: Decoder | None = None
 
+    @classmethod
+    def make(cls, context: Context) -> Source:
+        refused = refusal(context.session, context.config.sampling.risk_freeze)
+        if refused is not None:
+            return Refused(cls.name, refused.message)
+        value = context.settings.value
+
+        def settings(process: Identity) -> tuple[int, bool]:
+            return value("sampling.hz", process), value("sampling.off_cpu", process)
+
+        runtimes = context.find(PythonStacks)
+        programs = SamplingPrograms(context.session)
+        return cls(
+            programs, context.readers, runtimes, context.processes, context.sink, context.node, settings
+        )
+
+    @classmethod
+    def ring_sizes(cls, config: Config) -> Mapping[str, int]:
+        return {RING: ring_size(config.sampling.ring_bytes)}
+
+    @property
+    def rings(self) -> Mapping[str, RingConsumer]:
+        return {
+            RING: RingConsumer(self.assemble, self.table, ready=self.ready, full_share=FULL_SHARE, rest_s=REST_S)
+        }
+
+    @property
+    def probe_slots(self) -> Mapping[int, ProbeSlot]:
+        return {slot: ProbeSlot("", self.name, self.table, why) for slot, why in SHARES.items()}
+
+    def tick(self) -> None:
+        """Record threads that stay off the CPU, and sample CPUs that came online."""
+        self._kernel.flush()
+        self._kernel.refresh()
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        reasons = [self._kernel.off_cpu_refused, self._kernel.clock_refused, self.reason]
+        reason = "; ".join(reason for reason in reasons if reason)
+        return [totals.of(self.name, self.table, reason=reason, detail=f"{self.sampled} processes")]
+
     def start(self) -> None:
-        """Raises ProbingError when the programs cannot be told. What the ring holds already is decoded first."""
+        """Decode what the ring holds already, first. Raises ProbingError when the programs' maps cannot be written."""
         self._watch.start()
         self._decoder = Decoder(self._kernel.ring, self._known.find, self._fetch, self._watch.unresolved)
         self._decoder.start()
 
     def stop(self) -> None:
-        """What is in the ring then stays there, for the next one."""
+        """What the ring still holds stays there for the next daemon."""
         self._watch.stop()
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             decoder.stop()
+        self._kernel.close()
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``python_samples`` -> physical batches of ``python.samples`` and ``python.stacks``."""
@@ -86,9 +156,10 @@ class PythonSampler:
         """Why processes that should be sampled are not, each reason with its processes; empty when all are."""
         return self._watch.reason
 
-    def settings_changed(self) -> None:
+    def settings_changed(self) -> bool:
         """Ask for the settings of all processes again."""
         self._watch.settings_changed()
+        return False
 
     def process_identified(self, who: Identity) -> None:
         if who.role in ROLES:

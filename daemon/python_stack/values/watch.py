@@ -13,9 +13,12 @@ from typing import Any, Protocol
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
+from probing.daemon.context import Context
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.names import parse_name
-from probing.daemon.source import Identity, Sink
+from probing.daemon.python_stack.values.source import Values
+from probing.daemon.source import Identity, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("VariableWatch",)
 
@@ -51,14 +54,15 @@ class _Told:
     reading: Future[None] | None = None
 
 
-class VariableWatch:
-    """A source. ``wanted`` gives the names that are watched in a process; ``interval_s`` how often, in seconds.
+class VariableWatch(Source):
+    """``wanted`` returns the names that are watched in a process; ``interval_s`` how often, in seconds.
 
     Each process is read by itself, ``PARALLEL`` at once: one that does not answer delays the others by nothing while
     there are threads left, and by a timeout at most.
     """
 
     name = "variables"
+    table = "python.variables"
 
     def __init__(
         self,
@@ -84,6 +88,19 @@ class VariableWatch:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="watch")
         self._thread = threading.Thread(target=self._run, name="variables", daemon=True)
 
+    @classmethod
+    def make(cls, context: Context) -> VariableWatch:
+        settings = context.settings
+
+        def wanted(process: Identity) -> tuple[str, ...]:
+            names: tuple[str, ...] = settings.value("variables.watch", process)
+            return names
+
+        return cls(
+            context.find(Values), context.sink, wanted, context.processes, context.clock, context.node,
+            interval_s=lambda: float(settings.value("variables.interval_s")),
+        )  # fmt: skip
+
     def start(self) -> None:
         self._thread.start()
 
@@ -95,9 +112,13 @@ class VariableWatch:
             self._thread.join(TIMEOUT_S + INTERVAL_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def settings_changed(self) -> None:
-        """Look again at once at what is wanted."""
+    def settings_changed(self) -> bool:
+        """Read again at once: other variables may be watched."""
         self._wake.set()
+        return False
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, self.table, reason=self.reason)]
 
     @property
     def reason(self) -> str:

@@ -17,9 +17,9 @@ from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.collector import drain as drain_module
 from probing.daemon.collector import status as status_module
 from probing.daemon.collector.drain import DrainLoop, Positions
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.status import Status
-from probing.daemon.source import Loss
+from probing.daemon.source import Loss, RingConsumer
 
 RECORD = np.dtype([("value", "<u8")])
 SLOT = 16
@@ -51,13 +51,14 @@ class Machine:
         self.ring = Ring("collectives", self.memory, RECORD, map_id=7)
         self.log = Log()
         self.clock = FakeClock(mono_ns=5, real_ns=1_000_000_005)
-        self.outbox = Outbox("n1", self.clock)
+        self.outbox = RowBuffer("n1", self.clock)
         self.seen: list[int] = []
         self.fails = False
 
     def loop(self, **more: Any) -> DrainLoop:
+        consumer = RingConsumer(self.assemble, "process.events", identified=True)
         return DrainLoop(
-            self.log, {"collectives": self.ring}, {"collectives": self.assemble}, self.outbox, self.clock,
+            self.log, {"collectives": self.ring}, {"collectives": consumer}, self.outbox, self.clock,
             lost=lambda: {"collectives": 3}, **more,
         )  # fmt: skip
 
@@ -283,7 +284,7 @@ def test_a_flush_waits_for_records_whose_process_is_about_to_be_identified(
         return len(records) if len(looks) > 2 else 4
 
     machine.push(*range(23))
-    loop = running(takes={"collectives": takes})
+    loop = running(takes=takes)
     # THEN those before it are not held up, and a flush waits for all
     assert loop.flush(20) == ""
     assert looks[0] == 23
@@ -292,7 +293,7 @@ def test_a_flush_waits_for_records_whose_process_is_about_to_be_identified(
 
 
 def test_a_ring_that_is_half_full_holds_nothing(machine: Machine) -> None:
-    loop = machine.loop(takes={"collectives": lambda _: 0})
+    loop = machine.loop(takes=lambda _: 0)
     machine.push(*range(7))
     loop.once()
     assert machine.seen == []
@@ -335,8 +336,12 @@ def test_a_ring_that_is_full_has_no_other_drained(machine: Machine, monkeypatch:
     monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: 0.5)
     other = Ring("other", RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(8)), 4), RECORD)
     loop = DrainLoop(
-        machine.log, {"collectives": machine.ring, "other": other}, {"collectives": machine.assemble}, machine.outbox,
-        machine.clock, shares={"other": 1 << 20},
+        machine.log, {"collectives": machine.ring, "other": other},
+        {
+            "collectives": RingConsumer(machine.assemble, "process.events"),
+            "other": RingConsumer(machine.assemble, "process.events", full_share=1 << 20),
+        },
+        machine.outbox, machine.clock,
     )  # fmt: skip
     assert loop._due() == set()
     machine.push(*range(SIZE // SLOT // 16))

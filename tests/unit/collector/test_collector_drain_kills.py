@@ -17,7 +17,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.drain import DrainLoop
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.source import RingConsumer
 from probing.daemon.store import Store, StoreLimits
 
 ROOT = Path("/state")
@@ -71,9 +72,10 @@ class Collector:
         self.store = Store.open(ROOT, node="n1", clock=clock, limits=LIMITS, files=files, background=False)
         ring = Ring("collectives", kernel.memory, RECORD, map_id=7)
         self.looks = 0
+        consumer = RingConsumer(assemble, "process.events", identified=True)
         self.loop = DrainLoop(
-            self.store, {"collectives": ring}, {"collectives": assemble}, Outbox("n1", clock), clock,
-            takes={"collectives": self.takes} if holds else None,
+            self.store, {"collectives": ring}, {"collectives": consumer}, RowBuffer("n1", clock), clock,
+            takes=self.takes if holds else None,
         )  # fmt: skip
         self.loop.resume()
 

@@ -19,11 +19,11 @@ from probing.daemon.collector.libraries import watch as libraries
 from probing.daemon.collector.libraries.files import MAX_FILES, MAX_FILES_OF_USER, Files
 from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
-from probing.daemon.collector.row_buffer import Outbox
-from probing.daemon.collector.status import MAX_NAMED, some
+from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.ipc import Message
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.procfs import parse_stat
+from probing.daemon.source_state import MAX_NAMED, first_of
 
 Until = Callable[..., object]
 
@@ -75,6 +75,7 @@ class Source:
     """Raises what it is given, one at each attachment, and then attaches."""
 
     name = "collectives"
+    table = "comm.ops"
     files = (b"libnccl.so",)
 
     def __init__(self, session: Session, *errors: ProbingError) -> None:
@@ -102,9 +103,9 @@ class Source:
 class Watch:
     def __init__(self, *errors: ProbingError, adopted: tuple[Path, ...] = ()) -> None:
         clock = FakeClock(mono_ns=1, real_ns=2)
-        self.readers, self.outbox, self.session = Readers(), Outbox("n1", clock), Session(*adopted)
+        self.readers, self.outbox, self.session = Readers(), RowBuffer("n1", clock), Session(*adopted)
         self.source = Source(self.session, *errors)
-        probes = LibraryProbes(self.session, [(self.source, "comm.ops")], self.outbox, clock)
+        probes = LibraryProbes(self.session, [self.source], self.outbox, clock)
         self.libraries = LibraryWatch(self.readers, probes)  # type: ignore[arg-type]
 
     def start(self) -> None:
@@ -232,7 +233,7 @@ def test_many_refused_names_are_a_few_words(tmp_path: Path, monkeypatch: pytest.
     watch.start()
     assert watch.stop() == [(os.getpid(), "no such library")]
     assert len(watch.libraries.reasons) == 199
-    told = some(watch.libraries.reasons)
+    told = first_of(watch.libraries.reasons)
     assert told.endswith(f"and {199 - MAX_NAMED} more")
     assert len(told) < 5_000
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.upgrade import take_over
+from probing.daemon.nccl_uprobes.operations.source import replaced
+from probing.daemon.source import RingConsumer
 
 THEIRS = np.dtype([("pid", "<u4"), ("state", "u1")])
 OURS = np.dtype([("state", "u1"), ("pid", "<u4"), ("tid", "<u4")])
@@ -36,15 +38,16 @@ def foreign(removed: list[str]) -> Any:
 
 def test_it_is_written_once_and_removed() -> None:
     clock, log, removed = FakeClock(1, 2), Log(), list[str]()
-    outbox = Outbox("n1", clock)
+    outbox = RowBuffer("n1", clock)
 
     def assemble(records: Any, _: Any) -> dict[str, Any]:
         rows = [{"node": "n1", "ts": 1, "pid": pid} for pid in records["pid"].tolist()]
         return {"process.events": batch_of("process.events", rows)}
 
+    consumer = RingConsumer(assemble, "comm.ops", open_map="operations", abandoned=replaced)
     # The second time stands for a collector that was killed between writing and removing.
     for _ in range(2):
-        take_over(foreign(removed), "collectives", "operations", OURS, assemble, log, outbox, clock)  # type: ignore[arg-type]
+        take_over(foreign(removed), "collectives", consumer, OURS, log, outbox, clock)  # type: ignore[arg-type]
     assert log.rows == [2, 3, 5, 7]
     assert removed == ["old", "old"]
     (losses,) = outbox.take()["probing.losses"]

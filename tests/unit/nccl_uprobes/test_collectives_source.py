@@ -113,7 +113,7 @@ def test_start_tells_the_layouts_and_closes_what_was_missed(session: Session, so
 
 
 def test_an_exit_closes_the_operations_of_that_process_only(session: Session, source: CollectivesSource) -> None:
-    assert source.process_exited(100, 20) == 1
+    assert source.close_process(100, 20) == 1
     assert session.ran == [(3, 9, 20, 100)]
 
 
@@ -207,7 +207,7 @@ def test_an_exit_is_handled_while_the_drain_makes_rows(session: Session, in_thre
     drain = in_thread(lambda: source.assemble(collectives_of(7), ClockPair(0, 0, 0)))
     assert slow.asked.wait(20)
     # THEN an exit closes the operations of that process meanwhile
-    exited = in_thread(lambda: source.process_exited(100, 20))
+    exited = in_thread(lambda: source.close_process(100, 20))
     exited.join(20)
     ended, closed = not exited.is_alive(), list(session.ran)
     slow.answer.set()
@@ -242,7 +242,7 @@ def test_a_process_is_forgotten_once_its_last_records_are_rows(session: Session)
         source.assemble(records, ClockPair(0, 0, 0))
 
     drain()
-    source.process_exited(100, 20)
+    source.close_process(100, 20)
     assert source.backends_of(100, 20) == {"gloo"}
     drain()
     records = records[:0]

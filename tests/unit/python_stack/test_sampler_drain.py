@@ -14,7 +14,8 @@ from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.collector import drain
 from probing.daemon.collector.drain import DrainLoop, Positions
-from probing.daemon.collector.row_buffer import Outbox
+from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.source import RingConsumer
 
 RECORD = np.dtype([("value", "<u8")])
 SLOT = 16
@@ -24,17 +25,19 @@ SIZE = 4096
 class Machine:
     """A log, a ring of numbers, and up to where it may be drained."""
 
-    def __init__(self, shares: dict[str, int] | None = None, rests: dict[str, float] | None = None) -> None:
+    def __init__(self, share: int | None = None, rest_s: float | None = None) -> None:
         self.memory = RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(2 * SIZE)), SIZE)
         self.ring = Ring("samples", self.memory, RECORD, map_id=7)
         self.positions: Positions = {}
         self.seen: list[int] = []
         self.until = 0
         clock = FakeClock(mono_ns=5, real_ns=1_000_000_005)
+        consumer = RingConsumer(
+            self.assemble, "process.events", ready=lambda: self.until, full_share=share, rest_s=rest_s
+        )
         self.loop = DrainLoop(
-            self, {"samples": self.ring}, {"samples": self.assemble}, Outbox("n1", clock), clock,
-            ready={"samples": lambda: self.until}, shares=shares, rests=rests,
-        )  # fmt: skip
+            self, {"samples": self.ring}, {"samples": consumer}, RowBuffer("n1", clock), clock
+        )
 
     def append(self, batches: Any, positions: Positions, pair: ClockPair) -> None:
         self.positions = positions
@@ -67,7 +70,7 @@ def test_records_that_are_not_ready_stay() -> None:
 
 @pytest.mark.parametrize(("share", "due"), [(2, set()), (16, {"samples"})])
 def test_a_ring_of_large_records_may_be_fuller(share: int, due: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine({"samples": share})
+    machine = Machine(share)
     machine.loop._drain({"samples"})
     now = time.monotonic()
     monkeypatch.setattr(drain.time, "monotonic", lambda: now)
@@ -78,7 +81,7 @@ def test_a_ring_of_large_records_may_be_fuller(share: int, due: set[str], monkey
 def test_a_ring_may_rest_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr(drain.time, "monotonic", lambda: now)
-    machine = Machine(rests={"samples": 4.0})
+    machine = Machine(rest_s=4.0)
     machine.until = SLOT
     machine.loop._drain({"samples"})
     machine.push(1)

@@ -44,6 +44,10 @@ class FakeKernel:
         self.room = (100, 10)
         self.no_room = 0
         self.refuses: ProbingError | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def add(
         self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int

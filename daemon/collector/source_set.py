@@ -1,0 +1,117 @@
+"""The sources of one collector, and what they have together: rings, libraries, probe slots, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pyarrow as pa
+
+from probing.api.errors import InternalError
+from probing.daemon.clock import ClockPair
+from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.config import Config
+from probing.daemon.context import Context, SourceType
+from probing.daemon.source import Assemble, ProbedLibrary, ProbeSlot, Records, RingConsumer, Source
+from probing.daemon.source_state import SourceState, Totals
+
+__all__ = ("SourceSet", "objects_of", "ring_sizes_of")
+
+
+def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
+    """Returns the BPF objects that sources need, and those that they can do without."""
+    return [name for kind in kinds for name in kind.objects], [
+        name for kind in kinds for name in kind.optional_objects
+    ]
+
+
+def ring_sizes_of(kinds: Sequence[SourceType], config: Config) -> dict[str, int]:
+    """Returns the configured sizes of rings, bytes. Raises ConfigError."""
+    return {ring: size for kind in kinds for ring, size in kind.ring_sizes(config).items()}
+
+
+class SourceSet:
+    """Built in the order of the list, and then fixed. Iterates over the sources."""
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self._buffer = buffer
+        self._sources: list[Source] = []
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self._sources)
+
+    def build(self, kinds: Sequence[SourceType], context: Context, undo: ExitStack) -> None:
+        """Make a source of each kind; ``undo`` stops them, the last first."""
+        for kind in kinds:
+            source = kind.make(context)
+            context.share(source)
+            self.add(source)
+            undo.callback(source.stop)
+
+    def add(self, source: Source) -> None:
+        for table, observer in source.observed_tables.items():
+            self._buffer.observers[table].append(observer)
+        self._sources.append(source)
+
+    @property
+    def rings(self) -> dict[str, RingConsumer]:
+        """The consumer of each ring, in the order in which one cycle drains them."""
+        return {
+            ring: replace(consumer, assemble=self._observed(consumer.assemble))
+            for source in self._sources
+            for ring, consumer in source.rings.items()
+        }
+
+    @property
+    def libraries(self) -> list[ProbedLibrary]:
+        return [library for source in self._sources for library in source.libraries]
+
+    @property
+    def probe_slots(self) -> dict[int, ProbeSlot]:
+        """All probes by their slots. Raises InternalError where two sources have the same one."""
+        found: dict[int, ProbeSlot] = {}
+        for source in self._sources:
+            for slot, probe in source.probe_slots.items():
+                if slot in found:
+                    raise InternalError(f"the probe slot {slot} is that of {found[slot].name} and of {probe.name}")
+                found[slot] = probe
+        return found
+
+    @property
+    def live_tables(self) -> dict[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {table: rows for source in self._sources for table, rows in source.live_tables.items()}
+
+    def start(self) -> None:
+        for source in self._sources:
+            source.start()
+
+    def settings_changed(self) -> list[ProbedLibrary]:
+        """Apply settings. Returns the libraries that have to be attached anew."""
+        return [library for source in self._sources if source.settings_changed() for library in source.libraries]
+
+    def pause(self, paused: bool, mono_ns: int) -> None:
+        """The session was paused or resumed at ``mono_ns``: while probes are off, no end is seen."""
+        for source in self._sources:
+            source.pause(paused)
+        self.ends_missed(mono_ns)
+
+    def ends_missed(self, before_ns: int, pid: int | None = None) -> None:
+        for source in self._sources:
+            source.ends_missed(before_ns, pid)
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+        for source in self._sources:
+            source.sweep(alive)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [state for source in self._sources for state in source.states(totals)]
+
+    def _observed(self, assemble: Assemble) -> Assemble:
+        def assembled(records: Records, pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+            batches = assemble(records, pair)
+            for table, batch in batches.items():
+                self._buffer.observe(table, batch, pair)
+            return batches
+
+        return assembled

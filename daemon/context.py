@@ -1,0 +1,69 @@
+"""The context from which a source is built: the session, the pools, the sink and the settings of the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from probing.api.errors import InternalError
+from probing.daemon.bpf.session import Session
+from probing.daemon.clock import Clock
+from probing.daemon.config import Config
+from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.parsers import ParserPools
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Sink, Source
+
+__all__ = ("Context", "Settings", "SourceType")
+
+_T = TypeVar("_T")
+
+
+class Settings(Protocol):
+    """``collector.live_settings.Changes``."""
+
+    def value(self, key: str, who: Identity | None = None) -> Any:
+        """The value of a setting that holds for a process, or for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """``shared`` holds what sources take from each other, by class: see ``find``."""
+
+    config: Config
+    node: str
+    session: Session
+    readers: ReaderPool
+    parsers: ParserPools
+    sink: Sink
+    clock: Clock
+    settings: Settings
+    processes: Discovery
+    shared: dict[type, object] = field(default_factory=dict)
+
+    def share(self, thing: object) -> None:
+        """Give ``thing`` to sources that are built later; each class once."""
+        self.shared[type(thing)] = thing
+
+    def find(self, kind: type[_T]) -> _T:
+        """The source of this class that was built before, or another thing that was shared. Raises InternalError."""
+        found = self.shared.get(kind)
+        if not isinstance(found, kind):
+            raise InternalError(f"no {kind.__name__} was built before the source that needs it: move it up in SOURCES")
+        return found
+
+
+class SourceType(Protocol):
+    """A class of sources, as ``collector.sources.SOURCES`` lists it."""
+
+    @property
+    def objects(self) -> tuple[str, ...]: ...
+
+    @property
+    def optional_objects(self) -> tuple[str, ...]: ...
+
+    def ring_sizes(self, config: Config) -> Mapping[str, int]: ...
+
+    def make(self, context: Context) -> Source:
+        """Build the source; where the kernel refused what it needs, a ``Refused``."""

@@ -1,0 +1,54 @@
+"""The source of stacks and variables on demand. It shares ``PythonStacks`` and ``Values`` with the other sources here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from probing.daemon.clock import ClockPair
+from probing.daemon.context import Context
+from probing.daemon.processes.parsers import ParserPools
+from probing.daemon.processes.readers import Readers
+from probing.daemon.python_stack.answers import Known, StackAnswers
+from probing.daemon.python_stack.native.source import NativeStacks
+from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.values.source import Values
+from probing.daemon.source import Identity, Source
+
+__all__ = ("StacksOnDemand",)
+
+
+class StacksOnDemand(Source):
+    """Safe for any thread."""
+
+    name = "python_stack"
+
+    def __init__(self, readers: Readers, parsers: ParserPools, processes: Known, node: str) -> None:
+        self.stacks = PythonStacks(readers, parsers.stacks)
+        self.values = Values(readers, self.stacks.prepare)
+        native = NativeStacks(readers, parsers.stacks, self.stacks.prepare)
+        self.answers = StackAnswers(node, processes, self.stacks, native, self.values)
+
+    @classmethod
+    def make(cls, context: Context) -> StacksOnDemand:
+        made = cls(context.readers, context.parsers, context.processes, context.node)
+        # The other sources of this room read processes by these.
+        context.share(made.stacks)
+        context.share(made.values)
+        return made
+
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
+
+    def stop(self) -> None:
+        self.answers.close()
+        self.values.close()
+        self.stacks.close()
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self.stacks.forget(pid, start_ns)
+
+    def process_exited(self, process: Identity) -> None:
+        self.stacks.forget(process.pid, process.start_ns)
