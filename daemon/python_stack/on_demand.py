@@ -1,4 +1,4 @@
-"""The source of stacks and variables on demand. It shares ``PythonStacks`` and ``Values`` with the other sources here."""
+"""The source of stacks and variables on demand. Other sources of this room share its stacks and values."""
 
 from __future__ import annotations
 
