@@ -13,7 +13,7 @@ from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.federation.fanout import Gathered
+    from probing.federation.fanout import Gathered, OutcomeReport
 
 __all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
 
@@ -52,16 +52,16 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             warn(f"node {name}{where} is missing: {failed['reason']}")
 
 
-def _report(outcomes: Sequence[Gathered[Any]]) -> dict[str, Any]:
+def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
     """Returns one report for all questions of a command; a node that failed any of them has failed."""
-    merged: dict[str, dict[str, Any]] = {"answered": {}, "failed": {}}
-    asked: dict[str, None] = {}
-    for report in (outcome.report() for outcome in outcomes):
-        asked.update(dict.fromkeys(report["asked"]))
-        for kind, found in merged.items():
-            found.update({entry["address"]: entry for entry in report[kind]})
-    answered = [entry for address, entry in merged["answered"].items() if address not in merged["failed"]]
-    return {"asked": list(asked), "answered": answered, "failed": list(merged["failed"].values())}
+    reports = [outcome.report() for outcome in outcomes]
+    failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
+    answered = {entry["address"]: entry for report in reports for entry in report["answered"]}
+    return {
+        "asked": list(dict.fromkeys(address for report in reports for address in report["asked"])),
+        "answered": [entry for address, entry in answered.items() if address not in failed],
+        "failed": list(failed.values()),
+    }
 
 
 def warn(message: str) -> None:

@@ -10,7 +10,7 @@ from sqlglot import exp
 from probing.api.errors import QueryRejected
 from probing.federation.reading import statements
 
-__all__ = ("evaluates_code", "expression", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
+__all__ = ("evaluates_code", "expression", "first_line", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
 
 _EXPRESSION = re.compile(r"\bpython\s*\.\s*`([^`]{1,200})`", re.IGNORECASE)
 _LATER = "needs the in-process helper, which does not exist yet"
@@ -22,7 +22,7 @@ def parse(sql: str) -> exp.Query:
     try:
         found = statements(sql)
     except sqlglot.errors.SqlglotError as e:
-        raise evaluates_code(sql) or QueryRejected(f"this is not SQL that can be read: {_first_line(e)}") from None
+        raise evaluates_code(sql) or QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     if len(found) != 1 or not isinstance(found[0], exp.Query):
@@ -82,6 +82,7 @@ def tables_in(root: exp.Query) -> list[exp.Table]:
     ]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the first line of sqlglot's message, without the escapes that underline the place."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return "".join(c for c in text if c.isprintable()).replace("[4m", "").replace("[0m", "").strip()

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
 
-__all__ = ("Answered", "Failed", "Gathered", "fan_out")
+__all__ = ("Answered", "AnsweredReport", "Failed", "FailedReport", "Gathered", "OutcomeReport", "fan_out")
 
 T = TypeVar("T")
 _MAX_THREADS = 64
@@ -43,6 +43,28 @@ class Failed:
         return message.removeprefix(f"{self.address}: ")
 
 
+class AnsweredReport(TypedDict):
+    address: str
+    node: str
+
+
+class FailedReport(TypedDict):
+    """``kind`` names a class of probing.api.errors."""
+
+    address: str
+    node: str | None
+    kind: str
+    reason: str
+
+
+class OutcomeReport(TypedDict):
+    """Which addresses were asked, which answered, and why the others failed."""
+
+    asked: list[str]
+    answered: list[AnsweredReport]
+    failed: list[FailedReport]
+
+
 @dataclass(slots=True)
 class Gathered(Generic[T]):
     """The outcome of one fan-out, in the order of the addresses."""
@@ -61,8 +83,7 @@ class Gathered(Generic[T]):
             names = ", ".join(f"{f.node or f.address} ({f.reason})" for f in self.failed[:8])
             raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
 
-    def report(self) -> dict[str, Any]:
-        """Returns which nodes were asked, which answered, and why the others failed, as JSON's types."""
+    def report(self) -> OutcomeReport:
         return {
             "asked": list(self.asked),
             "answered": [{"address": a.address, "node": a.node} for a in self.answered],

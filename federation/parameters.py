@@ -81,9 +81,9 @@ def _parse(sql: str) -> exp.Expr:
     try:
         found = statements(sql)
     except (SqlglotError, RecursionError) as e:
-        first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        shown = "".join(c for c in first.replace("\x1b[4m", "").replace("\x1b[0m", "") if c.isprintable())
-        raise QueryRejected(f"this is not SQL that can be read: {shown}") from None
+        from probing.federation.dialect import first_line
+
+        raise QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
     if len(found) != 1:
         raise QueryRejected("a query is one SELECT")
     return found[0]

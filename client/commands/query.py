@@ -1,11 +1,11 @@
-"""``query``: rows of one SELECT, of one node or of all."""
+"""``query``: rows of one SELECT, of one node or of all nodes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,7 +59,7 @@ def run(settings: Settings, options: Options) -> None:
             _write(settings, cluster, text, params)
 
 
-def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any]) -> None:
+def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
     with Progress() as progress:
         cluster.watch = progress.update if progress.wanted else None
         to_terminal = settings.output is None and sys.stdout.isatty()
@@ -69,12 +69,12 @@ def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any
         warn(warning)
 
 
-def _parameters(given: Sequence[str]) -> dict[str, Any]:
+def _parameters(given: Sequence[str]) -> dict[str, object]:
     if not given:
         return {}
     from probing.federation.parameters import parameter
 
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for text in given:
         name, value = parameter(text)
         if name.lower() in found:
@@ -83,7 +83,7 @@ def _parameters(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, Any]) -> None:
+def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
     """Writes the SQL that each node would be asked. Asks for the peers alone."""
     from probing.federation.parameters import bind
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from probing.client.render.output import write_objects
+from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, count, escape, size
 from probing.client.session import opened
@@ -26,6 +27,29 @@ _FIELDS = (
 )
 
 
+class _Source(TypedDict):
+    name: str
+    state: str
+    reason: str | None
+    rows: int
+    lost: int
+    detail: str | None
+
+
+class _Node(TypedDict):
+    node: str
+    address: str
+    version: str
+    instance: str
+    state: str
+    reason: str | None
+    uptime_ns: int | None
+    processes: int
+    store_bytes: int
+    boot_id: str
+    sources: list[_Source]
+
+
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
         nodes = [_node(address, reply) for address, reply in cluster.status()]
@@ -34,7 +58,7 @@ def run(settings: Settings) -> None:
         write_objects(settings, nodes if cluster.many else nodes[0], people, list(_flat(nodes)))
 
 
-def _node(address: str, reply: pb.StatusReply) -> dict[str, Any]:
+def _node(address: str, reply: pb.StatusReply) -> _Node:
     return {
         "node": reply.node,
         "address": address,
@@ -54,7 +78,7 @@ def _node(address: str, reply: pb.StatusReply) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _people(node: dict[str, Any], width: int | None) -> str:
+def _people(node: _Node, width: int | None) -> str:
     up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
     state = f"{node['state']}{up}" + (f": {node['reason']}" if node["reason"] else "")
     lines = [
@@ -67,7 +91,7 @@ def _people(node: dict[str, Any], width: int | None) -> str:
     return "\n".join([*map(escape, lines), *(f"  {line}" for line in table.splitlines())]) + "\n"
 
 
-def _flat(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _flat(nodes: Sequence[_Node]) -> list[Row]:
     return [
         {"node": node["node"], "node_state": node["state"], "version": node["version"], **source}
         for node in nodes

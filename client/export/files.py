@@ -1,4 +1,4 @@
-"""The files of an export: a directory that other engines read where it lies, or one file."""
+"""The files of an export: a directory that other engines can read in place, or one file."""
 
 from __future__ import annotations
 
@@ -22,28 +22,34 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# A file has so many rows at most, so that readers can share a day between them.
+# Rows of a file at most, so that readers can share a day between them.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was written of one table of one node."""
+    """Rows, files and bytes that were written of one table of one node."""
 
     rows: int = 0
     files: int = 0
     bytes: int = 0
     paths: list[Path] = field(default_factory=list)
 
+    def add(self, other: Counts) -> None:
+        self.rows += other.rows
+        self.files += other.files
+        self.bytes += other.bytes
+        self.paths += other.paths
+
 
 def file_name(node: str) -> str:
-    """A node's name as part of a file's name: nodes are not trusted."""
+    """Returns a node's name without characters that a file name must not have: nodes are not trusted."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", node).lstrip(".")[:100] or "node"
 
 
 class Place(Protocol):
-    """Where rows go. ``day`` takes the rows of a table, node and day; ``where`` is (table, date, node)."""
+    """The target of an export. ``day`` writes the rows of one day; ``where`` is (table, date, node)."""
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts: ...
 
@@ -59,7 +65,7 @@ class Directory:
         self._lock = threading.Lock()
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts:
-        """A day without rows leaves no file."""
+        """Writes no file for a day without rows."""
         table, date, node = where
         counts = Counts()
         folder = self._root / table / f"date={date}"
@@ -77,7 +83,7 @@ class Directory:
     def _fill(
         self, file: IO[bytes], schema: pa.Schema, batch: pa.RecordBatch, more: Iterator[pa.RecordBatch], counts: Counts
     ) -> pa.RecordBatch | None:
-        """Writes one file; the batch that the next one begins with."""
+        """Writes one file; returns the first batch of the next one."""
         writer = writer_of(self._kind, file, schema, terminal=False)
         rows = 0
         following: pa.RecordBatch | None = batch
@@ -99,7 +105,7 @@ class Directory:
 
     @staticmethod
     def forget(counts: Counts) -> None:
-        """Takes away what a node that failed has written."""
+        """Deletes the files of a node that failed."""
         for path in counts.paths:
             with suppress(FileNotFoundError):
                 path.unlink()
@@ -107,7 +113,7 @@ class Directory:
     @classmethod
     @contextmanager
     def replacing(cls, target: Path, kind: str) -> Iterator[tuple[Directory, Path]]:
-        """A directory that gets the name ``target`` when all is in it; what failed leaves nothing."""
+        """A context with a directory that is renamed to ``target`` at its end, or deleted after an error."""
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} is there already", hint="name a directory that is empty or not there")
         try:
@@ -127,7 +133,7 @@ class Directory:
 
 
 class OneFile:
-    """All rows of one table, whatever node they are of."""
+    """One file with the rows of one table, of all nodes."""
 
     def __init__(self, file: IO[bytes], kind: str) -> None:
         self._file = file

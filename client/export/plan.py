@@ -1,28 +1,27 @@
-"""What an export takes: which tables, of which times and job, and the SQL for a day of a table."""
+"""The tables, times and job of an export, and the SQL for a day of a table."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Record, rows_of
 from probing.client.render.text import utc
 from probing.client.session import sql_text
 from probing.client.settings import seconds
 from probing.federation.answer import Reply
 
-__all__ = ("COLUMNS", "TABLES", "Day", "Found", "Wanted", "wanted")
+__all__ = ("COLUMNS", "TABLES", "Day", "Found", "Plan", "Wanted", "wanted")
 
 DAY_NS = 86_400_000_000_000
 TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
 COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
-# Samples name stacks of this table, which has no job. A stack is written down at first sight and each hour again.
+# Samples refer to stacks, whose table has no job. A stack is stored when it is first seen and again each hour.
 _STACKS, _SAMPLES = "python.stacks", "python.samples"
 _STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -30,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """UTC ``date`` as YYYY-MM-DD; ``sql`` gives the rows that it has."""
+    """A UTC ``date`` as YYYY-MM-DD, and the SQL for its rows."""
 
     date: str
     sql: str
@@ -38,7 +37,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table of a node: whether it is live, and whether its rows say their job."""
+    """A table of a node: whether it is live, has ``ts`` (``timed``), and has ``job`` (``jobs``)."""
 
     name: str
     live: bool
@@ -46,9 +45,18 @@ class Found:
     jobs: bool
 
 
+class Plan(TypedDict):
+    """The request as export.json repeats it; None: no bound."""
+
+    since: str | None
+    until: str
+    job: str | None
+    tables: list[str] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``begin`` (None: all there is) and ``end`` are UTC ns, the end not included; ``tables`` empty: all stored."""
+    """``begin`` (None: all there is) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
 
     begin: int | None
     end: int
@@ -56,7 +64,7 @@ class Wanted:
     job: str | None
 
     def choose(self, tables: Reply, columns: Reply) -> tuple[list[Found], list[str]]:
-        """The tables to take, of what a node tells of itself, and the names of those left out for lack of a job."""
+        """Returns the tables to export, and the names of those left out, by the answers to TABLES and COLUMNS."""
         known = self._known(tables, columns)
         if missing := [name for name in self.tables if name not in known]:
             raise NotFound(f"there is no table {missing[0]}", hint="`probingctl tables` lists the tables")
@@ -72,24 +80,24 @@ class Wanted:
         return {
             name: Found(name, row["live"] != "no", "ts" in has.get(name, ()), "job" in has.get(name, ()))
             for row in rows_of(tables.table)
-            # What nodes say becomes names of files.
+            # Names of tables become names of files; nodes are not trusted.
             if _NAME.fullmatch(name := _full(row)) is not None
         }
 
     def span(self, table: Found) -> tuple[int | None, int]:
-        """From when to when rows of ``table`` are taken."""
+        """Returns begin and end of the rows of ``table``."""
         if table.name == _STACKS and self.begin is not None and (not self.tables or _SAMPLES in self.tables):
             return self.begin - _STACKS_BEFORE_NS, self.end
         return self.begin, self.end
 
     def days_sql(self, table: Found) -> str:
-        """The days on which ``table`` has rows, as their number since 1970."""
+        """Returns SQL for the days on which ``table`` has rows, numbered since 1970."""
         # A cast to DATE would round to microseconds first, into the next day.
         day = f"epoch_ns(ts) // {DAY_NS}"
         return f"SELECT DISTINCT {day} AS day FROM {_quoted(table)}{self._where(table, *self.span(table))}"
 
     def days(self, table: Found, answer: Reply | None) -> list[Day]:
-        """The rows of ``table`` by days; of a live table those of now. ``answer`` is that to ``days_sql``."""
+        """Returns the days of ``table`` from the answer to ``days_sql``; None: a table without days has one, now."""
         if answer is None:
             return [Day(_date(self.end // DAY_NS), f"SELECT * FROM {_quoted(table)}{self._where(table, None, None)}")]
         begin, end = self.span(table)
@@ -106,12 +114,12 @@ class Wanted:
         parts += [f"job = {sql_text(self.job)}"] if self.job is not None and table.jobs else []
         return f" WHERE {' AND '.join(parts)}" if parts else ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
         since = None if self.begin is None else utc(self.begin)
         return {"since": since, "until": utc(self.end), "job": self.job, "tables": list(self.tables) or None}
 
 
-def _full(row: Mapping[str, Any]) -> str:
+def _full(row: Record) -> str:
     return f"{row['table_schema']}.{row['table_name']}"
 
 
@@ -133,7 +141,7 @@ def _date(day: int) -> str:
 
 
 def _instant(text: str, now_ns: int) -> int:
-    """``5m`` (before ``now_ns``) or an ISO 8601 time, UTC unless it says otherwise, as UTC ns."""
+    """Returns ``5m`` (before ``now_ns``) or an ISO 8601 time, UTC by default, as UTC ns."""
     if not re.match(r"\d{4}-\d\d-\d\d", text):
         return now_ns - round(seconds(text) * 1e9)
     try:
@@ -156,7 +164,7 @@ def _table_names(text: str | None) -> tuple[str, ...]:
 def wanted(
     since: str | None, until: str | None, tables: str | None, job: str | None, now_ns: int | None = None
 ) -> Wanted:
-    """From what the command line says. Raises UsageError for what makes no sense."""
+    """Returns the request of the options. Raises UsageError for an empty interval or a wrong name or time."""
     now = time.time_ns() if now_ns is None else now_ns
     begin = None if since is None else _instant(since, now)
     end = now if until is None else _instant(until, now)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from probing.client.profile.model import Frame, Profile, Sample, short_files
+from probing.client.render.rows import Row
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, escape, plural
 
@@ -15,7 +15,7 @@ _SHOWN = 30
 _Values = tuple[str | None, ...]
 
 
-def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[dict[str, Any]]:
+def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Dicts func, file, lineno, self_ns, total_ns, self_share, total_share; the largest self time first.
 
     With the labels ``by`` a row a function and value of them, which are its first columns; shares are of that value's
@@ -30,7 +30,7 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[dict[str, An
     return sorted(rows, key=lambda row: (-row["self_ns"], -row["total_ns"], row["func"], row["file"]))
 
 
-def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> list[dict[str, Any]]:
+def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Dicts func, file, lineno, and of self and total: share, base_share and change; the largest change first.
 
     ``by`` is as in ``function_rows``.
@@ -40,7 +40,7 @@ def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> l
     rows = []
     for key in dict.fromkeys([*after, *before]):
         values, frame = key
-        row: dict[str, Any] = {**_labels(by, values), **_place(frame)}
+        row: Row = {**_labels(by, values), **_place(frame)}
         for i, name in enumerate(("self", "total")):
             was = before.get(key, (0, 0))[i] / wholes[0].get(values, 1)
             now = after.get(key, (0, 0))[i] / wholes[1].get(values, 1)
@@ -76,13 +76,13 @@ def _values(sample: Sample, by: Sequence[str]) -> _Values:
     return tuple(found.get(key) for key in by)
 
 
-def _labels(by: Sequence[str], values: _Values) -> dict[str, Any]:
+def _labels(by: Sequence[str], values: _Values) -> Row:
     """Ranks and pids are numbers, as in all other rows."""
     pairs = zip(by, values, strict=True)
     return {key: int(value) if value and key in ("rank", "pid") else value for key, value in pairs}
 
 
-def _place(frame: Frame) -> dict[str, Any]:
+def _place(frame: Frame) -> Row:
     return {"func": frame.func, "file": frame.file, "lineno": frame.lineno}
 
 
@@ -115,7 +115,7 @@ def _head(profile: Profile, when: str) -> str:
 
 
 def _rendered(
-    fields: list[Field], rows: list[dict[str, Any]], width: int | None, shown: list[Profile], by: Sequence[str]
+    fields: list[Field], rows: list[Row], width: int | None, shown: list[Profile], by: Sequence[str]
 ) -> str:
     short = short_files(shown)
     places = [Field("FUNCTION", "func", flex=True), Field("FILE", "place", flex=True)]
@@ -125,8 +125,8 @@ def _rendered(
     return render([*keys, *fields, *places], first, width) + more
 
 
-def _where(row: dict[str, Any], short: dict[str, str]) -> str:
-    file = short.get(row["file"], row["file"])
+def _where(row: Row, short: dict[str, str]) -> str:
+    file = short.get(row["file"]) or str(row["file"])
     return file if row["lineno"] is None else f"{file}:{row['lineno']}"
 
 

@@ -10,7 +10,7 @@ from probing.client.profile.request import Request
 from probing.client.profile.table import difference_people, difference_rows, function_rows, people
 from probing.client.render.output import write_bytes, write_objects
 from probing.client.render.table import terminal_width
-from probing.client.render.text import age, escape, plural
+from probing.client.render.text import age, encoded, escape, plural
 from probing.client.settings import Settings
 from probing.client.version import program
 
@@ -81,7 +81,7 @@ def _write_difference(settings: Settings, request: Request, base: Profile, chose
 
 
 def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    data = encoded(content) if isinstance(content, str) else content
     write_bytes(settings, data, kind, on_terminal=kind == "folded")
 
 

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from probing.api.errors import ProbingError, UsageError
 from probing.client.render.rows import Record, dump_json, dump_line, rows_of
 from probing.client.render.table import Field, render, terminal_width
+from probing.client.render.text import encoded
 from probing.client.render.writers import csv_text, fields_of, writer_of
 from probing.client.settings import Settings
 
@@ -111,12 +112,11 @@ def _write_json(settings: Settings, objects: Sequence[Record] | Record) -> None:
 
 def _write_text(settings: Settings, text: str) -> None:
     if settings.output is None:
-        # A surrogate from a target's bytes must not end the program.
-        sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
+        sys.stdout.write(encoded(text).decode())
         sys.stdout.flush()
         return
     with replacing(settings.output) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+        file.write(encoded(text))
 
 
 @contextmanager

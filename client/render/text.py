@@ -15,6 +15,7 @@ __all__ = (
     "bandwidth",
     "count",
     "cut_mark",
+    "encoded",
     "escape",
     "escape_json",
     "plural",
@@ -39,6 +40,11 @@ def escape(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(c) if _unsafe(c) else c for c in text)
+
+
+def encoded(text: str) -> bytes:
+    """Returns ``text`` as UTF-8; surrogates, which come from a target's bytes, are escaped."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def escape_json(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
 from probing.client.render.table import Field, Grid
-from probing.client.render.text import escape, escape_json
+from probing.client.render.text import encoded, escape, escape_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,11 +68,6 @@ def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
     return [table.slice(start, _SLICE) for start in range(0, table.num_rows, _SLICE)]
 
 
-def _bytes(text: str) -> bytes:
-    # A surrogate from a target's bytes must not end the program.
-    return text.encode("utf-8", "backslashreplace")
-
-
 class TableWriter:
     """Aligned columns for people."""
 
@@ -93,12 +88,12 @@ class TableWriter:
             if len(self._first) >= FIRST_ROWS:
                 self._begin()
         else:
-            self._sink.write(_bytes(self._grid.lines(rows, cut=False)))
+            self._sink.write(encoded(self._grid.lines(rows, cut=False)))
 
     def _begin(self) -> None:
         self._grid = Grid(self._fields, self._first, self._width)
         head = self._grid.head(bold=self._width is not None)
-        self._sink.write(_bytes(head + self._grid.lines(self._first)))
+        self._sink.write(encoded(head + self._grid.lines(self._first)))
         self._first = []
 
     def end(self) -> None:
@@ -121,12 +116,12 @@ class CsvWriter:
         self._begin()
         for table in _slices(batch):
             columns = [_csv_column(column, self._terminal) for column in columns_of(table)]
-            self._sink.write(_bytes(_csv_lines(zip(*columns, strict=True))))
+            self._sink.write(encoded(_csv_lines(zip(*columns, strict=True))))
 
     def _begin(self) -> None:
         # With the first rows: until then the terminal shows the progress.
         if self._names is not None:
-            self._sink.write(_bytes(csv_text(self._names, [], terminal=self._terminal)))
+            self._sink.write(encoded(csv_text(self._names, [], terminal=self._terminal)))
             self._names = None
 
     def end(self) -> None:
@@ -176,7 +171,7 @@ class _Json:
         for table in _slices(batch):
             text = json.dumps(rows_of(table), ensure_ascii=False, indent=2)
             # Without the brackets of this one list.
-            self._sink.write((b",\n" if self._some else b"[\n") + _bytes(escape_json(text[2:-2])))
+            self._sink.write((b",\n" if self._some else b"[\n") + encoded(escape_json(text[2:-2])))
             self._some = True
 
     def end(self) -> None:
@@ -189,7 +184,7 @@ class _JsonLines:
 
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
-            self._sink.write(_bytes("".join(dump_line(rows_of(table)))))
+            self._sink.write(encoded("".join(dump_line(rows_of(table)))))
 
     def end(self) -> None:
         pass

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
 from probing.client.render.output import write_stream
 from probing.client.render.progress import Progress
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Grid, show_value, terminal_width
 from probing.client.render.text import age, escape, plural
 from probing.client.render.writers import FIRST_ROWS, fields_of
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 __all__ = ("Shell", "run")
 
 _SHOWN = ("table", "json", "jsonl", "csv")
+_Choice = TypeVar("_Choice")
 _SWITCH = {"on": True, "off": False}
 
 
-def run(settings: Settings, params: dict[str, Any]) -> None:
+def run(settings: Settings, params: dict[str, object]) -> None:
     """Until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
     if not sys.stdout.isatty():
         raise UsageError("there is no SQL", hint="give it as an argument; the shell needs a terminal")
@@ -59,7 +60,7 @@ class Shell:
     """What was set by commands, and what is done with each input."""
 
     settings: Settings
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, object] = field(default_factory=dict)
     vertical: bool | None = None
     timing: bool = True
     done: bool = False
@@ -117,7 +118,7 @@ class Shell:
         """The first rows as a table or a column a line; what to say below them."""
         import pyarrow as pa
 
-        found: list[dict[str, Any]] = []
+        found: list[Row] = []
         for batch in rows:
             found.extend(rows_of(pa.Table.from_batches([batch.slice(0, FIRST_ROWS + 1 - len(found))])))
             if len(found) > FIRST_ROWS:
@@ -192,7 +193,7 @@ class Shell:
         self.done = True
 
 
-def _chosen(argument: str, choices: dict[str, Any], without: Any) -> Any:
+def _chosen(argument: str, choices: Mapping[str, _Choice], without: _Choice) -> _Choice:
     if not argument:
         return without
     if argument not in choices:
@@ -204,7 +205,7 @@ def _say(what: str, value: str) -> None:
     sys.stdout.write(escape(f"{what}: {value}") + "\n")
 
 
-def _vertical(rows: Iterable[dict[str, Any]]) -> str:
+def _vertical(rows: Iterable[Row]) -> str:
     """A column a line, under a line with the row's number."""
     lines = []
     for number, row in enumerate(rows, 1):

@@ -11,6 +11,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from probing.client.profile.model import Frame, Profile, Sample, merged
+from probing.client.render.text import encoded
 
 __all__ = ("pprof",)
 
@@ -63,7 +64,7 @@ class _Encoder:
         message.comment.append(self._string(comment))
         message.default_sample_type = self._string(kind)
         # All strings are known only now.
-        message.string_table.extend(text.encode("utf-8", "backslashreplace").decode() for text in self._strings)
+        message.string_table.extend(encoded(text).decode() for text in self._strings)
         return bytes(message.SerializeToString(deterministic=True))
 
     def _string(self, text: str) -> int:

@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 from probing.client.profile.formats.svg_page import SCRIPT, STYLE
 from probing.client.profile.formats.tree import Box, boxes
 from probing.client.profile.model import Frame, Profile, label, short_files
-from probing.client.render.text import age, escape
+from probing.client.render.text import age, encoded, escape
 
 __all__ = ("flame_graph", "flame_graph_difference")
 
@@ -57,7 +57,7 @@ def _text(box: Box, short: dict[str, str], title: str) -> str:
 def _colour(frame: Frame | None) -> str:
     hue, spread, rich, light = _PALETTE[_kind(frame)]
     # Equal functions have equal colours in all graphs.
-    seed = zlib.crc32(repr(frame[:2] if frame else "").encode("utf-8", "backslashreplace"))
+    seed = zlib.crc32(encoded(repr(frame[:2] if frame else "")))
     return f"hsl({hue + seed % (2 * spread + 1) - spread},{rich}%,{light + seed // 256 % 9 - 4}%)"
 
 
