@@ -1,4 +1,4 @@
-"""The Python client: one node, or many as one.
+"""The Python client: asks one node, or many as if they were one.
 
 ::
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ("Cluster", "Stacks", "Variables")
 
 T = TypeVar("T")
-# The default of a node's query.workers: more at once would wait for workers that start.
+# The default of a node's query.workers: further queries would wait for workers to start.
 _WARM_WORKERS = 2
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 _USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
@@ -74,9 +74,9 @@ class Variables:
 class Cluster:
     """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
 
-    With ``strict`` a node that does not answer, or not with all of its rows, raises PartialAnswer; else its rows are
-    missing, and ``outcomes`` says so. ``max_bytes`` (Arrow) bounds what is held of one answer; what is streamed has no
-    bound. ``watch`` is called with the address of a node and how far its query is. Safe to use from several threads.
+    With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed.
+    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the address of
+    a node and the progress of its query. Safe to use from several threads.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Cluster:
 
     @property
     def many(self) -> bool:
-        """Whether a question goes to more than the target."""
+        """Whether questions go to more nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
     def connection(self, address: str) -> Connection:
@@ -128,7 +128,7 @@ class Cluster:
             return self._connections[address]
 
     def addresses(self) -> tuple[str, ...]:
-        """Who is asked. Raises PeerError when the target cannot be asked for its peers."""
+        """Returns the addresses that are asked. Raises PeerError where the target does not answer for its peers."""
         if not self.many:
             return (self.target,)
         if not self._nodes:
@@ -136,7 +136,7 @@ class Cluster:
         return self._nodes
 
     def asked(self, sql: str) -> tuple[str, ...]:
-        """Who is asked for ``sql`` together: all nodes as well where it names ``global.`` tables; none: the target."""
+        """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""
         from probing.federation.names import wants_all_nodes
 
         if self.many:
@@ -151,24 +151,24 @@ class Cluster:
         return tuple(dict.fromkeys([self.target, *others]))
 
     def cancel(self) -> None:
-        """Ends the queries that are under way, here and at the nodes."""
+        """Ends the queries in flight, here and at the nodes."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
             connection.cancel()
 
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """The rows of one SELECT: of the target, or over the union of all nodes' tables.
+        """Returns the rows of one SELECT: of the target, or over the union of all nodes' tables.
 
-        ``params`` are the values of ``$name`` in it: federation.parameters.bind says which types they may have.
+        ``params`` are the values of ``$name`` in it, of the types that federation.parameters.bind lists.
         """
         return self.answer(sql, params).table
 
     def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
-        """As ``query``, an iterator of record batches, and of any size: close it, or use it in ``with``.
+        """As ``query``, but returns an iterator of record batches: close it, or use it in ``with``.
 
-        Over many nodes rows are streamed where the answer is the nodes' rows one after the other; what must be merged
-        (ORDER BY, DISTINCT, LIMIT, aggregates, joins) is held, and bounded by ``max_bytes``.
+        Rows of many nodes are streamed where they need not be merged; a merged answer (ORDER BY, DISTINCT, LIMIT,
+        aggregates, joins) is held in memory, and bounded by ``max_bytes``.
         """
         text = _bound(sql, params)
         asked = self.asked(text)
@@ -209,7 +209,7 @@ class Cluster:
         return None if watch is None else lambda progress: watch(address, progress)
 
     def query_each(self, sql: str) -> list[pa.Table]:
-        """The rows of one SELECT of each node by itself: for what no row of another node takes part in."""
+        """Returns the rows of one SELECT for each node by itself, unmerged."""
         if not self.many:
             return [self.query(sql)]
 
@@ -220,7 +220,7 @@ class Cluster:
         return [answered.value for answered in self.each(ask).answered]
 
     def at_once(self, asks: Sequence[Callable[[], T]]) -> list[T]:
-        """What each of ``asks`` returns, in their order: as many at once as a node keeps workers warm."""
+        """Calls ``asks``, as many at once as a node keeps warm workers, and returns their results in order."""
 
         def ask_all() -> list[T]:
             pool = ThreadPoolExecutor(_WARM_WORKERS, thread_name_prefix="ask")
@@ -232,7 +232,7 @@ class Cluster:
         return sheltered(ask_all)
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """As ``query``, with who answered."""
+        """As ``query``, with the outcome of each node."""
         text = _bound(sql, params)
         if asked := self.asked(text):
             return self._merged(self.plan(text), asked)
@@ -251,7 +251,7 @@ class Cluster:
         )  # fmt: skip
 
     def plan(self, sql: str) -> Plan:
-        """How a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
+        """Returns how a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
         from probing.api.tables.views import VIEWS
         from probing.federation.names import names_user_views
         from probing.federation.split import plan
@@ -259,7 +259,7 @@ class Cluster:
         views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
         if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
             return plan(sql, time.time_ns(), views=views)
-        # Tables of users' probes are known to the nodes alone.
+        # Only the nodes know the tables of users' probes.
         from probing.federation.catalog import Catalog, api_schemas
 
         catalog = Catalog({**api_schemas(), **self._user_schemas()})
@@ -269,13 +269,13 @@ class Cluster:
             catalog.close()
 
     def _views(self) -> dict[str, View]:
-        """The views of users that the target has: all nodes are asked for what these mean."""
+        """Returns the target's views of users; all nodes are asked by their definitions."""
         from probing.federation.views import views_from
 
         return views_from(self._node(self.target, _VIEWS, self.timeout).table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
-        """The union of the columns that the nodes have in each table of a user's probe."""
+        """Returns the union of the nodes' columns for each table of a user's probe."""
         from pyarrow import schema, type_for_alias
 
         columns: dict[str, dict[str, pa.DataType]] = {}
@@ -290,18 +290,18 @@ class Cluster:
         )
 
     def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
-        """``ask(connection, seconds)`` of every node at once; it returns the node's name and the answer."""
+        """Calls ``ask(connection, seconds)``, which returns a node's name and answer, for every node at once."""
         gathered = fan_out(self.addresses(), lambda a, seconds: ask(self.connection(a), seconds), self.timeout)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return gathered
 
     def ps(self) -> pa.Table:
-        """The training processes: the columns of process.processes."""
+        """Returns the training processes, with the columns of process.processes."""
         return self.processes().table
 
     def processes(self, where: str = "") -> Answer:
-        """Rows of process.processes that meet the SQL condition ``where``, all if empty, by job, run and rank."""
+        """Returns the rows of process.processes that meet the SQL condition ``where``, all if it is empty."""
         condition = f"WHERE {where} " if where else ""
         order = "job, run, role = 'trainer' DESC, rank, node, pid"
         return self.answer(f"SELECT * FROM process.processes {condition}ORDER BY {order}")
@@ -309,8 +309,8 @@ class Cluster:
     def stacks(
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
     ) -> Stacks:
-        """Stacks of all threads of the chosen processes. Raises NotFound when no node has one of them."""
-        # Each node's call writes its deadline into a request of its own.
+        """Returns the stacks of all threads of the processes. Raises NotFound where no node has one of them."""
+        # A request for each node: its call writes a deadline into it.
         replies = self._some(
             lambda connection, seconds: connection.stacks(
                 pb.StacksRequest(pids=pids, job=job, native=native, locals=local_variables), seconds
@@ -326,7 +326,7 @@ class Cluster:
         )
 
     def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
-        """Values of the dotted ``names`` in the chosen processes. Raises NotFound when no node has one of them."""
+        """Returns values of the dotted ``names`` in the processes. Raises NotFound where no node has one of them."""
         replies = self._some(
             lambda connection, seconds: connection.variables(
                 pb.VarsRequest(pids=pids, job=job, names=names), seconds
@@ -338,10 +338,9 @@ class Cluster:
         )
 
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
-        """The settings, all or that of ``key``, which is set to ``value`` first if given.
+        """Returns the settings, all or that of ``key``, which is first set to ``value`` if given.
 
-        Raises NotFound when no node has the job, the process or the key, UsageError for a value that the key does not
-        take.
+        Raises NotFound where no node has the job, the process or the key, UsageError for a wrong value.
         """
         node, length = change.pop("node", None), change.pop("seconds", 0.0)
         request = pb.ConfigRequest(
@@ -357,14 +356,14 @@ class Cluster:
         return [setting_of(reply.node, s) for reply in self._some(ask) for s in reply.settings]
 
     def _some(self, ask: Callable[[Connection, float], _R]) -> list[_R]:
-        """The replies of the nodes that have what is asked for. Raises NotFound when none has."""
+        """Returns the replies of the nodes that do not raise NotFound. Raises it where all do."""
         missing: list[NotFound] = []
 
         def attempt(connection: Connection, seconds: float) -> tuple[str, _R | None]:
             try:
                 reply = ask(connection, seconds)
             except NotFound as e:
-                # Other nodes may have it; that this one does not is an answer.
+                # Another node may have it.
                 missing.append(e)
                 return connection.address, None
             return reply.node, reply
@@ -375,12 +374,12 @@ class Cluster:
         return replies
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
-        """Address and status of every node that answers."""
+        """Returns address and status of every node that answers."""
         gathered = self.each(lambda connection, seconds: _named(connection.status(seconds)))
         return [(a.address, a.value) for a in gathered.answered]
 
     def pause(self, paused: bool) -> list[tuple[str, bool]]:
-        """Stops or resumes all probes; address and whether the node is paused now."""
+        """Stops or resumes all probes; returns each address and whether its node is paused now."""
 
         def ask(connection: Connection, seconds: float) -> tuple[str, bool]:
             return connection.address, connection.pause(paused, seconds).paused
@@ -401,8 +400,6 @@ def _bound(sql: str, params: Mapping[str, Any] | None) -> str:
 
 
 def _held(answer: Answer) -> Rows:
-    """Rows that are all here."""
-
     def batches() -> Generator[pa.RecordBatch, None, None]:
         yield from answer.table.to_batches()
 

@@ -1,4 +1,4 @@
-"""One node over gRPC: every call has a deadline, and every failure says which node and why."""
+"""One node over gRPC: every call has a deadline, and every error names the node and the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
 _ERROR_KEY = "probing-error-bin"
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-# A command asks a node several questions: one that let the first wait so long is not waited for by each of the others.
+# A command asks a node several questions. After a timeout of so many seconds the others fail at once, for a while.
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
 _MAX_MESSAGE = 64 << 20
@@ -52,7 +52,7 @@ class Connection:
     """``address`` is ``unix:PATH`` or ``HOST:PORT``. Safe to use from several threads."""
 
     def __init__(self, address: str, *, token: str = "") -> None:
-        """Opens nothing yet. Raises UsageError for what is no address, or a token that would travel in the clear."""
+        """Does not connect yet. Raises UsageError for a wrong address, or a token that would travel in the clear."""
         self.address = _checked(address, token)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         target = address if address.startswith("unix:") else f"dns:///{address}"
@@ -60,7 +60,7 @@ class Connection:
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))
         self._streams: WeakSet[Stream] = WeakSet()
-        # Until when (time.monotonic()) it is not asked, and why.
+        # After a timeout: the time (time.monotonic()) until which calls fail at once, and their error.
         self._silence: tuple[float, ProbingError] | None = None
 
     def __enter__(self) -> Connection:
@@ -72,7 +72,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Ends what is under way. Returns when it ended, or soon without it."""
+        """Ends the calls in flight, and waits for their end, but not long."""
         closed(self._channel.close)
 
     def query(
@@ -84,12 +84,13 @@ class Connection:
         *,
         strict: bool = False,
     ) -> Reply:
-        """The rows of ``sql`` at the node. Raises QueryMemory above ``max_bytes`` of Arrow, or what the node raises.
+        """Returns the rows of ``sql`` at the node; ``watch`` is called with the progress of the query.
 
-        ``watch`` is called with how far the node is. With ``strict``, PartialAnswer when it lacks rows.
+        Raises QueryMemory above ``max_bytes`` of Arrow, PartialAnswer under ``strict`` where rows are missing, and the
+        node's errors.
         """
         with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch, strict=strict) as stream:
-            # While the node works on it.
+            # Imported while the node works on the query.
             import pyarrow as pa
 
             table = pa.Table.from_batches(list(stream), stream.schema)
@@ -104,14 +105,12 @@ class Connection:
         watch: Callable[[pb.QueryProgress], None] | None = None,
         strict: bool = False,
     ) -> Stream:
-        """As ``query``, batch by batch and without a bound of their sum. Returns at once.
-
-        Closing the stream ends the query at the node.
+        """As ``query``, but returns at once, with a stream of batches; to close it ends the query at the node.
         """
         request = pb.QueryRequest(
             sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
         )
-        # The node's own deadline ends first, so that it is the node that says what took too long.
+        # The node's own deadline is earlier, so that the node reports what took too long.
         self._require_speech()
         begun = time.monotonic()
         call = sheltered(lambda: self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata))
@@ -127,7 +126,7 @@ class Connection:
         return stream
 
     def cancel(self) -> None:
-        """Ends the queries that are under way."""
+        """Ends the queries in flight."""
         for stream in list(self._streams):
             stream.close()
 
@@ -160,12 +159,12 @@ class Connection:
             raise self._failed(e, begun) from None
 
     def _require_speech(self) -> None:
-        """Raises what the last call did while the node is not to be asked again."""
+        """Raises the error of the last call while calls fail at once."""
         if self._silence is not None and time.monotonic() < self._silence[0]:
             raise self._silence[1]
 
     def _failed(self, error: grpc.RpcError, begun: float) -> ProbingError:
-        """What to raise for a call of ``begun``. A node that made us wait for nothing is left alone for a while."""
+        """Returns the error of a call that began at ``begun``; after a timeout, calls fail at once for a while."""
         found = _error(self.address, error)
         if error.code() in _SILENT and time.monotonic() - begun > _PATIENCE_S:
             self._silence = (time.monotonic() + _PAUSE_S, found)
@@ -237,7 +236,7 @@ def _unreached(address: str, details: str) -> ProbingError:
 
 
 def _group_of(path: str) -> str:
-    """The group that may use the socket ``path``."""
+    """Returns the group that may use the socket ``path``."""
     try:
         return grp.getgrgid(Path(path).stat().st_gid).gr_name
     except (OSError, KeyError):
@@ -252,7 +251,7 @@ def _user() -> str:
 
 
 def diagnose(address: str) -> str:
-    """Why nobody can be reached at ``address``, found by connecting once more; empty when that works."""
+    """Connects once more to ``address``; returns why that fails, empty where it works."""
     try:
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as sock:

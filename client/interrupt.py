@@ -1,4 +1,4 @@
-"""Ctrl-C: it breaks into no gRPC code, and the process ends within a second of it, whatever hangs."""
+"""Ctrl-C: never interrupts gRPC code, and ends the process within a second, whatever hangs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ("CODE", "closed", "code_if_pressed", "leave", "leaving_by_it", "shelt
 
 CODE = 130
 _CLOSE_S = 0.5
-# How long a command may take to end what is under way: settings that it takes back, streams, the screen.
+# s that a command has to take back settings, close streams and restore the screen.
 _PATIENCE_S = 0.8
 _T = TypeVar("_T")
 
 
 class _Leaving:
-    """Whether Ctrl-C was pressed, and how the process then ends: its exit code, what puts the terminal in order."""
+    """Whether Ctrl-C was pressed, the exit code after it, and the bytes that restore the terminal."""
 
     pressed = False
     code = CODE
@@ -32,11 +32,11 @@ class _Leaving:
 
 
 def watch() -> None:
-    """From now on the process ends at the second Ctrl-C, and ``_PATIENCE_S`` after the first at the latest."""
+    """From now on the second Ctrl-C ends the process, and so does the first, after ``_PATIENCE_S``."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # Started in the background: Ctrl-C is for others.
+        # Started in the background, where the shell has ignored Ctrl-C.
         return
-    # The byte comes from the C handler: also while the main thread executes no Python.
+    # The C handler writes the byte, even while the main thread runs no Python.
     ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _press)
@@ -50,7 +50,7 @@ def _press(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """An interrupt that a callback or a destructor swallowed: the process ends all the same, without a word."""
+    """Reports nothing for an interrupt that a callback or a destructor swallowed: the process ends anyway."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
 
@@ -80,22 +80,22 @@ def _put_back() -> None:
 
 
 def unwatch() -> None:
-    """Ctrl-C is for the command alone again, as in a shell that goes on after it."""
+    """From now on Ctrl-C raises KeyboardInterrupt alone: the SQL shell goes on after it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
 
 
 def code_if_pressed() -> int | None:
-    """The exit code where Ctrl-C was pressed. Libraries make other errors of its KeyboardInterrupt."""
+    """Returns the exit code where Ctrl-C was pressed, also where a library has raised another error for it."""
     return _Leaving.code if _Leaving.pressed else None
 
 
 def leave(code: int) -> NoReturn:
     """Ends the process with ``code``, or that of Ctrl-C if it was pressed.
 
-    Waits for no thread, and no destructor of a connection.
+    Does not wait for threads or for destructors of connections.
     """
-    # The watcher still hears of it, should nobody take what is flushed.
+    # Ctrl-C still wakes the watcher, should the flush block.
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -105,22 +105,22 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
-    """Ctrl-C is the way to leave what is done here: no failure. ``restore`` puts the terminal in order."""
+    """A context that Ctrl-C leaves with exit code 0. ``restore`` is written to the terminal."""
     _Leaving.code, _Leaving.restore = 0, restore
     try:
         yield
     except KeyboardInterrupt:
-        # It may have come before whoever changed the terminal was ready to do so.
+        # It may have come before the code that changed the terminal could restore it.
         _put_back()
     finally:
         _Leaving.restore = b""
 
 
 def sheltered(work: Callable[[], _T]) -> _T:
-    """What ``work`` returns or raises, carried out in another thread than the main one.
+    """Runs ``work`` outside the main thread; returns or raises what it does.
 
-    KeyboardInterrupt comes to the main thread between any two instructions. In gRPC's code it leaves a lock held, or a
-    call that nobody drains, and closing the channel then waits for ever. Here it ends the wait alone.
+    KeyboardInterrupt reaches the main thread between any two instructions. In gRPC's code it leaves a lock held, or a
+    call that is never drained, and to close the channel then hangs. Here it ends the wait alone.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -128,7 +128,7 @@ def sheltered(work: Callable[[], _T]) -> _T:
 
 
 def closed(work: Callable[[], object]) -> bool:
-    """Whether ``work`` ended within ``_CLOSE_S``; it goes on alone if not."""
+    """Runs ``work`` in a thread; returns whether it ended within ``_CLOSE_S``."""
     with suppress(Empty):
         _started(work).get(timeout=_CLOSE_S)
         return True
@@ -136,8 +136,8 @@ def closed(work: Callable[[], object]) -> bool:
 
 
 def _started(work: Callable[[], _T]) -> SimpleQueue[Callable[[], _T]]:
-    """Where the outcome of ``work`` comes: call it for what ``work`` returned or raised."""
-    # Written in C: an interrupt leaves none of its locks held.
+    """Runs ``work`` in a thread; the queue gets a function that returns or raises the outcome."""
+    # SimpleQueue is written in C: an interrupt leaves no lock of it held.
     outcome: SimpleQueue[Callable[[], _T]] = SimpleQueue()
 
     def carry_out() -> None:

@@ -1,4 +1,4 @@
-"""``probingctl``: runs a command, and says how it went by its exit code."""
+"""``probingctl``: runs a command, reports its error and returns its exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probing.client import interrupt
 
 __all__ = ("main",)
 
-# The reader of stdout went away, as `head` does: what a shell says of a program that SIGPIPE ended.
+# The exit code that a shell reports for SIGPIPE: the reader of stdout, such as `head`, has ended.
 _NO_READER = 141
 
 
@@ -33,11 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # What their encoding lacks is escaped.
+        # Escapes characters that the encoding lacks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     interrupt.watch()
-    # pyarrow takes it where it is there, and needs it for nothing of ours: it costs more than pyarrow itself.
+    # pyarrow imports numpy if it is installed, which takes longer than pyarrow itself; we use nothing that needs it.
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 
 
@@ -64,13 +64,13 @@ def _command(arguments: list[str]) -> int:
     import typer
 
     if "_PROBINGCTL_COMPLETE" in os.environ:
-        # Of packaging/completion: typer then prints candidates and ends.
+        # Set by packaging/completion: typer then prints candidates and ends.
         from typer._completion_classes import completion_init
 
         completion_init()
     from probing.client.app import program
 
-    # Which click typer brings along differs by its version.
+    # The click that typer uses differs by its version.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = program().main(arguments, prog_name="probingctl", standalone_mode=False)
@@ -79,7 +79,7 @@ def _command(arguments: list[str]) -> int:
     except typer.Exit as e:
         return e.exit_code
     except SystemExit as e:
-        # What click makes of a BrokenPipeError.
+        # click raises it for a BrokenPipeError.
         return _NO_READER if e.code == 1 else int(e.code or 0)
     except click_error as e:
         raise _usage(e) from None

@@ -1,4 +1,4 @@
-"""The options that every command takes, before or after its name."""
+"""Settings of a command: where to ask, how long to wait, and the format and file of the answer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none. ``named``: the
-    format was asked for, not taken from a file's name."""
+    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none.
+
+    ``named``: the format is from -f, not from the name of a file.
+    """
 
     target: str = DEFAULT_TARGET
     nodes: tuple[str, ...] = ()
@@ -52,9 +54,9 @@ class Settings:
 
 
 def format_of(output: Path | None) -> str:
-    """The format that the file is named after, -o or the one that stdout is: ``x.csv`` gets CSV, any other a table.
+    """Returns the format for the name of the file, -o or that of stdout: CSV for ``x.csv``, a table for unknown ones.
 
-    What is appended to (``>> x.json``) gets a JSON document a line, so that what was there before stays readable.
+    A file that is appended to (``>> x.json``) gets JSON lines, so that its earlier content stays readable.
     """
     name, appended = _destination(output)
     kind = name.rpartition(".")[2]
@@ -64,13 +66,13 @@ def format_of(output: Path | None) -> str:
 
 
 def profile_format_of(output: Path | None) -> str:
-    """As ``format_of``, of the formats that ``profile`` alone has: ``p.svg`` gets a flame graph."""
+    """As ``format_of``, for the formats that ``profile`` alone has: a flame graph for ``p.svg``."""
     name, _ = _destination(output)
     return next((kind for ending, kind in _PROFILES.items() if name.endswith(ending)), "table")
 
 
 def _destination(output: Path | None) -> tuple[str, bool]:
-    """The name of the file that is written, in small letters and empty for none, and whether it is appended to."""
+    """Returns the name of the output file in lower case, empty for none, and whether it is appended to."""
     if output is not None:
         return output.name.lower(), False
     try:
@@ -82,9 +84,9 @@ def _destination(output: Path | None) -> tuple[str, bool]:
 
 
 def node_list(text: str) -> tuple[str, ...]:
-    """The addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment."""
+    """Returns the addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment."""
     path = Path(text)
-    # A file is meant when there is one, or when the text can be no address.
+    # It is a file where one exists, or where the text cannot be an address.
     if "," not in text and not text.startswith("unix:") and (path.is_file() or ":" not in text):
         lines = [line.partition("#")[0].strip() for line in _read(path, "list of nodes").splitlines()]
         found = tuple(part.strip() for line in lines for part in line.split(",") if part.strip())
@@ -96,7 +98,7 @@ def node_list(text: str) -> tuple[str, ...]:
 
 
 def seconds(text: str) -> float:
-    """``500ms``, ``5``, ``30s``, ``5m``, ``2h`` or ``1d`` as seconds."""
+    """Returns ``500ms``, ``5``, ``30s``, ``5m``, ``2h`` or ``1d`` in seconds."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)(ms|s|m|h|d)?", text.strip())
     length = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
     if not 0 < length <= 366 * 86400:
@@ -105,14 +107,14 @@ def seconds(text: str) -> float:
 
 
 def process_id(text: str) -> int:
-    """``text`` as a pid."""
+    """Returns ``text`` as a pid."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 2**31:
         raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
     return int(text)
 
 
 def read_token(token: str | None, token_file: str | None) -> str:
-    """The bearer token from --token-file, --token or PROBING_AUTH_TOKEN, in this order; empty for none."""
+    """Returns the bearer token from --token-file, --token or PROBING_AUTH_TOKEN, in this order; empty for none."""
     if token_file:
         return _read(Path(token_file), "token").strip()
     if token:

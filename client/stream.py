@@ -1,7 +1,7 @@
-"""A node's answer as it comes: record batches out of the messages of one call, in bounded memory.
+"""Reads record batches from the messages of one call, in bounded memory.
 
-The node is not trusted. Each message of the Arrow stream is looked at before it is decoded (its size, its count of
-rows, that it is not compressed, since that could unfold to any size), and each batch is validated before it is given.
+The node is not trusted. Each message of the Arrow stream is checked before it is decoded (its size, its number of rows,
+and that it is not compressed, because it could expand to any size), and each batch is validated before it is returned.
 https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ("UNLIMITED", "Stream")
 
-# As max_bytes of a request: the rows are taken as they come, so their sum needs no bound.
+# The max_bytes of a request whose rows are not held in memory.
 UNLIMITED = (1 << 64) - 1
 NODE_KEY = "probing-node-bin"
 _MAX_METADATA = 16 << 20
@@ -39,8 +39,8 @@ _DICTIONARY, _BATCH = 2, 3
 class Stream:
     """The rows of one SELECT at one node: iterate for record batches, and close it. Not for several threads.
 
-    ``schema`` waits for the first rows; ``node``, ``rows_scanned`` and ``warnings`` are known when the last batch has
-    come. All raise what the node raises, or PeerError.
+    ``schema`` waits for the first rows; ``node``, ``rows_scanned`` and ``warnings`` are set after the last batch. All
+    raise the node's errors, or PeerError.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Stream:
         ask_name: Callable[[], str] = str,
         strict: bool = False,
     ) -> None:
-        """``call`` gives messages QueryReply, and ``translate`` makes our errors of those of gRPC.
+        """``call`` yields QueryReply messages; ``translate`` converts gRPC's errors to ours.
 
-        ``ask_name`` asks a node that does not say its name by itself. Above ``max_bytes`` QueryMemory is raised, and
-        with ``strict`` PartialAnswer behind the last row when the node says that rows are missing.
+        ``ask_name`` asks a node for its name where the call does not contain it. Raises QueryMemory above
+        ``max_bytes``, and under ``strict`` PartialAnswer behind the last row where the node lacks rows.
         """
         self.node = ""
         self.rows = 0
@@ -89,7 +89,7 @@ class Stream:
         return schema
 
     def name(self) -> str:
-        """The node's name, before its rows end."""
+        """Returns the node's name before its rows end."""
         sent = dict(sheltered(self._call.initial_metadata) or ()).get(NODE_KEY)
         return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
 
@@ -108,7 +108,7 @@ class Stream:
     def _next(self) -> pa.RecordBatch | None:
         batch = next(self._reader, None)
         if batch is not None:
-            # Offsets out of bounds must not be followed.
+            # Offsets may be out of bounds.
             batch.validate(full=True)
         return batch
 
@@ -120,7 +120,7 @@ class Stream:
         except grpc.RpcError as e:
             raise self._translate(e) from None
         except (pa.ArrowException, OSError, EOFError) as e:
-            # What stopped the reading may have passed through Arrow, which makes another error of it.
+            # Arrow may have wrapped the error that stopped the reading.
             if isinstance(self._source.error, grpc.RpcError):
                 raise self._translate(self._source.error) from None
             if self._source.error is not None:
@@ -129,7 +129,7 @@ class Stream:
 
 
 class _Source:
-    """What Arrow reads from: frames that were looked at."""
+    """The file that Arrow reads: messages that were checked."""
 
     closed = False
 
@@ -148,12 +148,12 @@ class _Source:
     def open(self) -> Any:
         import pyarrow as pa
 
-        # It needs no more of a file than read and closed.
+        # Of a file, Arrow needs read and closed alone.
         file: Any = self
         return pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
 
     def end(self) -> pb.QueryEnd:
-        """What follows the rows."""
+        """Returns the message behind the rows."""
         if self._end is None and self._chunk():
             raise _no_stream("there is more after its end")
         if self._end is None:
@@ -187,7 +187,7 @@ class _Source:
         return piece
 
     def _frame(self) -> None:
-        """The next message of the Arrow stream, into ``_pieces``."""
+        """Appends the next message of the Arrow stream to ``_pieces``."""
         prefix = self._take(8)
         if not prefix and self._end is None:
             raise _broken_off()
@@ -213,7 +213,7 @@ class _Source:
         return data
 
     def _take(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end of the answer."""
+        """Returns ``size`` bytes, or fewer at the end of the answer."""
         while self._held < size and self._chunk():
             pass
         taken: list[bytes] = []
@@ -229,7 +229,7 @@ class _Source:
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     def _chunk(self) -> bool:
-        """Waits for the next piece of the answer; False when there is none."""
+        """Waits for the next piece of the answer; returns False at its end."""
         while (part := sheltered(lambda: next(self._parts, None))) is not None:
             kind = part.WhichOneof("part")
             if kind == "progress" and self._watch is not None:
@@ -248,7 +248,7 @@ class _Source:
 
 
 def _body_length(metadata: bytes) -> int:
-    """Bytes that follow the metadata of a message, after a look at what they hold.
+    """Returns the number of bytes behind the metadata of a message, after checks of their content.
 
     A flatbuffer: https://github.com/apache/arrow/blob/main/format/Message.fbs
     """
@@ -286,7 +286,7 @@ def _table(data: bytes, table: int, number: int) -> int:
 
 
 def _position(data: bytes, table: int, number: int) -> int | None:
-    """Where field ``number`` of ``table`` lies; None: it has its default."""
+    """Returns the position of field ``number`` of ``table``; None where it has its default."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0:
         raise _no_stream("a message without its header")
@@ -299,7 +299,7 @@ def _position(data: bytes, table: int, number: int) -> int | None:
 
 
 def _broken_off() -> PeerError:
-    return PeerError("the answer broke off", hint="ask again; `probingctl status` tells how the node is")
+    return PeerError("the answer broke off", hint="ask again; `probingctl status` shows the state of the node")
 
 
 def _no_stream(why: str) -> PeerError:

@@ -1,4 +1,4 @@
-"""A profile in memory: weighted stacks. What writers and tables are made of."""
+"""A profile in memory: weighted stacks, which all writers and tables read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
 class Frame(NamedTuple):
-    """``lineno`` is None where it is not known. What stands for no code has no ``file``."""
+    """``lineno`` is None where it is not known. A frame that is no code has no ``file``."""
 
     func: str
     file: str = ""
@@ -20,9 +20,9 @@ class Frame(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """``frames`` outermost first, never empty. ``labels``: job, rank, node, pid, thread, state of who was seen.
+    """``frames`` outermost first, never empty. ``labels``: job, rank, node, pid, thread, state.
 
-    ``ns`` is the time that the sample stands for, ``seen`` the number of times it was seen.
+    ``ns`` is the time that the sample represents, ``seen`` how often it was taken.
     """
 
     frames: tuple[Frame, ...]
@@ -43,7 +43,7 @@ class Profile:
 
     @property
     def ns(self) -> int:
-        """Time of all samples together."""
+        """Time of all samples."""
         return sum(sample.ns for sample in self.samples)
 
     @property
@@ -52,11 +52,9 @@ class Profile:
 
 
 def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
-    """Samples with equal frames as one, in the order of their frames.
-
-    ``labels`` keeps samples with other labels apart.
+    """Merges samples with equal frames, and sorts them by frames; ``labels`` keeps different labels apart.
     """
-    # Numbers for frames, because hashing and comparing numbers is what makes a large profile quick.
+    # Frames are numbered, because numbers are hashed and compared faster.
     numbers: dict[Frame, int] = {}
     sums: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], Sample] = {}
     for sample in samples:
@@ -75,13 +73,13 @@ def _order(frame: Frame) -> tuple[str, str, int]:
 
 
 def without_lines(profile: Profile) -> Profile:
-    """Functions as they are, whichever line of theirs was executed."""
+    """Returns the profile by functions, without lines."""
     samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 
 
 def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
-    """With an outermost frame for each label in ``keys``: ``rank 3``, ``thread MainThread``."""
+    """Returns the profile with an outermost frame for each label in ``keys``: ``rank 3``, ``thread MainThread``."""
     samples = (
         s._replace(frames=(*(Frame(f"{key} {dict(s.labels).get(key, '-')}") for key in keys), *s.frames))
         for s in profile.samples
@@ -90,7 +88,7 @@ def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
 
 
 def label(frame: Frame, short: dict[str, str]) -> str:
-    """A frame as text: ``func (file)`` or ``func (file:line)``. ``short`` is of ``short_files``."""
+    """Returns ``func (file)`` or ``func (file:line)``, with file names of ``short_files``."""
     if not frame.file:
         return frame.func or "?"
     where = short.get(frame.file, frame.file)
@@ -98,7 +96,7 @@ def label(frame: Frame, short: dict[str, str]) -> str:
 
 
 def short_files(profiles: Iterable[Profile]) -> dict[str, str]:
-    """A short name for each file: within its package, else its last two parts; whole where two would look the same."""
+    """Returns a short name for each file: within its package, else its last two parts; the whole name if ambiguous."""
     files = {frame.file for profile in profiles for sample in profile.samples for frame in sample.frames}
     short = {file: _short(file) for file in files}
     taken: dict[str, int] = {}

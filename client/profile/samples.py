@@ -1,4 +1,4 @@
-"""Stored samples of Python stacks: asked for by time and process, and joined with their stacks here."""
+"""Queries stored samples by time and process, and joins them with their stacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("INCOMPLETE", "off_cpu_share", "read_profiles")
 INCOMPLETE = Frame("(outer frames are missing)")
 _NO_FRAMES = Frame("(no Python frame)")
 _UNKNOWN = Frame("(the stack is not stored)")
-# Well below the length that nodes allow a query.
+# Stacks for one query, which keeps its text well below the bound of the nodes.
 _CHUNK = 1000
 _SAMPLES = """
 SELECT node, job, rank, pid, thread, stack_id, on_cpu, sum("count") AS n, sum(duration_ns) AS ns
@@ -36,7 +36,7 @@ FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id
 
 
 def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Profile]:
-    """A profile for each selection; one without samples has none."""
+    """Returns a profile for each selection, without samples where there are none."""
     now = time.time_ns()
     found = [rows_of(cluster.query(_SAMPLES.format(where=selection.where()))) for selection in selections]
     stacks = _stacks(cluster, {row["stack_id"] for rows in found for row in rows})
@@ -44,9 +44,9 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
 
 
 def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
-    """The share of the main threads' time that they were off the CPU; None without such samples.
+    """Returns the share of the main threads' time off the CPU; None without such samples.
 
-    Other threads wait most of the time, which says nothing.
+    Other threads wait most of the time anyway.
     """
     where = replace(selection, state="wall", gil=False).where()
     (row,) = rows_of(cluster.query(_AWAY.format(where=where)))
@@ -64,7 +64,7 @@ def _stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]
 
 
 def _frames(row: Row) -> tuple[Frame, ...]:
-    """Outermost first; what is missing is a frame, so that such a stack does not look like one of the outermost."""
+    """Returns frames outermost first; a frame stands for missing outer frames, which keeps cut stacks apart."""
     frames = tuple(Frame(f["func"], f["file"], f["lineno"]) for f in reversed(row["frames"]))
     return frames or (_NO_FRAMES,) if row["complete"] else (INCOMPLETE, *frames)
 

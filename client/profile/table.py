@@ -1,4 +1,4 @@
-"""Functions by the time they take: themselves (self), and with all that they call (total)."""
+"""Tables of functions by self time (their own) and total time (with their callees)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Values = tuple[str | None, ...]
 
 
 def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
-    """Dicts func, file, lineno, self_ns, total_ns, self_share, total_share; the largest self time first.
+    """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; the largest self time first.
 
-    With the labels ``by`` a row a function and value of them, which are its first columns; shares are of that value's
-    time.
+    With the labels ``by`` there is a row for each function and value of these, which are its first columns; shares are
+    of the time of that value.
     """
     wholes = _wholes(profile, by)
     rows = [
@@ -31,7 +31,7 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
 
 
 def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> list[Row]:
-    """Dicts func, file, lineno, and of self and total: share, base_share and change; the largest change first.
+    """Returns rows of func, file, lineno, and share, base_share and change of self and total; large changes first.
 
     ``by`` is as in ``function_rows``.
     """
@@ -50,7 +50,7 @@ def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> l
 
 
 def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], tuple[int, int]]:
-    """Self and total ns; a function that calls itself is counted once."""
+    """Returns self and total ns; a recursive function counts once for each sample."""
     times: dict[tuple[_Values, Frame], tuple[int, int]] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -61,7 +61,7 @@ def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], t
 
 
 def _wholes(profile: Profile, by: Sequence[str]) -> dict[_Values, int]:
-    """The time of each value of the labels ``by``, in ns and never 0."""
+    """Returns the time of each value of the labels ``by``, in ns and never 0."""
     wholes: dict[_Values, int] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -77,7 +77,7 @@ def _values(sample: Sample, by: Sequence[str]) -> _Values:
 
 
 def _labels(by: Sequence[str], values: _Values) -> Row:
-    """Ranks and pids are numbers, as in all other rows."""
+    """Returns the labels as columns; ranks and pids are numbers."""
     pairs = zip(by, values, strict=True)
     return {key: int(value) if value and key in ("rank", "pid") else value for key, value in pairs}
 
@@ -87,7 +87,7 @@ def _place(frame: Frame) -> Row:
 
 
 def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = ()) -> str:
-    """The first functions under a line that says what was seen."""
+    """Returns the first functions as a table, below a line about all samples."""
     fields = [
         Field("SELF", "self_ns", age, right=True), Field("SELF %", "self_share", _percent, right=True),
         Field("TOTAL", "total_ns", age, right=True), Field("TOTAL %", "total_share", _percent, right=True),
@@ -97,7 +97,7 @@ def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = (
 
 
 def difference_people(base: Profile, chosen: Profile, width: int | None, by: Sequence[str] = ()) -> str:
-    """The first functions by change, with their share before and after."""
+    """Returns the functions with the largest changes as a table, with their shares before and after."""
     fields = [
         Field("SELF", "self_change", _points, right=True), Field("WAS", "self_base_share", _percent, right=True),
         Field("IS", "self_share", _percent, right=True), Field("TOTAL", "total_change", _points, right=True),

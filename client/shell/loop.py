@@ -1,4 +1,4 @@
-"""``query`` without SQL: a shell for SELECTs, with history, completion and commands that begin with a backslash."""
+"""The shell of ``query`` without SQL: history, completion, and commands that begin with a backslash."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SWITCH = {"on": True, "off": False}
 
 
 def run(settings: Settings, params: dict[str, object]) -> None:
-    """Until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
+    """Runs the shell until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
     if not sys.stdout.isatty():
         raise UsageError("there is no SQL", hint="give it as an argument; the shell needs a terminal")
     from probing.client.interrupt import unwatch
     from probing.client.shell.prompt import Prompt
 
-    # It ends a query, not the shell.
+    # Ctrl-C ends a query, not the shell.
     unwatch()
 
     shell = Shell(settings, params)
@@ -57,7 +57,7 @@ def run(settings: Settings, params: dict[str, object]) -> None:
 
 @dataclass
 class Shell:
-    """What was set by commands, and what is done with each input."""
+    """Carries out inputs, with the settings that earlier commands made."""
 
     settings: Settings
     params: dict[str, object] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Shell:
     def take(self, text: str) -> None:
         """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
 
-        ``unfinished`` is then what stood before the command and has no semicolon yet.
+        ``unfinished`` becomes the SQL before the command that has no semicolon yet.
         """
         before, command = command_in(text) or (text, "")
         whole, rest = statements(before)
@@ -86,7 +86,7 @@ class Shell:
             sys.stderr.write("cancelled\n")
 
     def _format(self) -> Settings:
-        """The settings of the next answer: the name of a file says its format."""
+        """Returns the settings of the next answer; the name of its file decides the format."""
         named = format_of(self.settings.output) if self.settings.output is not None else "table"
         return self.settings if named == "table" else replace(self.settings, format=named)
 
@@ -115,7 +115,7 @@ class Shell:
                 warn(warning)
 
     def _show(self, rows: Rows, progress: Progress) -> str:
-        """The first rows as a table or a column a line; what to say below them."""
+        """Writes the first rows, as a table or with a line for each column; returns the line below them."""
         import pyarrow as pa
 
         found: list[Row] = []
@@ -206,7 +206,7 @@ def _say(what: str, value: str) -> None:
 
 
 def _vertical(rows: Iterable[Row]) -> str:
-    """A column a line, under a line with the row's number."""
+    """Returns a line for each column, below a line with the row's number."""
     lines = []
     for number, row in enumerate(rows, 1):
         names = [escape(name) for name in row]

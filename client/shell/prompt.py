@@ -36,10 +36,10 @@ _MAX_SHOWN = 200
 
 
 class Prompt:
-    """Asks for one input at a time."""
+    """Reads one input at a time."""
 
     def __init__(self, settings: Settings, everywhere: Callable[[], bool]) -> None:
-        """``everywhere``: whether all nodes are asked, which the prompt shows."""
+        """``everywhere`` returns whether all nodes are asked, which the prompt shows."""
         self._everywhere = everywhere
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
@@ -53,7 +53,7 @@ class Prompt:
         )
 
     def ask(self, unfinished: str = "") -> str:
-        """What was typed, whole, after ``unfinished``. Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D."""
+        """Returns the input, which begins with ``unfinished``. Raises KeyboardInterrupt (Ctrl-C), EOFError (Ctrl-D)."""
         default = f"{unfinished}\n" if unfinished else ""
         return self._session.prompt("all> " if self._everywhere() else "sql> ", default=default)
 
@@ -73,7 +73,7 @@ def _keys() -> KeyBindings:
 
 
 class _Completer(Completer):
-    """Knows our tables at once, and those of the node as soon as it has told them."""
+    """Completes the tables of probing.api at once, and those of the node after its answer."""
 
     def __init__(self, settings: Settings) -> None:
         self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}
@@ -85,19 +85,19 @@ class _Completer(Completer):
             yield Completion(text, start_position=-replaced, display_meta=meaning)
 
     def _learn(self, settings: Settings) -> None:
-        # Without the node's tables there are still ours.
+        # Without an answer only the tables of probing.api are completed.
         with suppress(ProbingError), Connection(settings.target, token=settings.token) as connection:
             reply = connection.query(_COLUMNS, settings.timeout, _MAX_BYTES)
             tables = {name: dict(columns) for name, columns in self._tables.items()}
             for schema, table, column, kind in zip(*(c.to_pylist() for c in reply.table.columns), strict=True):
-                # A node is not trusted: only what is a name is shown.
+                # A node is not trusted: only valid names are shown.
                 if all(_NAME.fullmatch(str(part)) for part in (schema, table, column)):
                     tables.setdefault(f"{schema}.{table}", {})[column] = escape(str(kind))[:40]
             self._tables = tables
 
 
 def history_path() -> Path:
-    """Where inputs are remembered: under XDG_STATE_HOME, ``~/.local/state`` if it is not set."""
+    """Returns the file of the history: under XDG_STATE_HOME, or ``~/.local/state`` if that is not set."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     root = given if given.is_absolute() else Path.home() / ".local" / "state"
     return root / "probingctl" / "history"
@@ -114,7 +114,7 @@ def _history() -> History:
 
 
 def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
-    """Makes sure that ``path`` is there, only for its owner, and not larger than ``most`` bytes."""
+    """Creates ``path`` for its owner alone, or cuts it to ``most`` bytes."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "r+b") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -122,7 +122,7 @@ def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
         if size <= most:
             return
         file.seek(size - most // 2)
-        # The first entry of what is left may be cut: it goes too.
+        # The first entry of the rest may be incomplete.
         _, _, kept = file.read(most // 2).partition(b"\n\n")
         file.seek(0)
         file.write(b"\n" + kept)

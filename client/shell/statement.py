@@ -1,4 +1,4 @@
-"""When a statement is whole: SQL up to a semicolon that stands in no text and no comment."""
+"""Splits input into statements at semicolons outside of strings and comments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ("command_in", "is_whole", "statements")
 
 LEAVE = "\\q"
 
-# What is not closed goes to the end.
+# An unclosed comment or string extends to the end.
 _TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
 
 
 def statements(text: str) -> tuple[list[str], str]:
-    """The whole statements in ``text`` without their semicolons, and what follows the last of them."""
+    """Returns the complete statements in ``text`` without their semicolons, and the rest behind the last one."""
     found: list[str] = []
     start = 0
     for match in _TOKEN.finditer(text):
@@ -24,7 +24,7 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """What stands before the last line, and that line where it is a command; ``exit`` and ``quit`` are ``\\q``."""
+    """Returns the text before the last line and that line, if it is a command; ``exit`` and ``quit`` are ``\\q``."""
     before, _, line = text.rstrip().rpartition("\n")
     line = line.strip()
     if line.rstrip("; ").lower() in ("exit", "quit"):
@@ -33,7 +33,7 @@ def command_in(text: str) -> tuple[str, str] | None:
 
 
 def is_whole(text: str) -> bool:
-    """Whether Enter ends the input: nothing, a command on the last line, or SQL that ends with a semicolon."""
+    """Whether Enter ends the input: it is empty, its last line is a command, or its SQL ends with a semicolon."""
     if not text.strip() or command_in(text) is not None:
         return True
     whole, rest = statements(text)

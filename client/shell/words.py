@@ -1,4 +1,4 @@
-"""What the shell can complete: words of SQL, tables, and the columns of the tables that a statement names."""
+"""Completion in the shell: words of SQL, tables, and the columns of the tables that a statement names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)
 
 
 def candidates(before: str, whole: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
-    """What may follow ``before`` in the statement ``whole``: text, how many characters it replaces, what it is."""
+    """Yields completions of ``before`` in the statement ``whole``: text, characters that it replaces, meaning."""
     match = _WORD.search(before)
     word = match.group() if match else ""
     if before.lstrip().startswith("\\"):
@@ -84,7 +84,7 @@ def _matching(word: str, entries: Sequence[tuple[str, str]]) -> Iterator[tuple[s
 
 
 def _sources(statement: str, tables: Catalog) -> dict[str, str]:
-    """The tables that the statement reads, by name and alias."""
+    """Returns the tables that the statement reads, by name and alias."""
     found: dict[str, str] = {}
     for table, alias in _SOURCE.findall(statement):
         name = table.lower()

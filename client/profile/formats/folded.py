@@ -1,4 +1,4 @@
-"""Folded stacks, as Brendan Gregg's FlameGraph reads them: ``outermost;…;innermost WEIGHT``, a line a stack.
+"""Folded stacks, as Brendan Gregg's FlameGraph reads them: ``outermost;…;innermost WEIGHT``, a line for each stack.
 
 A difference has two weights, before and after, as its difffolded.pl writes it.
 """
@@ -12,13 +12,13 @@ __all__ = ("folded", "folded_difference")
 
 
 def folded(profile: Profile) -> str:
-    """Weights are ns. What separates frames in this format is written as a colon within a name."""
+    """Returns folded stacks; weights are ns. A semicolon in a name becomes a colon."""
     weights = _weights(profile, short_files([profile]))
     return "".join(f"{stack} {ns}\n" for stack, ns in weights.items())
 
 
 def folded_difference(base: Profile, chosen: Profile) -> str:
-    """ns in ``base``, then ns in ``chosen``."""
+    """Returns folded stacks with two weights: ns in ``base``, then ns in ``chosen``."""
     short = short_files([base, chosen])
     before, after = _weights(base, short), _weights(chosen, short)
     stacks = dict.fromkeys([*before, *after])

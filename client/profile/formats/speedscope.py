@@ -15,7 +15,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(profiles: Sequence[Profile], title: str, exporter: str) -> str:
-    """One document with ``profiles``, between which speedscope's menu chooses. Weights are ns."""
+    """Returns one document with ``profiles``, which speedscope lists in a menu. Weights are ns."""
     numbers: dict[Frame, int] = {}
     shown = [_sampled(profile, numbers) for profile in profiles]
     document = {

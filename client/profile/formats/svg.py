@@ -1,6 +1,6 @@
-"""A flame graph as one SVG file, which needs nothing but itself. The outermost frames are at the top.
+"""A flame graph as one self-contained SVG file, outermost frames at the top.
 
-In a browser a click zooms, a search marks, and the width follows the window; where scripts do not run it is a picture.
+In a browser a click zooms, a search marks, and the width follows the window; without scripts it is a picture.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHANGES = (("more than before", "hsl(8,85%,62%)"), ("as before", "hsl(40,10%,88
 
 
 def flame_graph(profile: Profile, subtitle: str) -> str:
-    """Widths are time. Colours tell own code, installed packages and the standard library."""
+    """Returns an SVG whose widths are time; colours mark own code, installed packages and the standard library."""
     short = short_files([profile])
     drawn = [(box, _text(box, short, profile.title), _colour(box.frame), _tip(box)) for box in boxes([profile])]
     legend = [(kind, f"hsl({hue},{rich}%,{light}%)") for kind, (hue, _, rich, light) in _PALETTE.items()]
@@ -41,7 +41,7 @@ def flame_graph(profile: Profile, subtitle: str) -> str:
 
 
 def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str) -> str:
-    """Widths are the mean of both shares; red is what takes a larger share in ``chosen``, blue a smaller one."""
+    """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``."""
     short = short_files([base, chosen])
     drawn = [
         (box, _text(box, short, "all"), _change_colour(*box.shares), _difference_tip(box))

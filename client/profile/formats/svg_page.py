@@ -1,4 +1,4 @@
-"""Style and script of the flame graph. Neither may contain ``&`` or ``<``: they stand in XML as they are."""
+"""Style and script of the flame graph. Neither may contain ``&`` or ``<``: they are not escaped in the XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks as a tree with the place of each frame: what a flame graph draws."""
+"""Lays out stacks as a tree: the position of each frame of a flame graph."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from probing.client.profile.model import Frame, Profile, Sample, merged
 
 __all__ = ("MAX_DEPTH", "Box", "boxes")
 
-# Recursion makes stacks of thousands of frames, and nobody can look at those.
+# Recursion makes stacks of thousands of frames, too many to look at.
 MAX_DEPTH = 400
-# Of the whole width: less is under a third of a pixel.
+# Share of the whole width: a narrower box is below a third of a pixel.
 _LEAST = 0.0003
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One frame: ``left`` and ``width`` of the whole width, ``depth`` 0 for all together, whose ``frame`` is None.
+    """One frame. ``left`` and ``width`` are shares of the whole width; the root has ``depth`` 0 and ``frame`` None.
 
-    ``shares`` and ``ns`` in each profile, ``own`` is the part of ns that is in no frame above.
+    ``shares`` and ``ns`` are those of each profile; ``own`` is the part of ns without further frames.
     """
 
     frame: Frame | None
@@ -33,9 +33,11 @@ class Box:
 
 
 def boxes(profiles: Sequence[Profile]) -> Iterator[Box]:
-    """All frames wide enough to be seen, parents first. A width is the mean of the shares in the profiles, so that
-    what is in one of them alone is there as well."""
-    # Sorted, the stacks that begin alike stand side by side: a frame is a range of them.
+    """Yields the frames that are wide enough to be seen, parents first.
+
+    A width is the mean of the shares in the profiles, so that a frame of one profile alone has a box as well.
+    """
+    # In sorted stacks a frame is a range: stacks with a common beginning are neighbours.
     marked = [s._replace(labels=(("", f"{i}"),)) for i, profile in enumerate(profiles) for s in profile.samples]
     samples = merged(marked, labels=True)
     stacks = [sample.frames for sample in samples]
@@ -61,14 +63,14 @@ def boxes(profiles: Sequence[Profile]) -> Iterator[Box]:
 
 
 def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
-    """The time of one profile in the first 0, 1, 2… samples."""
+    """Returns the time of one profile in the first 0, 1, 2… samples."""
     return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 
 def _ranges(
     stacks: Sequence[tuple[Frame, ...]], first: int, end: int, depth: int
 ) -> Iterator[tuple[Frame, int, int]]:
-    """The frames at ``depth`` with the range of stacks that have each; stacks that end before it stand first."""
+    """Yields the frames at ``depth``, each with its range of stacks; stacks that end before are the first."""
     while first < end and len(stacks[first]) == depth:
         first += 1
     while first < end:
