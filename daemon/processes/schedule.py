@@ -1,15 +1,21 @@
-"""When to look at which process."""
+"""When each process is looked at."""
 
 from __future__ import annotations
 
 import heapq
 import time
 
-__all__ = ("Agenda",)
+__all__ = ("AGAIN_S", "Agenda", "next_look_s")
+
+# When a Python that may still become a trainer is looked at again, s after the look before.
+AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
+RARELY_S, MAX_RARELY_S = 30.0, 120.0
+# The same for a process that is watched or has a framework, while it is young and later.
+NEAR_S, NEAR_LATER_S = 5.0, 15.0
 
 
 class Agenda:
-    """Process numbers by the time they are due; a number is on it once, at its earliest time."""
+    """Pids by the time at which they are due; a pid is in it once, with its earliest time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
@@ -23,7 +29,7 @@ class Agenda:
             heapq.heappush(self._heap, (at, pid))
 
     def due(self) -> list[int]:
-        """Take off what is due now."""
+        """Remove and return the pids that are due now."""
         now = time.monotonic()
         pids = []
         while self._heap and self._heap[0][0] <= now:
@@ -34,5 +40,14 @@ class Agenda:
         return pids
 
     def next_at(self, otherwise: float) -> float:
-        """When the next is due, on time.monotonic(); not later than ``otherwise``."""
+        """When the next pid is due, on time.monotonic(), or ``otherwise`` if that is earlier."""
         return min(otherwise, self._heap[0][0]) if self._heap else otherwise
+
+
+def next_look_s(looks: int, *, near: bool) -> float:
+    """Seconds until the next look at a process that was looked at ``looks`` times."""
+    if looks <= len(AGAIN_S):
+        delay = AGAIN_S[looks - 1]
+    else:
+        delay = min(RARELY_S * 2 ** min(looks - len(AGAIN_S) - 1, 8), MAX_RARELY_S)
+    return min(delay, NEAR_S if looks <= 2 * len(AGAIN_S) else NEAR_LATER_S) if near else delay

@@ -15,8 +15,9 @@ import waiting
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes.discovery import Discovery, _pause
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.registry import MAX_DEAD
+from probing.daemon.processes.schedule import next_look_s
 from probing.daemon.source import Identity, Loss
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
@@ -457,7 +458,7 @@ def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> Non
 def test_a_flood_of_events_is_a_loss(
     make: Make, readers: FakeReaders, sink: MemorySink, until: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("probing.daemon.processes.discovery.MAX_QUEUE", 0)
+    monkeypatch.setattr("probing.daemon.processes.identification.MAX_QUEUE", 0)
     discovery = make()
     keys = torchrun(readers)
     discovery.on_exec(*keys[0], 0)
@@ -533,5 +534,6 @@ def test_who_asks_does_not_wait_for_discovery(make: Make, readers: FakeReaders, 
 
 
 def test_a_process_is_looked_at_ever_more_rarely() -> None:
-    assert [_pause(looks, near=False) for looks in (1, 11, 12, 13, 14, 15, 10_000)] == [0.2, 15, 30, 60, 120, 120, 120]
-    assert [_pause(looks, near=True) for looks in (1, 11, 22, 23, 10_000)] == [0.2, 5, 5, 15, 15]
+    often = (1, 11, 12, 13, 14, 15, 10_000)
+    assert [next_look_s(looks, near=False) for looks in often] == [0.2, 15, 30, 60, 120, 120, 120]
+    assert [next_look_s(looks, near=True) for looks in (1, 11, 22, 23, 10_000)] == [0.2, 5, 5, 15, 15]

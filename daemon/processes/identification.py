@@ -1,0 +1,357 @@
+"""The thread that identifies processes, from events and scans.
+
+Readers read several processes at once, each with a deadline; this thread alone decides. What no event reports (a
+process that imports torch a second after its start, an event that was lost) is found by looking again, ever more
+rarely, and by listing all processes from time to time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+from probing.api.errors import ProbingError, ProcessGone
+from probing.daemon.clock import Clock
+from probing.daemon.processes.announce import Announcer
+from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.lineage import Lineage
+from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.registry import Registry, settled
+from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
+from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
+from probing.daemon.source import Loss, Sink
+
+__all__ = ("Identification",)
+
+MAX_QUEUE = 100_000
+# After exec or fork a process gets its program and first libraries: an immediate look would see nothing.
+SETTLE_S = 0.03
+# How long the results of one batch are waited for, so that older processes are placed before younger ones.
+BATCH_S, SCAN_BATCH_S = 0.25, 0.6
+READ_TIMEOUT_S = 1.0
+# How often a process is looked at for its Python version alone.
+MAX_LOOKS = 10
+# When a process that could not be read is tried again; one in quarantine is refused at once until that is over.
+RETRY_S, MAX_RETRY_S = 2.5, 300.0
+_log = logging.getLogger(__name__)
+
+
+class Identification:
+    """``post`` is for any thread, all else for this object's thread. ``known`` guards ``registry``."""
+
+    def __init__(
+        self,
+        readers: Readers,
+        sink: Sink,
+        clock: Clock,
+        announcer: Announcer,
+        registry: Registry,
+        known: threading.Lock,
+        lineage: Lineage,
+        *,
+        python_version: Callable[[int, int], str],
+        backends: Callable[[int, int], Iterable[str]],
+        rescan_s: float,
+        grace_s: float,
+    ) -> None:
+        self._readers = readers
+        self._sink = sink
+        self._clock = clock
+        self._announcer = announcer
+        self._registry = registry
+        self._known = known
+        self._lineage = lineage
+        self._python_version = python_version
+        self._backends = backends
+        self._rescan_s = rescan_s
+        self._grace_s = grace_s
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._wake = threading.Event()
+        self._overflow = False
+        self._stopped = False
+        self.scanned = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        # Finding a Python's version takes several reads: it must not keep others from being identified.
+        self._versions: ThreadPoolExecutor | None = None
+        # When to look at which process, which are wanted whatever their program, which are being read.
+        self._agenda = Agenda()
+        self._wanted: set[int] = set()
+        self._reading: dict[Key, Future[Facts]] = {}
+        self._looks: dict[Key, int] = {}
+        self._ignored: set[Key] = set()
+        self._versioned: set[Key] = set()
+        self._early_exits: dict[Key, tuple[int | None, int | None]] = {}
+        self._missing: dict[Key, float] = {}
+
+    def start(self) -> None:
+        self._stopped = False
+        self._executor = ThreadPoolExecutor(self._readers.size, thread_name_prefix="identity")
+        self._versions = ThreadPoolExecutor(1, thread_name_prefix="version")
+        self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        for executor in (self._executor, self._versions):
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+    def post(self, *event: Any) -> None:
+        """Queue an event: its kind and values. Beyond MAX_QUEUE it is dropped, and all processes are scanned."""
+        if len(self._queue) >= MAX_QUEUE:
+            self._overflow = True
+        else:
+            self._queue.append(event)
+        self._wake.set()
+
+    def _run(self) -> None:
+        next_scan = time.monotonic()
+        while not self._stopped:
+            now = time.monotonic()
+            try:
+                if now >= next_scan or self._overflow:
+                    soon = not self._scan() or self._missing
+                    next_scan = now + (min(self._rescan_s, self._grace_s) if soon else self._rescan_s)
+                while self._queue:
+                    self._event(*self._queue.popleft())
+                self._look_at_due()
+            except ProbingError as e:
+                _log.warning("processes cannot be looked at: %s", e.message)
+            except Exception:  # an error over one process must not end the watch of all others
+                _log.exception("looking at processes failed")
+            if not self._queue:
+                self._wake.wait(max(0.0, self._agenda.next_at(next_scan) - time.monotonic()))
+            self._wake.clear()
+
+    def _scan(self) -> bool:
+        """List all processes, as events may have been lost. False: they could not be listed."""
+        try:
+            found = self._list(None)
+        except ProbingError as e:
+            _log.warning("processes cannot be listed: %s", e.message)
+            return False
+        if self._overflow:
+            self._overflow = False
+            now = self._clock.pair().real_ns
+            self._sink.lost(Loss("processes", "process.events", "ring", "too many processes started", now, now))
+        alive = {(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        self._end_missing(alive)
+        self._ignored &= alive
+        exes = {(pid, start): exe for pid, start, _, _, _, exe in found}
+        fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
+        # Candidates come first: they must not wait for the many others.
+        self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
+        self._read([key for key, exe in fresh.items() if not _may_train(exe)], settle=SCAN_BATCH_S)
+        self.scanned.set()
+        return True
+
+    def _end_missing(self, alive: set[Key]) -> None:
+        """End processes that were missing for ``grace_s``: their exit events may be in flight until then."""
+        now = time.monotonic()
+        with self._known:
+            missing = [key for key in self._registry.alive() if key not in alive]
+        self._missing = {key: self._missing.get(key, now) for key in missing}
+        for key, since in list(self._missing.items()):
+            if now - since >= self._grace_s:
+                del self._missing[key]
+                self._ended(key, None, None)
+
+    def _event(self, kind: str, *values: Any) -> None:
+        if kind == "exit":
+            pid, start_ns, ktime, status = values
+            self._ended((pid, start_ns), status, ktime)
+        elif kind == "oom":
+            self._out_of_memory(*values)
+        elif kind == "exec":
+            self._replaced(values[0], values[1])
+        elif kind == "fork":
+            # Only children of known processes matter; any other shows up with exec.
+            with self._known:
+                parents = {pid for pid, _ in self._registry.alive()}
+            if values[3] in parents:
+                self._wanted.add(values[0])
+                self._agenda.add(values[0], SETTLE_S)
+        elif kind == "mapping":
+            self._wanted.add(values[0])
+            self._agenda.add(values[0], 0.0)
+        elif kind == "facts":
+            self._take(values)
+        else:
+            self._note(kind, *values)
+
+    def _out_of_memory(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        with self._known:
+            live = self._registry.live()
+        for process in live:
+            if process.key == (pid, start_ns) or (not start_ns and process.key[0] == pid):
+                self._announcer.out_of_memory(process, mono_ns)
+
+    def _note(self, kind: str, key: Key, *values: Any) -> None:
+        with self._known:
+            if kind == "python":
+                changed = self._registry.note_python(key, *values)
+            elif kind == "backends":
+                changed = self._registry.note_backends(key, *values)
+            else:
+                changed = self._registry.note_ranks(key, *values)
+        if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
+            # It may just have started, or was slow to read: the next look tries again.
+            self._versioned.discard(key)
+            self._wanted.add(key[0])
+            self._agenda.add(key[0], AGAIN_S[min(self._looks[key], len(AGAIN_S)) - 1])
+        self._announcer.identified(changed)
+
+    def _replaced(self, pid: int, start_ns: int) -> None:
+        key = (pid, start_ns)
+        self._ignored.discard(key)
+        self._looks.pop(key, None)
+        with self._known:
+            watched = self._registry.get(key) is not None
+            self._registry.replaced(key)
+        if watched:
+            self._announcer.replaced(pid, start_ns)
+            self._wanted.add(pid)
+        self._agenda.add(pid, SETTLE_S)
+
+    def _look_at_due(self) -> None:
+        pids = self._agenda.due()
+        if not pids:
+            return
+        keys = []
+        for pid, start_ns, _, letter, _, exe in self._list(pids):
+            key = (pid, start_ns)
+            wanted = pid in self._wanted or _may_train(exe) or key in self._registry
+            if letter not in "ZX" and wanted:
+                keys.append(key)
+            elif letter not in "ZX":
+                self._ignored.add(key)
+        self._wanted.difference_update(pids)
+        self._read(keys)
+
+    def _list(self, pids: list[int] | None) -> list[Any]:
+        answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
+        return list(json.loads(answer.payload))
+
+    def _read(self, keys: Iterable[Key], settle: float = BATCH_S) -> None:
+        """Read processes, several at once; a read longer than ``settle`` seconds comes back as an event."""
+        assert self._executor is not None
+        fresh = [key for key in keys if key not in self._reading]
+        for key in fresh:
+            self._reading[key] = self._executor.submit(self._identify, key)
+        wait([self._reading[key] for key in fresh], timeout=settle)
+        done = [key for key in fresh if self._reading[key].done()]
+        for key in fresh:
+            if key not in done:
+                self._reading[key].add_done_callback(lambda _, key=key: self.post("facts", key))  # type: ignore[misc]
+        self._take(done)
+
+    def _identify(self, key: Key) -> Facts:
+        answer = self._readers.call("identity", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S)
+        facts = Facts.from_reader(answer.header)
+        used = frozenset(f"pt_{name}" for name in self._backends(*key))
+        return replace(facts, threads=facts.threads | used)
+
+    def _take(self, keys: Iterable[Key]) -> None:
+        """Give the processes that were read to the registry, and publish what changed."""
+        found = [facts for key in keys if (facts := self._result(key))]
+        with self._known:
+            found = [facts for facts in found if not self._registry.over(facts.key)]
+        self._read_launchers(found)
+        with self._known:
+            changed = self._registry.update(found) if found else []
+        self._announcer.identified(changed)
+        for facts in found:
+            self._follow(facts)
+            if facts.key in self._early_exits:
+                self._ended(facts.key, *self._early_exits.pop(facts.key))
+
+    def _result(self, key: Key) -> Facts | None:
+        future = self._reading.pop(key)
+        try:
+            facts = future.result()
+        except ProcessGone:
+            self._early_exits.pop(key, None)
+            self._lineage.ended(key)
+            return None
+        except ProbingError as e:
+            self._early_exits.pop(key, None)
+            looks = self._looks[key] = self._looks.get(key, 0) + 1
+            _log.log(
+                logging.INFO if looks == 1 else logging.DEBUG, "process %d is not known yet: %s", key[0], e.message
+            )
+            self._wanted.add(key[0])
+            self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
+            return None
+        if facts.python or facts.framework or launches(facts):
+            return facts
+        self._ignored.add(key)
+        self._early_exits.pop(key, None)
+        return None
+
+    def _read_launchers(self, found: list[Facts]) -> None:
+        # Launchers must be known before their ranks: they name the run.
+        own = {facts.key for facts in found}
+        with self._known:
+            missing = {
+                (pid, start)
+                for facts in found
+                for pid, start, program in facts.ancestors
+                if (pid, start) not in own | self._ignored | self._reading.keys()
+                and (program in NATIVE_LAUNCHERS or _may_train(program))
+                and self._registry.facts_of((pid, start)) is None
+            }
+        if missing:
+            self._read(missing)
+
+    def _follow(self, facts: Facts) -> None:
+        """Find the Python version of a process, and schedule the next look while its role may change."""
+        key = facts.key
+        with self._known:
+            process = self._registry.get(key)
+        looks = self._looks[key] = self._looks.get(key, 0) + 1
+        if process is not None and facts.python and key not in self._versioned:
+            self._versioned.add(key)
+            assert self._versions is not None
+            self._versions.submit(self._find_version, key)
+        if not settled(facts, process):
+            self._wanted.add(facts.pid)
+            self._agenda.add(facts.pid, next_look_s(looks, near=process is not None or facts.framework))
+
+    def _find_version(self, key: Key) -> None:
+        version: str | None = None
+        try:
+            version = self._python_version(*key)
+        except ProbingError as e:
+            _log.info("the Python of process %d is not known: %s", key[0], e.message)
+        self.post("python", key, version)
+
+    def _ended(self, key: Key, status: int | None, mono_ns: int | None) -> None:
+        self._ignored.discard(key)
+        self._versioned.discard(key)
+        self._looks.pop(key, None)
+        self._readers.forget(*key)
+        with self._known:
+            process = self._registry.end(key)
+        if process is not None:
+            self._announcer.exited(process, status, mono_ns)
+        elif key in self._reading:
+            self._early_exits[key] = status, mono_ns
+        elif not self._registry.over(key):
+            self._lineage.ended(key)
+
+
+def _may_train(program: str) -> bool:
+    """Whether a program of this name or path may be a Python or start the ranks of a job."""
+    name = program.rpartition("/")[2]
+    return name.startswith("python") or name in NATIVE_LAUNCHERS or not name

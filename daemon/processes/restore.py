@@ -1,0 +1,48 @@
+"""Processes of this boot that an earlier daemon identified, from stored rows of process.events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from probing.daemon.arrow import integers, texts_and_indices
+from probing.daemon.processes.facts import Key
+from probing.daemon.processes.registry import MAX_DEAD, Process
+from probing.daemon.processes.rows import process_from_detail
+
+__all__ = ("RESTORED", "stored_processes")
+
+# Columns of process.events that ``stored_processes`` needs.
+RESTORED = ("pid", "start_ns", "event", "detail", "ts")
+
+
+def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str, Any], Process, bool]]:
+    """The detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD."""
+    identified, ended = _newest(rows)
+    details: dict[Key, str] = {}
+    # Rows of one process can lie in several segments: the newest of each counts.
+    for row in identified.to_pylist():
+        if row["detail"]:
+            details.pop((row["pid"], row["start_ns"]), None)
+            details[row["pid"], row["start_ns"]] = row["detail"]
+    for key in list(details)[-MAX_DEAD:]:
+        if (found := process_from_detail(*key, details[key], boot_id)) is not None:
+            yield *found, key in ended
+
+
+def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
+    """Returns the newest identifying rows of process.events, by time, and the processes that have ended.
+
+    There can be very many rows: no Python object is made for most of them.
+    """
+    texts, codes = texts_and_indices(rows.column("event").dictionary_encode().unify_dictionaries().combine_chunks())
+    number = {text: code for code, text in enumerate(texts)}
+    times, pids, starts = (integers(rows.column(name).combine_chunks()) for name in ("ts", "pid", "start_ns"))
+    order = np.argsort(times, kind="stable")
+    known = order[codes[order] == number.get("identified", -1)][-4 * MAX_DEAD :]
+    gone = np.flatnonzero((codes == number.get("exit", -1)) & np.isin(pids, pids[known]))
+    ended = set(zip(pids[gone].tolist(), starts[gone].tolist(), strict=True))
+    return rows.select(["pid", "start_ns", "detail"]).take(pa.array(known)), ended
