@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
+.PHONY: help deps install tree check types format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -38,9 +38,11 @@ tree:
 	@ln -s $(addprefix ../../../,$(wildcard sdk/*.py sdk/py.typed)) $(TREE)/
 	@ln -s $(addprefix ../../../,api $(PACKAGES)) $(TREE)/
 
-check: install tree proto-check ## style, types, who imports whom
+check: install proto-check types ## style, types, import contracts
 	$(PYTHON) -m ruff check -q .
-	MYPYPATH=.build/tree $(PYTHON) -m mypy -p probing
+
+types: tree
+	$(PYTHON) -m mypy -p probing
 	PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo
 
 format: ## sort imports and mend what ruff can
