@@ -11,10 +11,13 @@ import pyarrow as pa
 
 from probing.api.tables import TABLES
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.jobs.steps import segment_steps
+from probing.daemon.store.jobs.messages import Data, Made
+from probing.daemon.store.jobs.segment_output import segment_steps
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment
-from probing.daemon.store.segments.reader import SegmentFile, segment_path, split_by_date
+from probing.daemon.store.segments.contents import split_by_date
+from probing.daemon.store.segments.paths import segment_path
+from probing.daemon.store.segments.writer import SegmentFile
 
 __all__ = ("DAYS", "START_NS", "WORST_ROW_BYTES", "job_at", "write_store")
 
@@ -54,11 +57,14 @@ def write_store(root: Path, rows: int, segments: int, noise: bool, report: Calla
 
 def _write(files: SystemFiles, root: Path, date: str, part: int, rows: pa.Table) -> Segment:
     file = SegmentFile(files, root, segment_path(_OPS.name, date, (part, part)))
-    for header, payload in segment_steps(_OPS.name, date, rows):
-        if "data" in header:
-            file.write(payload)
-    made = header["made"]
-    file.finish(made["size"], made["crc"], set())
+    made: Made | None = None
+    for step in segment_steps(_OPS.name, date, rows):
+        if isinstance(step, Data):
+            file.write(step.data)
+        elif isinstance(step, Made):
+            made = step
+    assert made is not None
+    file.finish(made.size, made.crc, set())
     return made_segment(_OPS.name, file.path, (part, part), made)
 
 

@@ -29,8 +29,8 @@ from running import BenchDaemon, free_port, job
 from statistics_of_blocks import table
 
 from probing.api.tables import TABLES
+from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.streams import conform
-from probing.daemon.store.log.tail import decode_tail
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -119,7 +119,7 @@ def recorded(state: Path) -> dict[str, pa.Table]:
     """Rows by table in the order of time; of tables about processes, those of the jobs."""
     found: dict[str, list[pa.Table]] = {}
     for path in sorted((state / "wal").iterdir()):
-        for name, rows in decode_tail(path.read_bytes()).tables.items():
+        for name, rows in decode_part(path.read_bytes()).tables.items():
             found.setdefault(name, []).append(rows)
     for path in sorted(state.glob("*/date=*/*.parquet")):
         name = path.parents[1].name

@@ -26,7 +26,8 @@ def command(
     """Import rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""
     from probing.daemon.collector.live_settings import Changes
     from probing.daemon.collector.settings import limits_of
-    from probing.daemon.store.importing.importer import Target, import_sources
+    from probing.daemon.store.importing.importer import import_sources
+    from probing.daemon.store.importing.target import Target
     from probing.daemon.supervisor.runtime import make_state_dir
     from probing.daemon.user_probes.tables import UserTables
 

@@ -47,7 +47,7 @@ from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.on_demand import StacksOnDemand
 from probing.daemon.source import Loss
 from probing.daemon.source_state import SourceState, Totals
-from probing.daemon.store.jobs.runner import RemoteWorker
+from probing.daemon.store.jobs.remote_worker import RemoteWorker
 from probing.daemon.store.store import Store
 from probing.daemon.user_probes.tables import UserTables
 

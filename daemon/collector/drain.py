@@ -25,6 +25,7 @@ from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
+from probing.daemon.store.log.records import Positions, RingPosition
 
 __all__ = ("DrainLoop", "Log", "Positions")
 
@@ -44,7 +45,6 @@ RETRY_S, MAX_RETRY_S = 0.5, 10.0
 # Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
 GC_LOOKS = 1200
 _log = logging.getLogger(__name__)
-Positions = dict[str, dict[str, Any]]
 
 
 class Log(Protocol):
@@ -242,7 +242,7 @@ class DrainLoop:
 
         return ring.drain(MAX_DRAIN_BYTES, until, some)
 
-    def _place(self, ring: Ring, position: int, lost: Mapping[str, int]) -> dict[str, Any]:
+    def _place(self, ring: Ring, position: int, lost: Mapping[str, int]) -> RingPosition:
         told = lost.get(ring.name, 0)
         return {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": position, "lost": told}
 

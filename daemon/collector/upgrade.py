@@ -12,6 +12,7 @@ from probing.daemon.bpf.session import Foreign
 from probing.daemon.clock import Clock
 from probing.daemon.collector.drain import Log
 from probing.daemon.source import Loss, RingConsumer, Sink
+from probing.daemon.store.log.records import RingPosition
 
 __all__ = ("take_over",)
 
@@ -51,7 +52,7 @@ def take_over(
     _log.info("took over what layout %s held", foreign.name)
 
 
-def _is_written(known: dict[str, Any] | None, boot_id: str, map_id: int) -> bool:
+def _is_written(known: RingPosition | None, boot_id: str, map_id: int) -> bool:
     return known is not None and (known.get("boot_id"), known.get("map_id")) == (boot_id, map_id)
 
 

@@ -1,17 +1,16 @@
-"""The process that takes apart files of the store which somebody else may have written: it has no rights at all.
+"""The decoder process: decodes files of the store that somebody else may have written. It has no rights.
 
-``python -m probing.daemon.confined.store_decoder`` with a connection as descriptor 0. Each request comes with one
-descriptor, of a regular file; an answer is messages ``{"part": TABLE}`` with an Arrow IPC stream each, then
-``{"end": ...}``.
+Started as ``python -m probing.daemon.confined.store_decoder`` with a connection as descriptor 0. A request comes with
+the descriptor of a regular file. An answer is messages ``{"part": TABLE}``, each with an Arrow IPC stream, and then
+``{"end": ...}``:
 
-* ``segment``: reads all of a Parquet file, its pages' checksums too. End: ``table`` (what its metadata says, else
-  ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
-* ``columns``: the same from the footer alone, without times and jobs.
-* ``rows`` (``piece``, ``skip``): its rows, ``piece`` at a time, without the first ``skip`` pieces.
-* ``salvage`` (``fields``): ``jobs.JOBS`` has it; messages are ``{"lost"}`` and ``{"data"}`` with bytes of a segment.
+* ``segment``: reads all of a Parquet file and checks its pages. End: ``table`` (from its metadata, or ""),
+  ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
+* ``rows`` (``piece``, ``skip``): sends the rows, ``piece`` at a time, without the first ``skip`` pieces.
+* ``salvage`` (``fields``): runs that job of ``jobs.registry``, and sends its steps ``{"lost"}`` and ``{"data"}``.
 * ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
-* ``log`` (``void_from``, ``send``): the rows of a log part by table, unless ``send`` is false. End: ``rows`` by table,
-  ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
+* ``log`` (``void_from``, ``send``): decodes a log part, and sends its rows by table if ``send`` is true. End: ``rows``
+  by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from probing.daemon.confined.sandbox import confine, limit
 from probing.daemon.confined.serving import inherit, internal_error, serve
 from probing.daemon.confined.store_errors import format_error
 from probing.daemon.ipc import Message
-from probing.daemon.store.jobs.steps import JOBS
+from probing.daemon.store.jobs.messages import Data, LostGroup, pack_step
+from probing.daemon.store.jobs.registry import JOBS
+from probing.daemon.store.log.decode import decode_records
 from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
-from probing.daemon.store.log.tail import decode_records
 from probing.daemon.store.segments.parquet import open_parquet
 
 __all__ = ("main",)
@@ -41,7 +41,7 @@ __all__ = ("main",)
 BATCH_ROWS = 1 << 16
 MAX_JOBS = 32
 MEMORY_BYTES = 3 << 30
-# For its whole life: a directory of some 100 GB.
+# For the life of the process: enough for a directory of some 100 GB.
 CPU_SECONDS = 4 * 3600
 MAX_LOG_BYTES = 1 << 30
 _MARKS = (b"probingd.segment", b"probingd.table")
@@ -49,7 +49,7 @@ Send = Callable[[dict[str, Any], "bytes | memoryview"], None]
 
 
 def main() -> int:
-    """Serve the connection that is descriptor 0 until it closes."""
+    """Serves the connection at descriptor 0 until it closes."""
     channel = inherit(_give_up_rights)
     serve(channel, lambda request: Message({"end": _answer(request, channel.send)}), _error_of)
     return 0
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _give_up_rights() -> None:
     limit(MEMORY_BYTES, CPU_SECONDS)
-    # Imported before the files are out of reach.
+    # Imported before its files are out of reach.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
@@ -77,14 +77,12 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
     with file:
         if op == "segment":
             return _segment(file)
-        if op == "columns":
-            return _columns(open_parquet(file, None))
         if op == "rows":
             return _rows(file, int(header["piece"]), int(header["skip"]), send)
         if op == "salvage":
-            for step, data in JOBS["salvage"]([file], header["fields"]):
-                if "lost" in step or "data" in step:
-                    send(step, data)
+            for step in JOBS["salvage"]([file], header["fields"]):
+                if isinstance(step, LostGroup | Data):
+                    send(*pack_step(step))
             return {}
         if op == "header":
             return _header(_log(file))
@@ -94,7 +92,7 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
     raise UsageError(f"a decoder knows no request {op!r}")
 
 
-def _columns(parquet: Any) -> dict[str, Any]:
+def _footer(parquet: Any) -> dict[str, Any]:
     meta = parquet.metadata.metadata or {}
     table = next((meta[mark].decode() for mark in _MARKS if mark in meta), "")
     return {"table": table[:256], "columns": parquet.schema_arrow.names, "rows": parquet.metadata.num_rows}
@@ -102,7 +100,7 @@ def _columns(parquet: Any) -> dict[str, Any]:
 
 def _segment(file: io.BufferedReader) -> dict[str, Any]:
     parquet = open_parquet(file, None)
-    found = _columns(parquet)
+    found = _footer(parquet)
     rows, times, jobs = 0, _Times(), set[Any]()
     for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
         batch.validate(full=True)
@@ -114,11 +112,12 @@ def _segment(file: io.BufferedReader) -> dict[str, Any]:
         raise FormatError(f"its footer says {found['rows']} rows, it has {rows}")
     names = sorted(job for job in jobs if isinstance(job, str))
     known = bool(names) and len(names) == len(jobs) <= MAX_JOBS
-    return {**found, **times.told(), "jobs": names if known else None}
+    first, last = times.span
+    return {**found, "ts_min": first, "ts_max": last, "jobs": names if known else None}
 
 
 class _Times:
-    """First and last ``ts`` of batches, UTC ns; 0 where there is none, as in the manifest."""
+    """The first and the last ``ts`` of batches, UTC ns; 0 without a ``ts``, as in the manifest."""
 
     def __init__(self) -> None:
         self._first: int | None = None
@@ -135,13 +134,14 @@ class _Times:
             self._first = found["min"] if self._first is None else min(self._first, found["min"])
             self._last = max(self._last, found["max"])
 
-    def told(self) -> dict[str, int]:
-        return {"ts_min": self._first or 0, "ts_max": self._last}
+    @property
+    def span(self) -> tuple[int, int]:
+        return self._first or 0, self._last
 
 
 def _rows(file: io.BufferedReader, piece: int, skip: int, send: Send) -> dict[str, Any]:
     parquet = open_parquet(file, None)
-    found = _columns(parquet)
+    found = _footer(parquet)
     for number, batch in enumerate(parquet.iter_batches(piece, use_threads=False)):
         batch.validate(full=True)
         if number >= skip:
@@ -182,7 +182,7 @@ def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str
         rows.validate(full=True)
         times = _Times()
         times.add(rows.combine_chunks())
-        counts[name], spans[name] = rows.num_rows, list(times.told().values())
+        counts[name], spans[name] = rows.num_rows, list(times.span)
         if send is not None and rows.num_rows:
             send({"part": name}, _stream(rows))
     sequence = header.first_sequence + len(records)
@@ -190,7 +190,7 @@ def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str
 
 
 def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | None) -> tuple[list[Record], int]:
-    """Records that count, and where the bytes of good ones end."""
+    """Returns the records below ``void_from``, and the offset behind the last of them."""
     records: list[Record] = []
     for record in scan(data, start):
         if record.sequence != header.first_sequence + len(records):

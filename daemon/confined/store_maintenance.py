@@ -1,12 +1,13 @@
-"""The process that seals and merges for the collector: it has no rights at all, writes no file, and can be killed.
+"""The maintenance process: seals, merges and salvages for the collector. It has no rights and writes no file.
 
-``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0. Requests:
+Started as ``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0; it may be killed
+at any time. Requests:
 
-* ``ping``: ``{"pid"}``.
-* ``give`` (``job``, descriptors): files of the job with this number, in order. Not answered.
-* ``begin`` (``job``, ``what``, ``fields``): a job of ``jobs.JOBS`` over these files. Not answered.
-* ``next`` (``job``): its steps up to the next turn, or to ``{"end"}``.
-* ``drop`` (``job``): not answered.
+* ``ping``: answered with ``{"pid"}``.
+* ``give`` (``job``, descriptors): adds files, in order, to the job of this number. Not answered.
+* ``begin`` (``job``, ``what``, ``fields``): begins the job ``what`` of ``jobs.registry`` over them. Not answered.
+* ``next`` (``job``): answered with the job's steps (``jobs.messages``) up to the next turn, or to ``{"end"}``.
+* ``drop`` (``job``): ends a job that is not complete. Not answered.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.confined.serving import inherit, requests
 from probing.daemon.confined.store_errors import format_error
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.store.jobs.steps import JOBS, Source, Step
+from probing.daemon.store.jobs.messages import Step, Turn, pack_step
+from probing.daemon.store.jobs.registry import JOBS
+from probing.daemon.store.jobs.segment_output import Source
 
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For its whole life, which the collector keeps short.
+# For the life of the process, which the collector keeps short.
 CPU_SECONDS = 3600
 MAX_FILES = 256
 
@@ -49,7 +52,7 @@ class _Job:
 
 
 def main() -> int:
-    """Serve the connection that is descriptor 0 until it closes."""
+    """Serves the connection at descriptor 0 until it closes."""
     channel, jobs = inherit(_give_up_rights), dict[int, _Job]()
     with suppress(ChannelClosed):
         for request in requests(channel):
@@ -58,10 +61,10 @@ def main() -> int:
 
 
 def _give_up_rights() -> None:
-    # Not at the processor: the log must not grow faster than it is sealed.
+    # Not niced: the log must not grow faster than it is sealed.
     stand_back(niceness=0)
     limit(MEMORY_BYTES, CPU_SECONDS)
-    # Imported before the files are out of reach.
+    # Imported before its files are out of reach.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
@@ -91,11 +94,11 @@ def _take(channel: Channel, request: Message, jobs: dict[int, _Job]) -> None:
 
 
 def _next(channel: Channel, job: _Job) -> bool:
-    """True when the job has ended, well or not."""
+    """Sends the job's steps up to the next turn. Returns whether the job has ended, complete or failed."""
     try:
-        for header, payload in job.steps:
-            channel.send(header, payload)
-            if "turn" in header:
+        for step in job.steps:
+            channel.send(*pack_step(step))
+            if isinstance(step, Turn):
                 return False
         channel.send({"end": True})
     except ChannelClosed:

@@ -19,7 +19,7 @@ from probing.api.tables.user import user_table_from
 from probing.daemon.arrow import Gathered
 from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted, quoted_list
-from probing.daemon.store.log.cache import Tails
+from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Job", "Outcome", "new_connection", "run")
 
@@ -33,7 +33,7 @@ _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
 )
-_tails = Tails()
+_tails = LogCache()
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.daemon.store.limits import StoreLimits, TableLimits
-from probing.daemon.store.snapshot import Snapshot
+from probing.daemon.store.snapshot import StoreSnapshot
 from probing.daemon.store.store import Store
 
-__all__ = ("Snapshot", "Store", "StoreLimits", "TableLimits")
+__all__ = ("Store", "StoreLimits", "StoreSnapshot", "TableLimits")

@@ -1,4 +1,4 @@
-"""Files of the store read by a process without rights: ``verify`` and ``import`` trust none that they look at."""
+"""Has files decoded by a process without rights: ``verify`` and ``import`` trust none of the files they look at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +16,10 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
+from probing.daemon.store.jobs.messages import Data, LostGroup, unpack_step
+from probing.daemon.store.manifest import Segment
 
-__all__ = ("Decoder",)
+__all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
 # For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
@@ -23,10 +27,42 @@ _NOBODY = 65534
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 
 
-class Decoder:
-    """Starts the process when it is first asked, and again after a file that ended it. Not safe for two threads.
+@dataclass(frozen=True, slots=True)
+class SegmentContents:
+    """A decoded Parquet file. ``table`` is empty when its metadata does not name one; times are UTC ns."""
 
-    Under root it runs as ``uid`` and ``gid``, else as who we are.
+    table: str
+    columns: tuple[str, ...]
+    rows: int
+    ts_min: int
+    ts_max: int
+    jobs: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogHeader:
+    """The header of a log part."""
+
+    number: int
+    node: str
+    first_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """A decoded log part: ``rows`` and first and last ``ts`` (UTC ns) by table; ``problems`` with its bytes."""
+
+    rows: dict[str, int]
+    times: dict[str, tuple[int, int]]
+    next_sequence: int
+    problems: tuple[str, ...]
+
+
+class Decoder:
+    """Starts the process when it is first needed, and again after a file that ended it. Not safe for two threads.
+
+    Under root the process runs as ``uid`` and ``gid``, otherwise as the caller. All methods take the descriptor of a
+    regular file and raise FormatError when it cannot be decoded.
     """
 
     def __init__(self, uid: int = _NOBODY, gid: int = _NOBODY) -> None:
@@ -34,29 +70,53 @@ class Decoder:
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, op: str, fd: int, **fields: Any) -> dict[str, Any]:
-        """The end of an answer that has no rows. Raises FormatError when the file cannot be decoded."""
-        for _ in (pieces := self.rows(op, fd, **fields)):
-            pieces.close()
-            raise InternalError(f"a decoder answered {op} with rows")
-        return self.end
+    def segment(self, fd: int) -> SegmentContents:
+        """Decodes all of a Parquet file, and checks its pages."""
+        found = self._end("segment", fd, {})
+        jobs = None if found["jobs"] is None else tuple(map(str, found["jobs"]))
+        columns = tuple(map(str, found["columns"]))
+        first, last = int(found["ts_min"]), int(found["ts_max"])
+        return SegmentContents(str(found["table"]), columns, int(found["rows"]), first, last, jobs)
 
-    def rows(self, op: str, fd: int, **fields: Any) -> Generator[tuple[str, pa.Table], None, None]:
-        """(table, rows) one after the other, validated; ``end`` is set behind the last. Raises FormatError."""
-        for header, payload in self._messages(op, fd, fields):
-            yield str(header.get("part")), _rows(payload)
+    def segment_rows(self, fd: int, piece: int, skip: int = 0) -> Iterator[pa.Table]:
+        """Yields the rows of a Parquet file, ``piece`` at a time, without the first ``skip`` pieces."""
+        for _, rows in self._rows("rows", fd, {"piece": piece, "skip": skip}):
+            yield rows
 
-    def salvage(self, fd: int, **fields: Any) -> tuple[int, list[dict[str, Any]]]:
-        """A descriptor of a segment with the row groups of ``fd`` that can be read, and ``lost`` for each of the others
-        as ``jobs`` has it. Raises FormatError when none can be read.
+    def log_header(self, fd: int) -> LogHeader:
+        """Decodes the header of a log part."""
+        found = self._end("header", fd, {})
+        return LogHeader(int(found["number"]), str(found["node"]), int(found["first_sequence"]))
+
+    def log(self, fd: int, void_from: int | None) -> LogContents:
+        """Decodes a log part up to its first bad record, or up to the sequence number ``void_from``."""
+        found = self._end("log", fd, {"void_from": void_from, "send": False})
+        rows = {str(name): int(count) for name, count in found["rows"].items()}
+        times = {str(name): (int(span[0]), int(span[1])) for name, span in found["ts"].items()}
+        return LogContents(rows, times, int(found["next_sequence"]), tuple(map(str, found["problems"])))
+
+    def log_rows(self, fd: int, void_from: int | None) -> Iterator[tuple[str, pa.Table]]:
+        """Yields (table, rows) of a log part."""
+        yield from self._rows("log", fd, {"void_from": void_from, "send": True})
+
+    def salvage(self, fd: int, damaged: Segment) -> tuple[int, list[LostGroup]]:
+        """Returns the descriptor of a segment with the readable row groups of ``damaged``, and its lost ones.
+
+        Raises FormatError when none can be read.
         """
+        fields = {"table": damaged.table, "rows": damaged.rows, "ts_min": damaged.ts_min, "ts_max": damaged.ts_max}
         copy, lost = os.memfd_create("salvaged", os.MFD_CLOEXEC), []
         try:
-            for header, payload in self._messages("salvage", fd, {"fields": fields}):
-                if "lost" in header:
-                    lost.append(dict(header["lost"]))
-                while payload:
-                    payload = payload[os.write(copy, payload) :]
+            with closing(self._messages("salvage", fd, {"fields": fields})) as messages:
+                for header, payload in messages:
+                    match unpack_step(header, payload):
+                        case LostGroup() as group:
+                            lost.append(group)
+                        case Data(data):
+                            while data:
+                                data = data[os.write(copy, data) :]
+                        case _:
+                            raise FormatError("a decoder salvaged something else")
             if not os.fstat(copy).st_size:
                 raise FormatError("none of its row groups can be read")
         except BaseException:
@@ -64,34 +124,8 @@ class Decoder:
             raise
         return copy, lost
 
-    def _messages(
-        self, op: str, fd: int, fields: dict[str, Any]
-    ) -> Generator[tuple[dict[str, Any], bytes], None, None]:
-        self.end: dict[str, Any] = {}
-        os.lseek(fd, 0, os.SEEK_SET)
-        channel = self._channel or self._start()
-        finished = False
-        try:
-            channel.send({"op": op, **fields}, b"", [fd])
-            while "end" not in (message := channel.answer(TIMEOUT_S)).header:
-                yield message.header, message.payload
-            self.end = dict(message.header["end"])
-            finished = True
-        except ChannelTimeout:
-            raise FormatError("it could not be decoded in time") from None
-        except ChannelClosed:
-            raise FormatError("the process that decoded it ended: the file may ask for too much") from None
-        except InternalError as e:
-            raise FormatError(f"it could not be decoded: {e.message}") from e
-        except ProbingError:
-            # An answer of its own: the process is as good as before.
-            finished = True
-            raise
-        finally:
-            if not finished:
-                self.close()
-
     def close(self) -> None:
+        """Ends the process."""
         channel, self._channel = self._channel, None
         process, self._process = self._process, None
         if channel is not None:
@@ -105,6 +139,48 @@ class Decoder:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _end(self, op: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
+        """Returns the end of an answer without rows."""
+        with closing(self._messages(op, fd, fields)) as messages:
+            try:
+                next(messages)
+            except StopIteration as e:
+                return dict(e.value)
+            raise InternalError(f"a decoder answered {op} with rows")
+
+    def _rows(self, op: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
+        with closing(self._messages(op, fd, fields)) as messages:
+            for header, payload in messages:
+                yield str(header.get("part")), _table(payload)
+
+    def _messages(
+        self, op: str, fd: int, fields: dict[str, object]
+    ) -> Generator[tuple[dict[str, Any], bytes], None, dict[str, Any]]:
+        """Yields the messages of an answer, and returns its end."""
+        os.lseek(fd, 0, os.SEEK_SET)
+        channel = self._channel or self._start()
+        finished = False
+        try:
+            channel.send({"op": op, **fields}, b"", [fd])
+            while "end" not in (message := channel.answer(TIMEOUT_S)).header:
+                yield message.header, message.payload
+            end: dict[str, Any] = dict(message.header["end"])
+            finished = True
+            return end
+        except ChannelTimeout:
+            raise FormatError("it could not be decoded in time") from None
+        except ChannelClosed:
+            raise FormatError("the process that decoded it ended: the file may ask for too much") from None
+        except InternalError as e:
+            raise FormatError(f"it could not be decoded: {e.message}") from e
+        except ProbingError:
+            # The process answered with an error, and works as before.
+            finished = True
+            raise
+        finally:
+            if not finished:
+                self.close()
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
@@ -126,7 +202,7 @@ class Decoder:
         return self._channel
 
 
-def _rows(payload: bytes) -> pa.Table:
+def _table(payload: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             rows = reader.read_all()

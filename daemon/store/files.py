@@ -1,4 +1,4 @@
-"""The few things the store asks of a file system, so that tests can make each of them fail."""
+"""The store's calls to the file system, behind a protocol so that tests can make each of them fail."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = (
     "write_all",
 )
 
-# Files are read by SQL workers of the same group; a new file takes the group of its directory (the set-group-id bit).
+# SQL workers of the same group read the files. By the set-group-id bit a new file has the group of its directory.
 FILE_MODE = 0o640
 DIR_MODE = 0o2750
 _CHECKED_AT_ONCE = 1 << 20
 
 
 class Files(Protocol):
-    """Calls raise OSError. ``write`` may write less than it was given."""
+    """A file system. Calls raise OSError; ``write`` may write less than it was given, and returns how much."""
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new, empty file, open for writing; an older file of that name must not be there."""
+        """Creates a file and returns its descriptor, open for writing. Fails when the file exists."""
 
     def write(self, fd: int, data: bytes | memoryview) -> int: ...
 
@@ -48,32 +48,32 @@ class Files(Protocol):
     def close(self, fd: int) -> None: ...
 
     def cut(self, path: Path, length: int) -> None:
-        """Shorten a file that is not open."""
+        """Shortens a file by its path, and syncs it."""
 
     def read(self, path: Path, length: int | None = None, offset: int = 0) -> bytes:
-        """Up to ``length`` bytes (all by default) of a regular file; links are not followed."""
+        """Returns up to ``length`` bytes (all by default) of a regular file; links are not followed."""
 
     def size(self, path: Path) -> int: ...
 
     def rename(self, source: Path, target: Path) -> None: ...
 
     def unlink(self, path: Path) -> None:
-        """A file that is not there is no error."""
+        """Removes a file; it is no error when there is none."""
 
     def listdir(self, path: Path) -> list[str]:
-        """Names in a directory, sorted; none when there is no such directory."""
+        """Returns the names in a directory, sorted; none when there is no such directory."""
 
     def make_dir(self, path: Path) -> None:
-        """With its parents; one that is there already is no error."""
+        """Makes a directory and its parents; it is no error when it exists."""
 
     def fsync_dir(self, path: Path) -> None: ...
 
     def space(self, path: Path) -> tuple[int, int]:
-        """Bytes that a process without privileges may still write to the file system of ``path``, and its size."""
+        """Returns the free bytes for unprivileged processes, and the size, of the file system of ``path``."""
 
 
 class SystemFiles:
-    """The file system of this machine."""
+    """Calls the operating system."""
 
     def create(self, path: Path) -> int:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -141,7 +141,7 @@ class SystemFiles:
 
 
 class FileReader(io.RawIOBase):
-    """A file of ``size`` bytes for Arrow to read from, piece by piece, through ``Files``."""
+    """A file of ``size`` bytes that Arrow reads piece by piece through ``Files``."""
 
     def __init__(self, files: Files, path: Path, size: int) -> None:
         self._files = files
@@ -169,7 +169,7 @@ class FileReader(io.RawIOBase):
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of a regular file, to read; no link is followed. Raises OSError or FormatError."""
+    """Returns a descriptor to read a regular file; links are not followed. Raises OSError or FormatError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -178,9 +178,9 @@ def open_file(path: Path) -> int:
 
 
 def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:
-    """Bytes of a regular file. Never mapped: who cuts a mapped file kills its readers (SIGBUS).
+    """Returns bytes of a regular file. It is not mapped: shortening a mapped file kills its readers (SIGBUS).
 
-    Raises OSError, and FormatError for what is no regular file.
+    Raises OSError, and FormatError when it is no regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -203,7 +203,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
 
 
 def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
-    """Write all of ``data``; raises OSError, and then some of it may be in the file."""
+    """Writes all of ``data``. Raises OSError; then part of it may be in the file."""
     view = memoryview(data)
     while view:
         count = files.write(fd, view)
@@ -213,9 +213,9 @@ def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
 
 
 def checksum(files: Files, path: Path) -> tuple[int, int]:
-    """Length and CRC32 of a file, read piece by piece: it may be larger than what there is memory for.
+    """Returns length and CRC32 of a file, read piece by piece because it may not fit in memory.
 
-    Raises OSError, and FormatError for what is no regular file.
+    Raises OSError, and FormatError when it is no regular file.
     """
     length = crc = 0
     while data := files.read(path, _CHECKED_AT_ONCE, length):
@@ -225,9 +225,9 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
 
 
 def lock_directory(path: Path) -> int:
-    """Lock a state directory for this process; closing the descriptor gives it back.
+    """Locks a state directory for this process; closing the returned descriptor unlocks it.
 
-    Raises StateLocked with the pid of who has it, or StoreError when the directory cannot be written.
+    Raises StateLocked with the pid of the daemon that uses it, or StoreError when the directory cannot be written.
     """
     lock = path / "lock"
     try:
@@ -245,7 +245,7 @@ def lock_directory(path: Path) -> int:
         owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise StateLocked(f"the state directory {path} is in use by another daemon (pid {owner})") from e
-    # The pid only serves a message; on a full disk there may be none.
+    # The pid is only for messages; a full disk may have no space for it.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

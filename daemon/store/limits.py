@@ -10,13 +10,13 @@ __all__ = ("DEFAULT_FREE_BYTES", "StoreLimits", "TableLimits", "merge_reserve", 
 _DAY_S = 86_400
 DEFAULT_FREE_BYTES = 1 << 30
 _FREE_SHARE = 10
-# Of max_bytes, what merging segments may take for a while.
+# The share of max_bytes that merging may take for a while: 1/16.
 _MERGE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """None: only the limits of the whole store hold."""
+    """Limits of one table; None: only the limits of the whole store hold."""
 
     max_bytes: int | None = None
     max_age_s: float | None = None
@@ -24,11 +24,11 @@ class TableLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Of ``max_bytes`` (all files of the state directory) and ``keep_free_bytes`` the stricter holds; the latter is, if
-    below 0, ``DEFAULT_FREE_BYTES`` or a tenth of the file system, whichever is less.
+    """Limits of the whole store. The stricter of ``max_bytes`` (all files) and ``keep_free_bytes`` holds.
 
-    ``part_bytes`` is the size at which a log part is sealed, ``segment_bytes`` that up to which segments are merged.
-    ``sync_interval_s`` is what a power cut may cost; ``lease_s`` how long a snapshot that nobody releases holds files.
+    A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
+    ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses at most ``sync_interval_s``; an
+    unreleased snapshot holds its files for ``lease_s``.
     """
 
     max_bytes: int = 4 << 30
@@ -42,12 +42,12 @@ class StoreLimits:
 
 
 def on_file_system(limits: StoreLimits, size: int) -> StoreLimits:
-    """``limits`` on a file system of ``size`` bytes: with a number of bytes to keep free."""
+    """Returns ``limits`` for a file system of ``size`` bytes, with ``keep_free_bytes`` resolved."""
     if limits.keep_free_bytes >= 0:
         return limits
     return replace(limits, keep_free_bytes=min(DEFAULT_FREE_BYTES, size // _FREE_SHARE))
 
 
 def merge_reserve(limits: StoreLimits) -> int:
-    """Bytes of ``max_bytes`` that retention leaves to merging; no merged segment is larger."""
+    """Returns the bytes of ``max_bytes`` that retention leaves to merging; no merged segment is larger."""
     return min(limits.segment_bytes, limits.max_bytes // _MERGE_SHARE)

@@ -1,7 +1,7 @@
-"""The manifest: which segments there are, and up to which log part all is sealed.
+"""The manifest: names the segments, and the log part up to which everything is sealed.
 
-A text file of checksummed lines. The first names the format, each other one is an edit. An edit is one line, so it is
-there or it is not; the file is written anew, aside, at each start and when edits pile up.
+It is a text file of checksummed lines: the first names the format, each other one is an edit. As an edit is one line,
+it is in the file in full or not at all. The file is rewritten under another name at each start, and when edits pile up.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
-# Edits may grow to the size of what they edit, and this: then the file is written anew.
+# The file is rewritten when its edits are larger than what they edit by more than this.
 _SLACK_BYTES = 1 << 14
-# Longer than the edit that drops all that a large store has.
+# Longer than the edit that drops every segment of a large store.
 MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
@@ -42,9 +42,12 @@ _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sealed Parquet file. ``path`` is relative to the state directory, ``crc`` CRC32 of the whole file, times are
-    UTC ns of the first and last ``ts``, ``parts`` the log parts (first, last) that it was made from, ``jobs`` the
-    values of its column ``job``: None when there is no such column, a NULL in it, or too many."""
+    """A sealed Parquet file as the manifest names it.
+
+    ``path`` is relative to the state directory, ``crc`` is CRC32 of the whole file. ``ts_min`` and ``ts_max`` are the
+    first and last ``ts``, UTC ns; ``parts`` the first and last log part that it was made from; ``jobs`` the values of
+    its column ``job``, None when it lacks the column, has a NULL in it, or too many values.
+    """
 
     table: str
     path: str
@@ -59,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of what there is. ``sealed_to``: all log parts up to this number are in segments."""
+    """A change of the manifest. ``sealed_to``: all log parts up to this number are in segments."""
 
     add: tuple[Segment, ...] = ()
     drop: tuple[str, ...] = ()
@@ -70,9 +73,12 @@ class Edit:
 
 @dataclass(slots=True)
 class LoadedManifest:
-    """``bad_lines`` counts lines that cannot be believed; ``found`` is False when there is no manifest; ``cut_short``:
-    its last line has no end, as when a daemon dies while it writes; ``unreadable`` says why nothing of it can be read;
-    ``boot_id`` is that of the daemon that wrote it."""
+    """The manifest as it was read.
+
+    ``bad_lines`` counts damaged lines; ``found`` is False when there is no manifest; ``cut_short``: the last line has
+    no end, because a daemon died while it wrote; ``unreadable``: why none of it can be read; ``boot_id`` is the boot
+    in which it was written.
+    """
 
     segments: dict[str, Segment] = field(default_factory=dict)
     sealed_to: int = 0
@@ -85,6 +91,7 @@ class LoadedManifest:
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
+        """Changes this state; older positions than the known ones are ignored."""
         for path in edit.drop:
             self.segments.pop(path, None)
         for segment in edit.add:
@@ -97,7 +104,7 @@ class LoadedManifest:
 
 
 def load_manifest(files: Files, root: Path) -> LoadedManifest:
-    """Raises NewerFormat for a manifest of a newer probingd."""
+    """Reads the manifest, up to and beyond damaged lines. Raises NewerFormat for that of a newer probingd."""
     loaded = LoadedManifest()
     try:
         data = files.read(root / MANIFEST, MAX_MANIFEST)
@@ -144,9 +151,9 @@ def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
-    # What is written down may become a path, a column of a table or a statement.
+    # Checked in full: these values become paths, columns and SQL.
     first, last = (number_in(part, most=MAX_PART) for part in fields["parts"])
-    # Manifests of before jobs were written down lack them.
+    # Older manifests lack the jobs.
     jobs = fields.get("jobs")
     return Segment(
         checked_table(fields["table"]),
@@ -168,8 +175,10 @@ def _path(path: Any, table: str) -> str:
 
 
 class Manifest:
-    """The manifest of a running store. Calls raise OSError; an edit that failed may be in the file or not, so the
-    file is written anew before the next one."""
+    """The manifest file of an open store.
+
+    Calls raise OSError. A failed edit may be in the file or not, so the file is rewritten before the next one.
+    """
 
     def __init__(self, files: Files, root: Path, node: str, boot_id: str, state: LoadedManifest) -> None:
         self._files = files
@@ -181,7 +190,7 @@ class Manifest:
         self._edit_bytes = 0
 
     def commit(self, edit: Edit) -> None:
-        """When this returns, ``edit`` is on disk and in ``state``."""
+        """Writes and syncs ``edit``, and applies it to ``state``."""
         if self._fd is not None and self._edit_bytes <= self._base_bytes + _SLACK_BYTES:
             fd, self._fd = self._fd, None
             line = _pack(_edit_fields(edit))

@@ -1,50 +1,82 @@
-"""What the store has at this moment: parts, segments, who reads them, and how it is doing."""
+"""The state of an open store: its parts and segments, who reads them, its counts and its problems."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
+from probing.daemon.store.leases import Leases
 from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.recovery.recover import Recovered
-from probing.daemon.store.snapshot import Leases
 
-__all__ = ("Inventory",)
+__all__ = ("StateStatus", "StoreState", "TableStatus")
 
 _MAX_LOSSES = 1000
 
 
-class Inventory:
-    """Safe to call from any thread. ``problems``: {what: why}, empty while all is well; ``set_aside_bytes`` and
-    ``full`` (appending is refused) are written by the keeper alone, ``merging_bytes`` (of a segment that is not
-    finished) by the compactor."""
+class TableStatus(TypedDict):
+    """The segments of one table; ``ts_min`` is their first ``ts``, UTC ns."""
 
-    def __init__(self, files: Files, root: Path, found: Recovered, set_aside_bytes: int) -> None:
+    segments: int
+    bytes: int
+    rows: int
+    ts_min: int
+
+
+class StateStatus(TypedDict):
+    """JSON-able. ``state`` is "running" or "degraded" for ``reason``; counts are since the start."""
+
+    state: str
+    reason: str
+    bytes: int
+    segment_bytes: int
+    log_bytes: int
+    segments: int
+    parts: int
+    tables: dict[str, TableStatus]
+    leases: int
+    records: int
+    rows: int
+    sealed_parts: int
+    dropped_segments: int
+    dropped_rows: int
+    merged_segments: int
+    merged_rows: int
+
+
+class StoreState:
+    """Safe to call from any thread.
+
+    ``problems``: reasons by subject, empty while all is well. ``full``: appending is refused. ``set_aside_bytes`` is
+    the size of ``corrupt/``, ``merging_bytes`` that of a merged segment while it is written.
+    """
+
+    def __init__(self, files: Files, root: Path, parts: Iterable[Part], segments: Iterable[Segment]) -> None:
         self._files = files
         self._root = root
         self._lock = threading.Lock()
         self._live: Part | None = None
-        self._closed = tuple(found.parts)
-        self._segments = dict(found.manifest.state.segments)
+        self._closed = tuple(parts)
+        self._segments = {segment.path: segment for segment in segments}
         self._leases = Leases()
-        # Bytes of segments that are to go and are still held.
+        # Sizes of dropped segments whose files snapshots still hold.
         self._held: dict[Path, int] = {}
         self._losses: list[Loss] = []
-        self._counts = {"records": 0, "rows": 0, "sealed_parts": 0, "dropped_segments": 0, "dropped_rows": 0}
-        self._counts |= {"merged_segments": 0, "merged_rows": 0}
-        self.problems: dict[str, str] = {"manifest": found.degraded} if found.degraded else {}
-        self.set_aside_bytes = set_aside_bytes
+        self._records = self._rows = self._sealed_parts = 0
+        self._dropped_segments = self._dropped_rows = 0
+        self._merged_segments = self._merged_rows = 0
+        self.problems: dict[str, str] = {}
+        self.set_aside_bytes = 0
         self.merging_bytes = 0
         self.full = False
 
     @property
     def closed_parts(self) -> tuple[Part, ...]:
-        """Parts that nothing is appended to and that are not sealed, oldest first."""
+        """Parts that take no more records and are not sealed yet, oldest first."""
         return self._closed
 
     @property
@@ -59,65 +91,66 @@ class Inventory:
 
     @property
     def other_bytes(self) -> int:
-        """What is used besides segments, but for what merging takes for a while."""
+        """Bytes used besides segments, without those of a merge in progress."""
         return self.log_bytes + self.set_aside_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Of segments that are dropped or merged and go when no snapshot names them."""
+        """Bytes of dropped or merged segments whose files snapshots still hold."""
         with self._lock:
             return sum(self._held.values())
 
     @property
     def first_part(self) -> int | None:
-        """The first sealed log part that is still there, because a snapshot names it or it could not be removed."""
+        """The first sealed log part whose file still exists: a snapshot holds it, or it could not be removed."""
         with self._lock:
             names = [path.name for path in self._leases.doomed if path.parent.name == WAL_DIR]
         return min(filter(None, map(part_number, names)), default=None)
 
     def segment(self, path: str) -> Segment | None:
-        """By its path relative to the state directory."""
+        """Returns the segment at ``path``, relative to the state directory."""
         return self._segments.get(path)
 
     def appended(self, before: Part, after: Part) -> None:
+        """A record was appended to the live part."""
         with self._lock:
             self._live = after
-            self._counts["records"] += 1
-            self._counts["rows"] += sum(after.rows.values()) - sum(before.rows.values())
+            self._records += 1
+            self._rows += sum(after.rows.values()) - sum(before.rows.values())
 
     def part_closed(self, part: Part | None) -> None:
-        """The live part takes no more records; None: it has none, and is no part."""
+        """The live part takes no more records. None: it had none and is removed."""
         with self._lock:
             self._live = None
             if part is not None:
                 self._closed = (*self._closed, part)
 
     def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
-        """All closed parts up to the last of ``parts`` are ``segments`` now."""
+        """The rows of all closed parts up to the last of ``parts`` are in ``segments`` now."""
         with self._lock:
             self._add(segments)
             self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
-            self._counts["sealed_parts"] += len(parts)
+            self._sealed_parts += len(parts)
         self.add_losses(losses)
 
     def dropped(self, segments: Sequence[Segment]) -> None:
-        """``segments`` were taken by retention."""
+        """Retention dropped ``segments``."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             self._hold(segments)
-            self._counts["dropped_segments"] += len(segments)
-            self._counts["dropped_rows"] += sum(s.rows for s in segments)
+            self._dropped_segments += len(segments)
+            self._dropped_rows += sum(s.rows for s in segments)
 
     def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
-        """The files of these are gone."""
+        """Somebody else removed the files of ``segments`` and ``parts``."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
-        """``segment`` is damaged; its good rows are in ``rest``, if it has any."""
+        """The damaged ``segment`` was set aside; ``rest`` has its good rows, if there are any."""
         with self._lock:
             self._segments.pop(segment.path, None)
             self._add([rest] if rest else ())
@@ -129,15 +162,17 @@ class Inventory:
                 self._segments.pop(source.path, None)
             self._hold(sources)
             self._add([segment])
-            self._counts["merged_segments"] += len(sources)
-            self._counts["merged_rows"] += segment.rows
+            self._merged_segments += len(sources)
+            self._merged_rows += segment.rows
 
     def add_losses(self, losses: Iterable[Loss]) -> None:
+        """Keeps ``losses`` for ``take_losses``; beyond 1,000 the oldest go."""
         with self._lock:
             self._losses.extend(losses)
             del self._losses[:-_MAX_LOSSES]
 
     def take_losses(self) -> list[Loss]:
+        """Returns the losses since the last call."""
         with self._lock:
             losses, self._losses = self._losses, []
         return losses
@@ -145,8 +180,10 @@ class Inventory:
     def lease(
         self, until_ns: int, wanted: Callable[[Segment], bool] = lambda _: True
     ) -> tuple[int, list[Segment], list[Part]]:
-        """A generation, and what its reader may read until it is released or ``until_ns`` (monotonic) is past: of the
-        segments those that are ``wanted``."""
+        """Returns a generation, the ``wanted`` segments and the log parts with rows.
+
+        Their files stay until the generation is released, or ``until_ns`` (monotonic) is past.
+        """
         with self._lock:
             parts = [p for p in (*self._closed, *([self._live] if self._live else [])) if p.rows]
             segments = [segment for segment in self._segments.values() if wanted(segment)]
@@ -159,30 +196,23 @@ class Inventory:
         self._unlink(free)
 
     def expire(self, now_ns: int) -> None:
+        """Releases the generations whose time (monotonic) is past."""
         with self._lock:
             free = self._leases.expire(now_ns)
         self._unlink(free)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Unlink files, those that a snapshot names once it is released."""
+        """Unlinks files; those that snapshots hold are unlinked when they are released."""
         with self._lock:
             free = self._leases.doom(paths)
         self._unlink(free)
 
-    def describe(self, other_problem: str = "") -> dict[str, Any]:
-        """The status of the store, JSON-able."""
+    def describe(self, other_problem: str = "") -> StateStatus:
+        """Returns the status; ``other_problem`` counts like one of ``problems``."""
         with self._lock:
             segments = list(self._segments.values())
             parts = [*self._closed, *([self._live] if self._live else [])]
-            counts, leases = dict(self._counts), self._leases.count
-            extra = sum(self._held.values()) + self.merging_bytes
-        tables: dict[str, dict[str, int]] = {}
-        for s in segments:
-            own = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
-            own["segments"] += 1
-            own["bytes"] += s.size
-            own["rows"] += s.rows
-            own["ts_min"] = min(own["ts_min"], s.ts_min)
+            leases, extra = self._leases.count, sum(self._held.values()) + self.merging_bytes
         problems = sorted({*self.problems.values(), other_problem} - {""})
         segment_bytes, log_bytes = sum(s.size for s in segments), sum(p.length for p in parts)
         return {
@@ -193,15 +223,21 @@ class Inventory:
             "log_bytes": log_bytes,
             "segments": len(segments),
             "parts": len(parts),
-            "tables": tables,
+            "tables": _by_table(segments),
             "leases": leases,
-            **counts,
+            "records": self._records,
+            "rows": self._rows,
+            "sealed_parts": self._sealed_parts,
+            "dropped_segments": self._dropped_segments,
+            "dropped_rows": self._dropped_rows,
+            "merged_segments": self._merged_segments,
+            "merged_rows": self._merged_rows,
         }
 
     def _add(self, segments: Iterable[Segment]) -> None:
         added = {s.path: s for s in segments}
         self._segments.update(added)
-        # An older file of that name, never in use, may have been one to remove.
+        # An unused older file of that name may be waiting to be removed.
         self._leases.pardon(self._root / path for path in added)
 
     def _hold(self, segments: Sequence[Segment]) -> None:
@@ -221,3 +257,14 @@ class Inventory:
         with self._lock:
             self._held.pop(path, None)
         return True
+
+
+def _by_table(segments: Iterable[Segment]) -> dict[str, TableStatus]:
+    tables: dict[str, TableStatus] = {}
+    for s in segments:
+        table = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
+        table["segments"] += 1
+        table["bytes"] += s.size
+        table["rows"] += s.rows
+        table["ts_min"] = min(table["ts_min"], s.ts_min)
+    return tables

@@ -14,10 +14,12 @@ import pyarrow as pa
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store.files import Files
-from probing.daemon.store.jobs.steps import segment_steps
+from probing.daemon.store.jobs.messages import Data, Made
+from probing.daemon.store.jobs.segment_output import segment_steps
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments.reader import SegmentFile, segment_path
+from probing.daemon.store.segments.paths import segment_path
+from probing.daemon.store.segments.writer import SegmentFile
 
 _COLUMNS = (
     Column("node", NAME, "Node."),
@@ -50,11 +52,14 @@ def rows(ids: Iterable[int], ts_ns: int = START_NS, table: Table = SMALL) -> pa.
 def write_segment(files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table) -> Segment:
     """A segment that no manifest names."""
     file = SegmentFile(files, root, segment_path(table, date, parts))
-    for header, payload in segment_steps(table, date, rows):
-        if "data" in header:
-            file.write(payload)
-    made = header["made"]
-    file.finish(made["size"], made["crc"], set())
+    made: Made | None = None
+    for step in segment_steps(table, date, rows):
+        if isinstance(step, Data):
+            file.write(step.data)
+        elif isinstance(step, Made):
+            made = step
+    assert made is not None
+    file.finish(made.size, made.crc, set())
     return made_segment(table, file.path, parts, made)
 
 

@@ -1,8 +1,8 @@
-"""What was imported: ``imports.jsonl`` in the state directory, a line each, only ever appended to.
+"""The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
-A file is entered before its first rows. Each record of its rows carries the position ``import``: the file's number and
-how many pieces are in, so that rows and progress are one record of the log. It is done when that is synced and a second
-line says so.
+A file has a line before its first rows. Each record of its rows carries the position of a ring ``import``: the file's
+number, and how many of its pieces are in the log. So rows and progress are one record. A second line follows when all
+of its rows are synced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.files import FILE_MODE, read_file
@@ -23,13 +23,22 @@ __all__ = ("JOURNAL", "RING", "Entry", "Journal", "Span")
 JOURNAL = "imports.jsonl"
 RING = "import"
 MAX_BYTES = 1 << 28
-# (rows, first ts, last ts) of one table in one file, UTC ns.
-Span = tuple[int, int, int]
+
+
+class Span(NamedTuple):
+    """Rows of one table in one file, with their first and last ``ts``, UTC ns."""
+
+    rows: int
+    ts_min: int
+    ts_max: int
 
 
 @dataclass(slots=True)
 class Entry:
-    """A file. ``sha``: SHA-256 of it; ``parts``: the log parts of ``node`` that its rows are from, if that is known."""
+    """An imported file; ``pieces`` of it are in the log.
+
+    ``sha`` is its SHA-256, ``parts`` are the log parts of ``node`` that its rows are from, if known.
+    """
 
     number: int
     sha: str
@@ -41,10 +50,10 @@ class Entry:
 
 
 class Journal:
-    """Raises StoreError when it cannot be written, FormatError when it is damaged."""
+    """Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is damaged."""
 
     def __init__(self, root: Path, positions: Positions) -> None:
-        """``positions`` are the store's: they say how far the newest file came."""
+        """Opens the journal. ``positions`` are those of the store, with the progress of the newest file."""
         self._path = root / JOURNAL
         self._entries: dict[str, Entry] = {}
         self._newest = 0
@@ -58,7 +67,7 @@ class Journal:
         except OSError as e:
             raise self._unwritable(e) from e
         for entry in self._entries.values():
-            # Before another file takes over the position, it is written down how far this one came.
+            # Another file takes over the position next, so this file's progress goes to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
                 self._write({"number": entry.number, "pieces": entry.pieces})
@@ -68,10 +77,11 @@ class Journal:
         return list(self._entries.values())
 
     def find(self, sha: str) -> Entry | None:
+        """Returns the entry of the file with this SHA-256."""
         return self._entries.get(sha)
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
-        """The entry of a file whose rows come next; one that was interrupted gets a new number and keeps its pieces."""
+        """Enters a file whose rows come next. An interrupted one gets a new number and keeps its pieces."""
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
@@ -81,7 +91,7 @@ class Journal:
         return entry
 
     def finish(self, entry: Entry) -> None:
-        """Its rows survive a power cut now."""
+        """Marks a file as done; its rows must be synced."""
         self._write({"number": entry.number, "done": True})
         entry.done = True
 
@@ -101,7 +111,7 @@ class Journal:
         return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint="look at the disk and its rights")
 
     def _load(self) -> int:
-        """Bytes of whole lines: one that was being written when its writer died says nothing yet."""
+        """Returns the bytes of whole lines. A last line without an end was never finished, and is ignored."""
         try:
             data = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -133,4 +143,4 @@ class Journal:
 
 def _span(span: list[Any]) -> Span:
     rows, first, last = span
-    return int(rows), int(first), int(last)
+    return Span(int(rows), int(first), int(last))

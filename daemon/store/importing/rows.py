@@ -1,4 +1,4 @@
-"""Rows of a Parquet file as rows of a table: as they are stored, or as they are shown, which ``export`` writes."""
+"""Converts the rows of a Parquet file to a table's physical schema: rows as stored, or as shown (``export``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from probing.daemon.store.log.streams import conform
 
 __all__ = ("check_columns", "physical_rows")
 
-# Shown columns that stored ones are made from again; all others that are computed follow from these.
+# The shown columns from which stored ones can be computed, by table.
 _NEEDED = {"comm.ops": ("t_launch", "t_start", "t_done_lo", "t_done_hi", "timing_source")}
 _ALWAYS = ("node", "ts")
 
 
 def check_columns(table: Table, names: Sequence[str]) -> None:
-    """Raises FormatError, with the reason, when a file with these columns cannot be rows of ``table``."""
+    """Raises FormatError when a file with these columns cannot have rows of ``table``."""
     given = set(names)
     if table.live:
         raise FormatError(f"{table.name} is made when it is asked for, and never stored")
@@ -41,7 +41,7 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
 
 
 def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
-    """``rows``, whose columns ``check_columns`` let pass, in the physical schema of ``table``. Raises FormatError."""
+    """Returns ``rows``, whose columns passed ``check_columns``, in the physical schema. Raises FormatError."""
     try:
         if _is_shown(table, set(rows.column_names)) and table.name in _NEEDED:
             rows = _stored_times(rows)
@@ -53,12 +53,12 @@ def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
 def _is_shown(table: Table, names: set[str]) -> bool:
     computed = {column.name for column in table.columns if column.sql is not None}
     hidden = set(table.physical.names) - set(table.logical.names)
-    # Without a computed column it may still be a selection of what is shown.
+    # Without a computed column they may still be some of the shown ones.
     return bool(computed & names) or (bool(hidden) and not hidden & names)
 
 
 def _stored_times(rows: pa.Table) -> pa.Table:
-    """comm.ops: times as differences to the call. Of an exact end only ``t_done_hi`` is stored twice."""
+    """Adds the stored times of comm.ops: ns after the call."""
     import pyarrow.compute as pc
 
     subtract: Callable[..., Any] = pc.subtract_checked

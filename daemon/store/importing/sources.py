@@ -1,4 +1,4 @@
-"""What there is to import: files of a state directory that count, or plain Parquet files."""
+"""Finds the files to import: those that a state directory's manifest and log name, or plain Parquet files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from probing.daemon.store.files import SystemFiles, open_file
 from probing.daemon.store.log.parts import WAL_DIR, part_number, part_path
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
 
-__all__ = ("Problem", "Unit", "find_units", "unused")
+__all__ = ("ImportProblem", "Unit", "find_units", "unused")
 
 MAX_FILES = 1_000_000
 _FILES = SystemFiles()
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """``path`` was not imported, or not all of it."""
+class ImportProblem:
+    """Why ``path`` was not imported, or not all of it."""
 
     path: str
     what: str
@@ -35,8 +35,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A file. ``parts``: the log parts of ``node`` that its rows are from; ``segment``: what its manifest says of it.
-    Of a log part records from ``void_from`` on do not count."""
+    """A file to import: a log part if ``log``, else a Parquet file.
+
+    ``parts`` are the log parts of ``node`` that its rows are from, ``segment`` is its entry in the manifest. Records of
+    a log part from the sequence number ``void_from`` on are void.
+    """
 
     path: Path
     log: bool = False
@@ -46,10 +49,10 @@ class Unit:
     segment: Segment | None = None
 
 
-def find_units(source: Path, decoder: Decoder, problems: list[Problem]) -> list[Unit]:
-    """The files of ``source``: a state directory, a directory with Parquet files, or one such file.
+def find_units(source: Path, decoder: Decoder, problems: list[ImportProblem]) -> list[Unit]:
+    """Returns the files of ``source``: a state directory, a directory with Parquet files, or one Parquet file.
 
-    What cannot be taken goes to ``problems``. Raises UsageError when there is no such source.
+    Adds files that cannot be imported to ``problems``. Raises UsageError when there is no such source.
     """
     try:
         if source.is_dir():
@@ -65,7 +68,7 @@ def find_units(source: Path, decoder: Decoder, problems: list[Problem]) -> list[
 
 @contextmanager
 def unused(source: Path) -> Iterator[None]:
-    """No daemon may begin to use the state directory ``source`` meanwhile. Raises StateLocked when one does."""
+    """Keeps daemons from using the state directory ``source`` meanwhile. Raises StateLocked when one uses it."""
     try:
         fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -94,12 +97,12 @@ def _parquet_files(source: Path) -> Iterator[Unit]:
                 yield Unit(Path(folder, name))
 
 
-def _of_state(root: Path, decoder: Decoder, problems: list[Problem]) -> list[Unit]:
+def _of_state(root: Path, decoder: Decoder, problems: list[ImportProblem]) -> list[Unit]:
     manifest = load_manifest(_FILES, root)
     node = _node(root)
     if manifest.bad_lines or not manifest.found:
         what = f"{manifest.bad_lines} lines are damaged" if manifest.found else "it is missing"
-        problems.append(Problem(str(root / MANIFEST), f"{what}: segments that only it names are not imported"))
+        problems.append(ImportProblem(str(root / MANIFEST), f"{what}: segments that only it names are not imported"))
     units = [Unit(root / s.path, node=node, parts=s.parts, segment=s) for s in manifest.segments.values()]
     return [*units, *_log_parts(root, manifest, node, decoder, problems)]
 
@@ -113,7 +116,7 @@ def _node(root: Path) -> str:
 
 
 def _log_parts(
-    root: Path, manifest: LoadedManifest, node: str, decoder: Decoder, problems: list[Problem]
+    root: Path, manifest: LoadedManifest, node: str, decoder: Decoder, problems: list[ImportProblem]
 ) -> Iterable[Unit]:
     numbers = [n for n in map(part_number, _FILES.listdir(root / WAL_DIR)) if n and n > manifest.sealed_to]
     void_from: int | None = None
@@ -123,14 +126,14 @@ def _log_parts(
         try:
             fd = open_file(path)
             try:
-                header = decoder.ask("header", fd)
+                header = decoder.log_header(fd)
             finally:
                 os.close(fd)
-            if header["number"] != number:
-                raise FormatError(f"it says it is log part {header['number']}")
+            if header.number != number:
+                raise FormatError(f"it has the header of log part {header.number}")
         except (ProbingError, OSError) as e:
-            problems.append(Problem(str(path), str(e)))
+            problems.append(ImportProblem(str(path), str(e)))
             continue
-        units.append(Unit(path, True, node or str(header["node"]), (number, number), void_from))
-        void_from = int(header["first_sequence"])
+        units.append(Unit(path, True, node or header.node, (number, number), void_from))
+        void_from = header.first_sequence
     return reversed(units)

@@ -1,4 +1,4 @@
-"""The write-ahead log: parts that grow record by record, and what is left of them after a crash."""
+"""Log parts: files of the write-ahead log. Appends records to the newest one, and scans those that a start finds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Up to MAX_PART: after a larger one, which is not ours, there might be no name for the next.
+# Up to MAX_PART: behind a larger number, which no store reaches, there might be no name for the next part.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
@@ -38,7 +38,7 @@ def part_path(root: Path, number: int) -> Path:
 
 
 def part_number(name: str) -> int | None:
-    """The number in a part's file name; None for other files."""
+    """Returns the number in a part's file name; None for other files."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -47,7 +47,8 @@ def part_number(name: str) -> int | None:
 class Part:
     """A log part up to its last good record.
 
-    ``length`` in bytes, ``raw_bytes`` of batches before compression, ``rows`` by table, ``positions`` at its end.
+    ``length`` is in bytes, ``raw_bytes`` the size of its batches before compression, ``rows`` counts by table,
+    ``next_sequence`` and ``positions`` hold behind its last record.
     """
 
     number: int
@@ -60,10 +61,10 @@ class Part:
 
 
 class PartWriter:
-    """The part that records are appended to. Calls raise OSError, and after one only ``close`` may be called.
+    """Appends records to one part. Raises OSError; after an error the part must be given up.
 
-    Arrow's writers are ahead of the file once a record was not written, so such a part is closed where its last good
-    record ends, and the next one begins with fresh ones.
+    A failed record leaves Arrow's writers ahead of the file, so the part ends at its last good record and the next
+    part begins with fresh writers.
     """
 
     def __init__(self, files: Files, path: Path, header: PartHeader, tables: Mapping[str, Table] = TABLES) -> None:
@@ -85,20 +86,23 @@ class PartWriter:
         return self.part.next_sequence > self._header.first_sequence
 
     def takes(self, names: Iterable[str]) -> bool:
-        """Whether rows of these tables can be appended as they are now."""
+        """Returns whether the schemas of these tables are still those of the part's streams."""
         return not self._streams.outdated(names)
 
     def append(
         self, batches: Mapping[str, Sequence[pa.RecordBatch]], boot_id: str, clock: ClockPair, positions: Positions
     ) -> None:
-        """Raises OSError, or InternalError or FormatError for what cannot be a record."""
+        """Writes one record.
+
+        Raises OSError, InternalError for batches that do not fit, FormatError when they are too large.
+        """
         part = self.part
         chunks = self._streams.encode(batches)
         record = pack_record(part.next_sequence, boot_id, clock, positions, chunks)
         try:
             write_all(self._files, self.fd, record)
         except OSError:
-            # A record left behind whole is void too: the next part starts with its sequence number.
+            # If the whole record stays behind it is void: the next part starts with its sequence number.
             with contextlib.suppress(OSError):
                 self._files.truncate(self.fd, part.length)
             raise
@@ -117,8 +121,12 @@ class PartWriter:
 
 @dataclass(frozen=True, slots=True)
 class ScannedPart:
-    """What a start finds of a part. ``problem`` says what the bytes behind ``part.length`` are; empty when there are
-    none, or only a record that the next part has again; ``voided`` counts records that it says it has."""
+    """A part as a start finds it, of ``size`` bytes.
+
+    ``problem``: why bytes behind ``part.length`` were rejected; empty when there are none, or only voided records.
+    ``voided``: records superseded by the next part, which starts with their sequence numbers.
+    ``last_clock``: the clocks at the last good record.
+    """
 
     part: Part
     header: PartHeader
@@ -129,14 +137,14 @@ class ScannedPart:
 
 
 def scan_part(files: Files, path: Path, void_from: int | None = None) -> ScannedPart:
-    """Read a part up to its first bad record, or to sequence number ``void_from``.
+    """Reads a part up to its first bad record, or up to the sequence number ``void_from``.
 
-    Raises FormatError when it has no good header, NewerFormat when it is not ours to touch, OSError when unreadable.
+    Raises FormatError for a bad header, NewerFormat for a part of a newer probingd, OSError when it cannot be read.
     """
     data = files.read(path)
     header, end = unpack_header(data)
     if header.number != part_number(path.name):
-        raise FormatError(f"{path.name} says it is log part {header.number}")
+        raise FormatError(f"{path.name} has the header of log part {header.number}")
     clock, voided = None, 0
     part = Part(header.number, path, end, 0, {}, header.first_sequence, header.positions)
     rows: dict[str, int] = {}

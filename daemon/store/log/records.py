@@ -1,4 +1,4 @@
-"""Bytes of the write-ahead log: the header of a part, and framed records. docs/format.md draws them."""
+"""Packs and unpacks the bytes of the write-ahead log: part headers and framed records (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ __all__ = (
     "PartHeader",
     "Positions",
     "Record",
+    "RingPosition",
     "ShortHeader",
     "checked_positions",
     "checked_table",
@@ -43,27 +44,40 @@ PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
 MAX_TABLE_NAME = 100
-# A part's name has twelve digits, and no store comes so far that it needs the first.
+# File names of parts have twelve digits; no store lives long enough to need the first one.
 MAX_PART = 10**11 - 1
-# Numbers of records, times and counts have to fit a signed 64-bit column.
+# Sequence numbers, times and counts must fit a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
-# Small drains are mostly Arrow's metadata, which is mostly zeros; large ones gain too little for what it costs.
+# Small drains are mostly Arrow metadata, and that mostly zeros. Compressing large ones costs more than it gains.
 COMPRESS_BELOW = 1 << 16
 
-_HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all before and of the JSON
+_HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all of this
 _FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
 _CRC_END = 8
 _PLAIN, _ZSTD = 0, 1
-# A table's name becomes a folder.
+# The name of a table becomes the name of a folder.
 _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
-# {ring: {"boot_id": text, "map_id": number, "position": number}}
-Positions = dict[str, dict[str, Any]]
+
+class RingPosition(TypedDict, total=False):
+    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses."""
+
+    boot_id: str
+    map_id: int
+    position: int
+    lost: int
+
+
+# By the name of the ring.
+Positions = dict[str, RingPosition]
 
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """``first_sequence`` voids records of older parts from that number on; ``positions`` are those at the start."""
+    """Records of older parts with sequence numbers from ``first_sequence`` on are void.
+
+    ``positions`` hold at the start of the part, ``created_ns`` is UTC.
+    """
 
     number: int
     first_sequence: int
@@ -75,7 +89,7 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of the Arrow IPC stream of one table: all chunks of a part, one after the other, are the stream."""
+    """A piece of the Arrow IPC stream of one table. All its chunks in a part, joined in order, are the stream."""
 
     table: str
     data: bytes | memoryview
@@ -84,7 +98,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One drain. ``end`` is the offset in the part behind it; ``clock`` one instant on the three clocks."""
+    """One drain. ``end`` is the offset behind it in the part, ``clock`` one instant on all three clocks."""
 
     sequence: int
     boot_id: str
@@ -95,6 +109,7 @@ class Record:
 
 
 def pack_header(header: PartHeader) -> bytes:
+    """Returns the bytes of a part's header."""
     text = _json(
         {
             "part": header.number,
@@ -109,7 +124,10 @@ def pack_header(header: PartHeader) -> bytes:
 
 
 def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
-    """The header of a part and its length in bytes. Raises FormatError; a newer version says so in its hint."""
+    """Returns the header of a part and its length in bytes.
+
+    Raises NewerFormat for a newer version, ShortHeader when the part ends too early, FormatError for other damage.
+    """
     view = memoryview(data)
     if len(view) < _HEADER.size:
         raise ShortHeader("a log part ends within its header")
@@ -139,14 +157,15 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
 
 
 class NewerFormat(FormatError):
-    """Written by a newer probingd: nothing of it may be touched."""
+    """The state directory was written by a newer probingd, and must not be changed."""
 
 
 class ShortHeader(FormatError):
-    """Its writer died before it had written the header, so no record is missing."""
+    """The part ends within its header: its writer died before the first record, so none is missing."""
 
 
 def newer_format(version: int) -> NewerFormat:
+    """Returns the error for a state directory of this newer format version."""
     return NewerFormat(
         f"the state directory has format {version}, newer than {FORMAT_VERSION}, the newest that this probingd knows",
         hint="install the newer probingd again, or choose another --state-dir",
@@ -154,9 +173,9 @@ def newer_format(version: int) -> NewerFormat:
 
 
 def pack_record(
-    sequence: int, boot_id: str, clock: ClockPair, positions: Mapping[str, Any], chunks: Sequence[Chunk]
+    sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]
 ) -> bytes:
-    """A framed record. Raises FormatError when it is too large."""
+    """Returns the bytes of a record. Raises FormatError when it is too large."""
     meta = _json(
         {
             "boot_id": boot_id,
@@ -167,7 +186,7 @@ def pack_record(
     )
     raw = b"".join((meta, *(c.data for c in chunks)))
     if len(meta) > MAX_HEADER:
-        raise FormatError(f"what a record says of itself has {len(meta)} bytes, more than {MAX_HEADER}")
+        raise FormatError(f"the header of a record has {len(meta)} bytes, more than {MAX_HEADER}")
     if len(raw) > MAX_RECORD:
         raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
     stored, codec = raw, _PLAIN
@@ -178,9 +197,9 @@ def pack_record(
 
 
 def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
-    """Records from ``start``, a record's bounds, up to the first bad one or the end of ``data``.
+    """Yields the records from offset ``start`` of the first one, up to the first bad one or the end of ``data``.
 
-    The last record's ``end`` tells where good bytes end.
+    The good bytes end at the last record's ``end``.
     """
     view = memoryview(data)
     sequence: int | None = None
@@ -193,7 +212,7 @@ def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
 
 
 def cut_short(data: bytes | memoryview, start: int) -> bool:
-    """Whether the record at ``start`` ends behind the end of ``data``: it was being written when its writer died."""
+    """Returns whether the record at ``start`` would end behind ``data``: its writer died while it wrote."""
     if len(data) - start < _FRAME.size:
         return True
     stored_len: int = _FRAME.unpack_from(data, start)[0]
@@ -226,7 +245,7 @@ def _unpack(view: memoryview, start: int) -> Record | None:
 def _raw(stored: memoryview, raw_len: int, codec: int) -> memoryview | None:
     if codec == _PLAIN:
         return stored if len(stored) == raw_len else None
-    # Nothing larger is written compressed: a few bytes cannot ask for much memory.
+    # Larger bodies are never compressed, so that a few bytes cannot ask for much memory.
     if codec != _ZSTD or raw_len >= COMPRESS_BELOW:
         return None
     try:
@@ -245,7 +264,7 @@ def _chunks(body: memoryview, listed: list[Any]) -> Iterator[Chunk]:
 
 
 def decoded(text: bytes) -> dict[str, Any]:
-    """The object that ``text`` is in JSON. Raises ValueError for anything else."""
+    """Returns the JSON object in ``text``. Raises ValueError for anything else."""
     try:
         value = json.loads(text)
     except RecursionError as e:
@@ -256,7 +275,7 @@ def decoded(text: bytes) -> dict[str, Any]:
 
 
 def checked_positions(value: Any) -> Positions:
-    """Raises ValueError for what are no ring positions."""
+    """Returns ``value`` if it is a valid set of ring positions. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("positions are no object")
     for position in value.values():
@@ -264,18 +283,18 @@ def checked_positions(value: Any) -> Positions:
             raise ValueError("a position is no object with a boot")
         for name in ("map_id", "position", "lost"):
             number_in(position.get(name, 0))
-    return value
+    return cast(Positions, value)
 
 
 def checked_table(name: Any) -> str:
-    """Raises ValueError for what cannot be the name of a table, and so of its folder."""
+    """Returns ``name`` if a table, and so its folder, can have it. Raises ValueError."""
     if not isinstance(name, str) or len(name) > MAX_TABLE_NAME or not _TABLE.fullmatch(name):
         raise ValueError(f"{str(name)[:80]!r} is no name of a table")
     return name
 
 
 def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
-    """Raises ValueError for what is no integer in these bounds."""
+    """Returns ``value`` if it is an integer within these bounds. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("a number is out of bounds")
     return value

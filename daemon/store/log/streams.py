@@ -1,4 +1,4 @@
-"""Batches of a table to and from the Arrow IPC stream that a log part holds of it."""
+"""Encodes batches as the Arrow IPC streams of a log part, one stream for each table."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from probing.api.tables import TABLES, Table
 from probing.daemon.arrow import Gathered
 from probing.daemon.store.log.records import Chunk
 
-__all__ = ("StreamWriters", "conform", "decode_stream")
+__all__ = ("StreamWriters", "conform")
 
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True, use_threads=False)
-_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class StreamWriters:
-    """The streams of one log part, one a table. Their state runs with the part: a part that a record could not be
-    written to is given up together with them."""
+    """The Arrow streams of one log part, one for each table.
+
+    They are ahead of the part once a record could not be written, so the part is closed then and they end with it.
+    """
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
         self._tables = tables
         self._streams: dict[str, _Stream] = {}
 
     def encode(self, batches: Mapping[str, Sequence[pa.RecordBatch]]) -> list[Chunk]:
-        """Raises InternalError for a table that is not stored, or a batch that does not fit its table."""
+        """Returns the next chunk of each table with rows.
+
+        Raises InternalError for a table that is not stored, or a batch that does not fit its table.
+        """
         ready = {name: [b for b in group if b.num_rows] for name, group in batches.items()}
         schemas = {name: self._schema(name) for name, group in ready.items() if group}
         fitted = {name: [_fit(name, batch, schema) for batch in ready[name]] for name, schema in schemas.items()}
@@ -39,7 +43,7 @@ class StreamWriters:
         return chunks
 
     def outdated(self, names: Iterable[str]) -> bool:
-        """Whether one of these tables has another schema than when its stream began: tables of users grow."""
+        """Returns whether the schema of one of these tables has changed since its stream began: user tables grow."""
         begun = ((self._streams[name].schema, self._schema(name)) for name in names if name in self._streams)
         return any(was is not now and was != now for was, now in begun)
 
@@ -55,7 +59,7 @@ class _Stream:
         self.schema = schema
         self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
         self._out = Gathered()
-        # Arrow writes each buffer and its padding apart; gather them before they become Python calls.
+        # Arrow writes each buffer and its padding separately: the buffered stream saves most of the Python calls.
         self._sink = pa.BufferedOutputStream(pa.PythonFile(self._out, mode="w"), 1 << 16)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=_OPTIONS)
 
@@ -70,7 +74,7 @@ class _Stream:
 
 
 class _Names:
-    """The dictionary of one column in one stream: it only grows, so that Arrow sends what is new (a delta)."""
+    """The dictionary of one column in one stream. It only grows, so Arrow writes the new values alone (a delta)."""
 
     def __init__(self, kind: pa.DictionaryType[Any, Any, Any]) -> None:
         self._kind = kind
@@ -84,7 +88,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: codes stay as they are. Sources keep a dictionary from drain to drain, so remember the last one.
+        # None: the codes need no change. Sources keep a dictionary from drain to drain, so the last one is remembered.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()
@@ -111,9 +115,9 @@ def _fit(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """``table`` with the columns of ``schema`` and their types: NULL where it lacks one, without those it has more.
+    """Returns ``table`` in ``schema``: columns that it lacks are NULL, columns that ``schema`` lacks are left out.
 
-    Raises pa.ArrowException where a type cannot be had.
+    Raises pa.ArrowException when a column cannot be cast.
     """
     if table.schema.equals(schema):
         return table
@@ -135,22 +139,3 @@ def _cast(column: pa.ChunkedArray[Any], kind: pa.DataType) -> pa.ChunkedArray[An
     if not isinstance(kind, pa.DictionaryType):
         return column.cast(kind)
     return column.cast(kind.value_type).dictionary_encode().cast(kind)
-
-
-def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
-    """The rows of a stream and, when it breaks off, why: then the rows before that."""
-    batches: list[pa.RecordBatch] = []
-    data = pa.py_buffer(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-    try:
-        reader = pa.ipc.open_stream(data, options=_READ_OPTIONS)
-    except (pa.ArrowException, OSError) as e:
-        return pa.table({}), f"{e}"
-    try:
-        for batch in reader:
-            # In full: a code of a name that is not there would be read from somewhere else in memory.
-            batch.validate(full=True)
-            batches.append(batch)
-        problem = ""
-    except (pa.ArrowException, OSError) as e:
-        problem = f"{e}"
-    return pa.Table.from_batches(batches, schema=reader.schema).unify_dictionaries(), problem

@@ -1,4 +1,4 @@
-"""The time by which rows age: a wall clock that jumps ahead must not make them old at once."""
+"""The clock by which rows age: rows do not become old at once when the wall clock jumps ahead."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from probing.daemon.store.manifest import Segment
 
 __all__ = ("AgeClock", "steady_time")
 
-# How far the wall clock may run ahead of the kernel's before it is doubted, and for how long then.
+# The wall clock may run ahead of the kernel's by this much. A longer jump is not believed for this time.
 _JUMP_NS = 300 * 1_000_000_000
 _DOUBT_NS = 24 * 3_600 * 1_000_000_000
-# From one stored segment to the next; a segment has some hours.
+# From one stored segment to the next; a segment spans some hours at most.
 _GAP_NS = 24 * 3_600 * 1_000_000_000
 
 
 class AgeClock:
-    """``stored``: what there is at the start. Not safe for two threads."""
+    """Starts from the times of the ``stored`` segments. Not safe for two threads."""
 
     def __init__(self, stored: Iterable[Segment], pair: ClockPair) -> None:
         self._steady = min(steady_time(stored) or pair.real_ns, pair.real_ns)
@@ -25,7 +25,7 @@ class AgeClock:
         self._doubted_since: int | None = None
 
     def now(self, pair: ClockPair) -> int:
-        """UTC ns. A jump ahead, also one from the last stored row to now, counts when it has lasted for a day."""
+        """Returns UTC ns. A jump ahead, also from the last stored row to now, counts after it has lasted for a day."""
         self._steady += pair.boot_ns - self._boot
         self._boot = pair.boot_ns
         if pair.real_ns <= self._steady + _JUMP_NS:
@@ -42,8 +42,10 @@ class AgeClock:
 
 
 def steady_time(segments: Iterable[Segment]) -> int:
-    """When the last of ``segments`` was written, UTC ns, 0 when there are none. Jumps ahead that did not last are left
-    out."""
+    """Returns when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
+
+    0 when there are none.
+    """
     steady = before = 0
     lasted: int | None = None
     for segment in sorted(segments, key=lambda s: s.parts):

@@ -9,18 +9,18 @@ from probing.daemon.store.manifest import Segment
 
 __all__ = ("to_drop",)
 
-# Clocks differ by so much without being wrong.
+# A time ahead of the clock by up to this much is not wrong.
 _AHEAD_NS = 60 * 1_000_000_000
 
 
 def to_drop(
     segments: Iterable[Segment], limits: StoreLimits, now_ns: int, other_bytes: int, free_bytes: int, need: int = 0
 ) -> list[Segment]:
-    """Segments to drop, oldest first. ``now_ns`` is UTC, and what is later has a wrong time: it counts as written when
-    the parts before it were.
+    """Returns the segments to drop, oldest first.
 
-    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` what the file system has left, with what is
-    dropped already and still held by a snapshot; ``need`` is what must fit in addition.
+    ``now_ns`` is UTC; a segment with later times has wrong ones, and is as old as the log parts before it.
+    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` the free space of the file system with the
+    dropped files that snapshots still hold, ``need`` what must fit in addition.
     """
     left = sorted(_by_part(segments, now_ns), key=lambda found: (found[0], found[1].parts, found[1].path))
     dropped: list[Segment] = []
@@ -46,10 +46,10 @@ def to_drop(
 
 
 def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Segment]]:
-    """Each segment with when it was written, UTC ns: its last time, if that is not to come yet."""
+    """Yields when each segment was written, UTC ns: its last ``ts``, unless that is in the future."""
     in_order = sorted(segments, key=lambda s: s.parts)
     right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
-    # Those before the first right one were written before it, too.
+    # Segments before the first one with right times were written before it.
     newest = next((s.ts_max for s, known in zip(in_order, right, strict=True) if known), now_ns)
     for segment, known in zip(in_order, right, strict=True):
         if known:

@@ -1,43 +1,43 @@
-"""What is left of a damaged segment: the row groups that can be read, and a loss for each of the others."""
+"""Salvages a damaged segment: its readable row groups become a segment, each other one a loss."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.daemon.source import Loss
-from probing.daemon.store.files import Files
-from probing.daemon.store.jobs.runner import Worker
+from probing.daemon.store.context import StoreContext
+from probing.daemon.store.disk_errors import TRANSIENT
+from probing.daemon.store.jobs.messages import Data, LostGroup, Made
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments.reader import PASSING, SegmentFile, salvaged_path
+from probing.daemon.store.segments.paths import salvaged_path
+from probing.daemon.store.segments.writer import SegmentFile
 
 __all__ = ("Salvaged", "salvage")
 
 
 @dataclass(slots=True)
 class Salvaged:
-    """``segment`` is in its place and has the rows that ``losses`` do not name; None: there are none."""
+    """``segment`` has the rows that ``losses`` do not count, None when there are none; ``written``: its file."""
 
     segment: Segment | None = None
     losses: list[Loss] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)
 
 
-def salvage(worker: Worker, files: Files, root: Path, damaged: Segment, problem: str) -> Salvaged:
-    """What can be read of ``damaged``, whose ``problem`` is known. All of it is lost where nothing can be read.
+def salvage(context: StoreContext, damaged: Segment, problem: str) -> Salvaged:
+    """Salvages what can be read of ``damaged``, which has this ``problem``. Rows that cannot be read are losses.
 
-    Raises OSError and WorkerFailed for what is not the segment's fault: it is to be tried again.
+    Raises OSError and WorkerFailed when the segment is not the cause, so that it is worth another try.
     """
     salvaged = Salvaged()
     try:
-        _salvage(worker, files, root, damaged, salvaged)
+        _salvage(context, damaged, salvaged)
     except (FormatError, pa.ArrowException) as e:
         problem = f"{problem}; none of its row groups could be read: {e}"
         salvaged.segment, salvaged.losses = None, []
@@ -48,29 +48,28 @@ def salvage(worker: Worker, files: Files, root: Path, damaged: Segment, problem:
     return salvaged
 
 
-def _salvage(worker: Worker, files: Files, root: Path, damaged: Segment, salvaged: Salvaged) -> None:
+def _salvage(context: StoreContext, damaged: Segment, salvaged: Salvaged) -> None:
     file: SegmentFile | None = None
     try:
-        job = worker.start(
-            "salvage", [(root / damaged.path, damaged.size)],
+        job = context.worker.start(
+            "salvage", [(context.root / damaged.path, damaged.size)],
             table=damaged.table, rows=damaged.rows, ts_min=damaged.ts_min, ts_max=damaged.ts_max,
         )  # fmt: skip
     except OSError as e:
-        if e.errno in PASSING:
+        if e.errno in TRANSIENT:
             raise
         raise FormatError(f"it cannot be opened: {e.strerror or e}") from e
     try:
         while not job.done:
-            for header, payload in job.turn():
-                if "lost" in header:
-                    salvaged.losses.append(_of_group(damaged, header["lost"]))
-                elif "data" in header:
-                    file = file or SegmentFile(files, root, salvaged_path(damaged.path))
-                    file.write(payload)
-                elif "made" in header and file is not None:
-                    made = header["made"]
-                    file.finish(int(made["size"]), int(made["crc"]), salvaged.written)
-                    salvaged.segment = made_segment(damaged.table, file.path, damaged.parts, made)
+            for step in job.turn():
+                if isinstance(step, LostGroup):
+                    salvaged.losses.append(_group_loss(damaged, step))
+                elif isinstance(step, Data):
+                    file = file or SegmentFile(context.files, context.root, salvaged_path(damaged.path))
+                    file.write(step.data)
+                elif isinstance(step, Made) and file is not None:
+                    file.finish(step.size, step.crc, salvaged.written)
+                    salvaged.segment = made_segment(damaged.table, file.path, damaged.parts, step)
                     file = None
     finally:
         job.close()
@@ -79,13 +78,13 @@ def _salvage(worker: Worker, files: Files, root: Path, damaged: Segment, salvage
                 file.abort()
 
 
-def _of_group(damaged: Segment, lost: Mapping[str, Any]) -> Loss:
-    reason = f"row group {int(lost['group'])} is set aside: {lost['why']}"
+def _group_loss(damaged: Segment, lost: LostGroup) -> Loss:
+    reason = f"row group {lost.group} is set aside: {lost.reason}"
     times = (damaged.ts_min, damaged.ts_max)
-    if lost["ts_min"] is not None:
-        # The footer may be the damaged part.
-        times = (max(times[0], int(lost["ts_min"])), min(times[1], int(lost["ts_max"])))
-    return _loss(damaged, reason, min(damaged.rows, max(0, int(lost["rows"]))), times)
+    if lost.ts_min is not None and lost.ts_max is not None:
+        # The damage may be in the footer.
+        times = (max(times[0], lost.ts_min), min(times[1], lost.ts_max))
+    return _loss(damaged, reason, min(damaged.rows, max(0, lost.rows)), times)
 
 
 def _loss(damaged: Segment, reason: str, rows: int, times: tuple[int, int] | None = None) -> Loss:

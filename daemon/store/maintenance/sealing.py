@@ -1,4 +1,4 @@
-"""Log parts into segments: what a sealer does with some closed parts."""
+"""Seals a group of closed log parts: has a worker decode them, and writes the segments that it sends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import FormatError
-from probing.api.tables import Table
 from probing.daemon.source import Loss
-from probing.daemon.store.files import Files
-from probing.daemon.store.jobs.runner import Worker
-from probing.daemon.store.jobs.steps import Step, pack_tables
+from probing.daemon.store.context import StoreContext
+from probing.daemon.store.jobs.messages import Data, Made, PartDecoded, SegmentBegun, Step
+from probing.daemon.store.jobs.seal import pack_tables
 from probing.daemon.store.log.parts import Part
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments.reader import SegmentFile, is_date_dir, segment_path
+from probing.daemon.store.segments.paths import is_date_dir, segment_path
+from probing.daemon.store.segments.writer import SegmentFile
 
 __all__ = ("Sealed", "group_parts", "made_segment", "seal_parts")
 
@@ -26,7 +25,7 @@ _MAX_GROUP_PARTS = 64
 
 @dataclass(slots=True)
 class Sealed:
-    """``written``: files that may be there."""
+    """Result of sealing; ``written`` has the files that may exist, also after an error."""
 
     segments: list[Segment] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -34,7 +33,7 @@ class Sealed:
 
 
 def group_parts(parts: Sequence[Part]) -> list[list[Part]]:
-    """Neighbours that are sealed together: small parts, as restarts leave them, become one segment."""
+    """Groups neighbours that are sealed together: small parts, which restarts leave, become one segment."""
     groups: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -46,37 +45,29 @@ def group_parts(parts: Sequence[Part]) -> list[list[Part]]:
     return groups
 
 
-def seal_parts(
-    worker: Worker,
-    files: Files,
-    root: Path,
-    parts: Sequence[Part],
-    now_ns: int,
-    known: Mapping[str, Table],
-    sealed: Sealed,
-) -> None:
-    """Write the rows of ``parts`` as segments into ``sealed``. They count from when the manifest names them; until
-    then, and after an error, they are only ``written`` files.
+def seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: Sealed) -> None:
+    """Writes the rows of ``parts`` as segments and adds them to ``sealed``.
 
-    Raises OSError, WorkerFailed, or FormatError when a segment cannot be written right.
+    The segments count once the manifest names them. Raises OSError, WorkerFailed, or FormatError when a segment cannot
+    be written correctly.
     """
     there = []
     for part in parts:
         try:
-            files.size(part.path)
+            context.files.size(part.path)
             there.append(part)
         except FileNotFoundError as e:
             sealed.losses.extend(_losses(part, part.rows, f"it cannot be read: {e}", now_ns, now_ns))
     if not there:
         return
-    tables = {name: known[name] for part in there for name in part.rows if name in known}
-    job = worker.start(
+    tables = {name: context.tables[name] for part in there for name in part.rows if name in context.tables}
+    job = context.worker.start(
         "seal",
         [(part.path, part.length) for part in there],
         lengths=[part.length for part in there],
         tables=pack_tables(tables),
     )
-    writing = _Writing(files, root, there, now_ns, sealed)
+    writing = _Writing(context, there, now_ns, sealed)
     try:
         while not job.done:
             for step in job.turn():
@@ -88,72 +79,64 @@ def seal_parts(
 
 
 class _Writing:
-    """What the steps of a sealing job ask for: segments of the tables and parts that it was given, and no others."""
+    """Carries out the steps of a sealing job: only segments of the tables and parts that the job was given."""
 
-    def __init__(self, files: Files, root: Path, parts: Sequence[Part], now_ns: int, sealed: Sealed) -> None:
-        self._files = files
-        self._root = root
+    def __init__(self, context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: Sealed) -> None:
+        self._context = context
         self._parts = parts
         self._now_ns = now_ns
         self._sealed = sealed
         self._numbers = (parts[0].number, parts[-1].number)
+        # Rows by table that were decoded and are in no segment yet.
         self._left: dict[str, int] = {}
         self._file: SegmentFile | None = None
         self._table = ""
 
     def take(self, step: Step) -> None:
-        header, payload = step
-        if "data" in header and self._file is not None:
-            self._file.write(payload)
-        elif "part" in header:
-            self._decoded(self._parts[int(header["part"])], header)
-        elif "segment" in header and header["segment"] in self._left and is_date_dir(f"date={header['date']}"):
-            self._table = str(header["segment"])
-            path = segment_path(self._table, str(header["date"]), self._numbers)
-            self._file = SegmentFile(self._files, self._root, path)
-        elif "made" in header and self._file is not None:
-            made = header["made"]
-            self._file.finish(int(made["size"]), int(made["crc"]), self._sealed.written)
-            self._left[self._table] -= int(made["rows"])
-            self._sealed.segments.append(made_segment(self._table, self._file.path, self._numbers, made))
-            self._file = None
-        else:
-            raise FormatError(f"a sealing job answered {sorted(header)[:5]}")
+        match step:
+            case Data(data) if self._file is not None:
+                self._file.write(data)
+            case PartDecoded():
+                self._decoded(step)
+            case SegmentBegun(table, date) if table in self._left and is_date_dir(f"date={date}"):
+                self._table = table
+                path = segment_path(table, date, self._numbers)
+                self._file = SegmentFile(self._context.files, self._context.root, path)
+            case Made() if self._file is not None:
+                self._file.finish(step.size, step.crc, self._sealed.written)
+                self._left[self._table] -= step.rows
+                self._sealed.segments.append(made_segment(self._table, self._file.path, self._numbers, step))
+                self._file = None
+            case _:
+                raise FormatError(f"a sealing job answered {type(step).__name__}")
 
     def check(self) -> None:
-        """Raises FormatError unless all rows that were decoded are in segments."""
+        """Raises FormatError unless all decoded rows are in segments."""
         if self._file is not None or any(self._left.values()):
             raise FormatError(f"log parts {self._numbers} gave other rows than were decoded")
 
     def close(self) -> None:
-        """Remove what is not finished."""
+        """Removes an unfinished segment."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.abort()
 
-    def _decoded(self, part: Part, header: Mapping[str, Any]) -> None:
-        decoded = {str(name): int(count) for name, count in header["rows"].items()}
-        for name, count in decoded.items():
+    def _decoded(self, step: PartDecoded) -> None:
+        if not 0 <= step.index < len(self._parts):
+            raise FormatError(f"a sealing job has no log part {step.index}")
+        part = self._parts[step.index]
+        for name, count in step.rows.items():
             self._left[name] = self._left.get(name, 0) + count
-        missing = {name: n - decoded.get(name, 0) for name, n in part.rows.items() if n > decoded.get(name, 0)}
-        start = int(header["created_ns"]) or self._now_ns
-        self._sealed.losses.extend(_losses(part, missing, str(header["problem"]), start, self._now_ns))
+        missing = {name: n - step.rows.get(name, 0) for name, n in part.rows.items() if n > step.rows.get(name, 0)}
+        start = step.created_ns or self._now_ns
+        self._sealed.losses.extend(_losses(part, missing, step.problem, start, self._now_ns))
 
 
-def made_segment(table: str, path: str, parts: tuple[int, int], made: Mapping[str, Any]) -> Segment:
-    """From what a job says of a segment that is in its place."""
-    jobs = made.get("jobs")
-    return Segment(
-        table,
-        path,
-        int(made["size"]),
-        int(made["crc"]),
-        int(made["rows"]),
-        int(made["ts_min"]),
-        int(made["ts_max"]),
-        parts,
-        None if jobs is None else tuple(map(str, jobs)),
-    )
+def made_segment(table: str, path: str, parts: tuple[int, int], made: Made) -> Segment:
+    """Returns the manifest's entry of a finished segment. Raises FormatError when the job gave no times."""
+    if made.ts_min is None or made.ts_max is None:
+        raise FormatError(f"the segment {path} was made without its times")
+    return Segment(table, path, made.size, made.crc, made.rows, made.ts_min, made.ts_max, parts, made.jobs)
 
 
 def _losses(part: Part, rows: Mapping[str, int], reason: str, start: int, end: int) -> Iterable[Loss]:

@@ -1,4 +1,4 @@
-"""How the rows of a segment lie in its Parquet file: their order, the encoding of each column, what has statistics."""
+"""Encodes rows as a segment: their order, the encoding of each column, and which columns have statistics."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from probing.daemon.arrow import Gathered
 
 __all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "encode_rows", "sort_rows")
 
-# Keys in the file's metadata: the table's name, and CRC32 of the bytes of each row group.
+# Keys of the file's metadata: the name of the table, and CRC32 of each row group's bytes.
 META = "probingd.segment"
 GROUPS = "probingd.groups"
 ROW_GROUP = 1 << 17
-# Columns that queries narrow by. Of others the least and the largest value would be most of a small file's footer.
+# Columns whose statistics prune. Those of all others would be most of a small file's footer.
 _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
-# Encodings are tried on rows from several places: a table is sorted, and one place may hold but one process.
+# Encodings are tried on rows from several places: rows are sorted, and one place may have rows of one process only.
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
-# A column that has codes for less than so many bytes a row is left so.
+# A column that a dictionary encodes in less than this many bytes a row keeps it.
 _SMALL = 0.02
-# Codes are compared faster than values: another encoding must be shorter by this share.
+# Comparing dictionary codes is faster than comparing values: another encoding must be this much shorter.
 _GAIN = 0.97
 _RIVALS: Mapping[str, tuple[str, ...]] = {
     "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
@@ -37,16 +37,16 @@ _RIVALS: Mapping[str, tuple[str, ...]] = {
 
 
 def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
-    """``rows`` by those of these columns that there are; equal ones stay in their order."""
+    """Returns ``rows`` in the order of these columns, as far as there are such; a stable sort."""
     keys = [_sort_key(rows.column(name)) for name in reversed(sort_by) if name in rows.column_names]
     order: np.ndarray[Any, Any] = np.lexsort(keys) if keys else np.arange(rows.num_rows)
     return rows.take(pa.array(order, pa.int64()))
 
 
 class SegmentEncoder:
-    """A segment of ``table``, made one row group at a time. ``size`` and ``crc`` are of all bytes given out so far.
+    """Encodes a segment of ``table``, one row group at a time. The first rows decide the encoding of the columns.
 
-    Columns are encoded as suits the first rows.
+    ``size`` and ``crc`` (CRC32) are those of all bytes returned so far.
     """
 
     def __init__(self, table: str) -> None:
@@ -57,7 +57,7 @@ class SegmentEncoder:
         self.size = self.crc = self.rows = 0
 
     def add(self, rows: pa.Table) -> memoryview:
-        """The bytes of a row group, which ``rows`` become."""
+        """Returns the bytes of a row group with ``rows``."""
         before = b""
         if self._writer is None:
             self._writer = self._begin(rows)
@@ -69,7 +69,7 @@ class SegmentEncoder:
         return self._given(before + data if before else data)
 
     def end(self) -> memoryview:
-        """The footer."""
+        """Returns the bytes of the footer."""
         self._writer.add_key_value_metadata({GROUPS: " ".join(f"{crc:08x}" for crc in self._groups)})
         self._writer.close()
         return self._given(self._sink.take())
@@ -87,14 +87,14 @@ class SegmentEncoder:
 
 
 def encode_rows(table: str, rows: pa.Table) -> bytes:
-    """A segment of ``table`` with ``rows``, which are sorted."""
+    """Returns a whole segment of ``table`` with the sorted ``rows``."""
     encoder = SegmentEncoder(table)
     starts = range(0, max(1, rows.num_rows), ROW_GROUP)
     return b"".join([*(encoder.add(rows.slice(start, ROW_GROUP)) for start in starts), encoder.end()])
 
 
 def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str], statistics: Any) -> Any:
-    # pyarrow.parquet costs memory and start-up time that a daemon which seals nothing need not pay.
+    # Imported late: pyarrow.parquet costs memory and start-up time, also in a daemon that seals nothing.
     import pyarrow.parquet as pq
 
     return pq.ParquetWriter(
@@ -111,7 +111,7 @@ def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str],
     )
 
 
-# Leaf columns, by their paths in the file: those that have codes into a dictionary, and the encodings of others.
+# Returns the paths of leaf columns with a dictionary, and the encodings of the other ones.
 def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
     sample = _sample(rows)
     coded = _tried(sample, True, {})
@@ -127,7 +127,7 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
         for path, (_, size) in _tried(rest, False, encodings).items():
             if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
                 best[path] = (size, encodings[path])
-    # What is NULL in the first rows of a merged segment can be a time in later ones, which codes suit least.
+    # A column that is NULL in the first rows of a merged segment may have times later, the worst case for a dictionary.
     unseen = {name for name in sample.column_names if sample.column(name).null_count == sample.num_rows}
     best |= {path: (0, "BYTE_STREAM_SPLIT") for path in unseen if path in coded and coded[path][0] == "INT64"}
     codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]
@@ -142,7 +142,7 @@ def _sample(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows.slice(place * step, each) for place in range(_TRIED_PLACES)])
 
 
-# Physical type and bytes of each leaf.
+# Returns the physical type and the size in bytes of each leaf column.
 def _tried(rows: pa.Table, codes: bool, encodings: dict[str, str]) -> dict[str, tuple[str, int]]:
     import pyarrow.parquet as pq
 
@@ -167,7 +167,7 @@ def _sort_key(column: pa.ChunkedArray[Any]) -> np.ndarray[Any, Any]:
 
 
 def column_numbers(column: Any, null: int = 0) -> np.ndarray[Any, Any]:
-    """The values of a column of integers, floats, truth values or times, with ``null`` where there is none."""
+    """Returns the values of a column of integers, floats, booleans or times, ``null`` in place of NULL."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if column.null_count:

@@ -1,4 +1,4 @@
-"""Opens Parquet files: the one place that decides how their columns are read."""
+"""Opens Parquet files, and decides how their columns are read."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pyarrow as pa
 
 __all__ = ("open_parquet",)
 
-# Arrow reads texts as dictionary codes from pages with these encodings only.
+# The encodings of pages from which Arrow can read text columns as dictionaries.
 _CODED = frozenset(("BIT_PACKED", "PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"))
 
 
 def open_parquet(source: Any, coded: Collection[str] | None = ()) -> Any:
-    """A ParquetFile over ``source`` that checks page checksums.
+    """Returns a ParquetFile over ``source`` that checks page checksums.
 
-    Text columns ``coded`` (None: all) come as dictionaries if all their pages allow it. Raises pa.ArrowException, or
-    OSError without a number, for what is no Parquet.
+    Text columns ``coded`` (None: all) are read as dictionaries if all their pages allow it. Raises pa.ArrowException,
+    or OSError without errno, when ``source`` is no Parquet file.
     """
-    # pyarrow.parquet costs memory and start-up time that a daemon which seals nothing need not pay.
+    # Imported late: pyarrow.parquet costs memory and start-up time, also in a daemon that seals nothing.
     import pyarrow.parquet as pq
 
     try:

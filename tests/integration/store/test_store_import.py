@@ -24,9 +24,10 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.importing import importer as importing
-from probing.daemon.store.importing.importer import Imported, Target, import_sources
+from probing.daemon.store.importing.importer import Imported, import_sources
 from probing.daemon.store.importing.journal import Journal
-from probing.daemon.store.jobs import steps as jobs
+from probing.daemon.store.importing.target import Target
+from probing.daemon.store.jobs import segment_output
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")
@@ -138,7 +139,7 @@ def test_a_parquet_file_of_stored_or_shown_rows(as_shown: bool, bring: Import, t
 def test_of_a_damaged_segment_the_good_row_groups_come_in(
     bring: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "ROW_GROUP", 17)
+    monkeypatch.setattr(segment_output, "ROW_GROUP", 17)
     far = make_state(tmp_path / "far", [a_row(i) for i in range(5 * 17)], seal=True)
     path = next(far.rglob("*.parquet"))
     data = bytearray(path.read_bytes())

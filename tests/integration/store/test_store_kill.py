@@ -58,12 +58,12 @@ READER = """
 import json, sys
 from pathlib import Path
 import pyarrow.parquet as pq
-from probing.daemon.store.log.tail import read_tail
+from probing.daemon.store.log.decode import read_part
 
 snapshot = json.load(sys.stdin)
 count = sum(pq.read_table(s["path"], columns=["pid"]).num_rows for s in snapshot["tables"].get("process.events", []))
 for part in snapshot["parts"]:
-    tail = read_tail(part["path"], part["length"], {"process.events"})
+    tail = read_part(part["path"], part["length"], {"process.events"})
     assert not tail.problems
     count += tail.tables["process.events"].num_rows
 print(count)

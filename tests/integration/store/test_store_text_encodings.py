@@ -14,7 +14,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoder import Decoder
-from probing.daemon.store.importing.importer import Target, import_sources
+from probing.daemon.store.importing.importer import import_sources
+from probing.daemon.store.importing.target import Target
 from probing.daemon.store.segments import encoding
 from probing.daemon.store.verify.examine import examine
 

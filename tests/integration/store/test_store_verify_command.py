@@ -23,7 +23,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.files import lock_directory, open_file
-from probing.daemon.store.verify.examine import Findings, examine
+from probing.daemon.store.verify.examine import examine
+from probing.daemon.store.verify.findings import Findings
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")
@@ -189,7 +190,7 @@ def decoded(path: Path, decoder: Decoder) -> int:
     """The rows of a Parquet file that nobody has checked."""
     fd = open_file(path)
     try:
-        return sum(rows.num_rows for _, rows in decoder.rows("rows", fd, piece=7, skip=0))
+        return sum(rows.num_rows for rows in decoder.segment_rows(fd, piece=7))
     finally:
         os.close(fd)
 

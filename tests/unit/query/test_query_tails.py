@@ -14,10 +14,10 @@ from probing.api.errors import FormatError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.log.cache import MAX_PIECES, Tails
+from probing.daemon.store.log.cache import MAX_PIECES, LogCache
+from probing.daemon.store.log.decode import read_part
 from probing.daemon.store.log.parts import PartWriter
 from probing.daemon.store.log.records import Chunk, PartHeader, pack_header, pack_record
-from probing.daemon.store.log.tail import read_tail
 
 OPS, LOSSES = "comm.ops", "probing.losses"
 T0 = 1_795_000_000_000_000_000
@@ -57,8 +57,8 @@ def rows_of(tail: Any) -> dict[str, list[Any]]:
     return {name: rows.to_pylist() for name, rows in tail.tables.items()}
 
 
-def same(tails: Tails, log: Log, length: int, *tables: str) -> None:
-    told, expected = tails.read(str(log.path), length, tables), read_tail(log.path, length, tables)
+def same(tails: LogCache, log: Log, length: int, *tables: str) -> None:
+    told, expected = tails.read(str(log.path), length, tables), read_part(log.path, length, tables)
     assert rows_of(told) == rows_of(expected)
     assert told.problems == expected.problems
     assert {name: rows.schema for name, rows in told.tables.items()} == {
@@ -67,7 +67,7 @@ def same(tails: Tails, log: Log, length: int, *tables: str) -> None:
 
 
 def test_a_part_that_grows_by_more_records_than_pieces_are_kept(log: Log) -> None:
-    tails = Tails()
+    tails = LogCache()
     for number in range(3 * MAX_PIECES):
         same(tails, log, log.append({OPS: operations(number, number + 1)}), OPS)
     rows = tails.read(str(log.path), log.length, [OPS]).tables[OPS]
@@ -91,7 +91,7 @@ def test_whatever_is_asked_of_a_part_as_it_grows(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, list[str]]], before: int
 ) -> None:
     log = Log(tmp_path_factory.mktemp("log") / "000000000001.wal")
-    tails, lengths = Tails(), [log.length]
+    tails, lengths = LogCache(), [log.length]
     for appended, asked in steps:
         lengths.append(log.append(appended))
         same(tails, log, lengths[-1], *asked)
@@ -100,7 +100,7 @@ def test_whatever_is_asked_of_a_part_as_it_grows(
 
 
 def test_a_record_that_is_damaged_ends_a_part_whenever_it_comes(log: Log) -> None:
-    tails = Tails()
+    tails = LogCache()
     same(tails, log, log.append({OPS: operations(1)}), OPS)
     good = log.length
     log.append({OPS: operations(2), LOSSES: losses(1)})
@@ -113,7 +113,7 @@ def test_a_record_that_is_damaged_ends_a_part_whenever_it_comes(log: Log) -> Non
 
 
 def test_another_part_under_the_same_name_is_another_part(log: Log, tmp_path: Path) -> None:
-    tails = Tails()
+    tails = LogCache()
     same(tails, log, log.append({OPS: operations(1, 2, 3)}), OPS)
     other = Log(tmp_path / "other.wal")
     other.append({OPS: operations(7)})
@@ -126,20 +126,20 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     parts = [Log(tmp_path / f"{number:012d}.wal") for number in range(1, 6)]
     for part in parts:
         part.append({OPS: operations(*range(100))})
-    one = Tails()
+    one = LogCache()
     same(one, parts[0], parts[0].length, OPS)
-    tails = Tails(one.kept_bytes * 2)
+    tails = LogCache(one.kept_bytes * 2)
     for part in [*parts, parts[0]]:
         same(tails, part, part.length, OPS)
         assert 0 < tails.kept_bytes <= one.kept_bytes * 2
-    none = Tails(0)
+    none = LogCache(0)
     same(none, parts[0], parts[0].length, OPS)
     assert none.kept_bytes == 0
 
 
 def test_a_part_that_cannot_be_opened_is_an_error(log: Log) -> None:
     length = log.append({OPS: operations(1)})
-    tails = Tails()
+    tails = LogCache()
     with pytest.raises(FormatError, match="shorter"):
         tails.read(str(log.path), length + 1, [OPS])
     with pytest.raises(FileNotFoundError):
@@ -154,8 +154,8 @@ def test_rows_that_are_no_arrow_are_named(tmp_path: Path) -> None:
     clock = ClockPair(1, 1, T0)
     records = [pack_record(number, "boot", clock, {}, [Chunk(OPS, b"no arrow" * 9, 1)]) for number in (1, 2)]
     path.write_bytes(b"".join([pack_header(PartHeader(1, 1, "n0", T0)), *records]))
-    tails = Tails()
+    tails = LogCache()
     for length in (path.stat().st_size - len(records[1]), path.stat().st_size):
         (problem,) = tails.read(str(path), length, [OPS]).problems
-        (expected,) = read_tail(path, length, [OPS]).problems
+        (expected,) = read_part(path, length, [OPS]).problems
         assert problem.split(",")[0] == expected.split(",")[0]

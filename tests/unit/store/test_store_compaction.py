@@ -21,7 +21,7 @@ from probing.api.errors import StoreError
 from probing.api.tables.schema import I64, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits, TableLimits
-from probing.daemon.store.maintenance.compaction import choose
+from probing.daemon.store.maintenance.merge_candidates import choose
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.reader import read_segment
 

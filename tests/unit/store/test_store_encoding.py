@@ -23,7 +23,7 @@ from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, encode_rows, sort_rows
 from probing.daemon.store.segments.reader import describe_segment, read_segment
-from probing.daemon.store.snapshot import describe_segment_file
+from probing.daemon.store.snapshot import snapshot_segment
 
 STORED = sorted(name for name, table in TABLES.items() if not table.live)
 ROOT = Path("/state")
@@ -211,7 +211,7 @@ def test_a_segment_knows_its_jobs(rows: pa.Table, expected: tuple[str, ...] | No
     assert segment.jobs == expected
     assert describe_segment(files, ROOT, segment.path) == segment
     assert read_segment(files, ROOT, segment).num_rows == rows.num_rows
-    assert describe_segment_file(ROOT, segment)["jobs"] == (list(expected) if expected else None)
+    assert snapshot_segment(ROOT, segment)["jobs"] == (list(expected) if expected else None)
 
 
 def test_the_manifest_keeps_jobs_and_takes_what_was_written_without() -> None:

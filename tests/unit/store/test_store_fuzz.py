@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
+from probing.daemon.store.log.decode import decode_part, decode_stream
 from probing.daemon.store.log.parts import WAL_DIR, part_path
 from probing.daemon.store.log.records import PART_MAGIC, PartHeader, Record, cut_short, pack_header, scan, unpack_header
-from probing.daemon.store.log.streams import StreamWriters, decode_stream
-from probing.daemon.store.log.tail import decode_tail
+from probing.daemon.store.log.streams import StreamWriters
 from probing.daemon.store.manifest import load_manifest
 from probing.daemon.store.segments.reader import describe_segment
 
@@ -289,4 +289,4 @@ def test_a_table_in_the_log_cannot_name_a_folder_elsewhere() -> None:
     # The same with a name that is one.
     meta["chunks"] = [["t.small", len(chunk.data), 2]]
     data = pack_header(PartHeader(3, 1, "n1", 0)) + framed(dumped(meta), bytes(chunk.data))
-    assert decode_tail(data, None, support.TABLES).tables["t.small"].num_rows == 2
+    assert decode_part(data, None, support.TABLES).tables["t.small"].num_rows == 2

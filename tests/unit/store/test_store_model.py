@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from probing.api.errors import StoreError
-from probing.daemon.store import Snapshot, Store, StoreLimits
+from probing.daemon.store import Store, StoreLimits, StoreSnapshot
 from probing.daemon.store.limits import TableLimits
-from probing.daemon.store.log.tail import decode_tail
+from probing.daemon.store.log.decode import decode_part
 
 ROOT = Path("/state")
 DAY_NS = 86_400_000_000_000
@@ -44,14 +44,14 @@ def ids(store: Store) -> list[int]:
     return [i for name in support.TABLES for i in store.rows(name, ["id"]).column("id").to_pylist()]
 
 
-def snapshot_ids(files: support.MemoryFiles, snapshot: Snapshot) -> list[int]:
+def snapshot_ids(files: support.MemoryFiles, snapshot: StoreSnapshot) -> list[int]:
     found = []
     for name, segments in snapshot["tables"].items():
         for segment in segments:
             found += pq.read_table(io.BytesIO(files.read(Path(segment["path"])))).column("id").to_pylist()
         assert name in support.TABLES
     for part in snapshot["parts"]:
-        tail = decode_tail(files.read(Path(part["path"]), part["length"]), None, support.TABLES)
+        tail = decode_part(files.read(Path(part["path"]), part["length"]), None, support.TABLES)
         assert not tail.problems
         assert {name: t.num_rows for name, t in tail.tables.items()} == part["tables"]
         found += [i for t in tail.tables.values() for i in t.column("id").to_pylist()]
@@ -74,7 +74,7 @@ class StoreModel(RuleBasedStateMachine):
         self.synced = 0
         self.dropped = 0
         self.no_space = self.taken = False
-        self.snapshots: list[tuple[Snapshot, list[int]]] = []
+        self.snapshots: list[tuple[StoreSnapshot, list[int]]] = []
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -15,7 +15,7 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.jobs import steps as jobs
+from probing.daemon.store.jobs import salvage, segment_output
 from probing.daemon.store.segments import encoding
 
 LIMITS = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
@@ -26,7 +26,7 @@ SIZES = [GROUP] * 5 + [47]
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory with one segment of six row groups."""
-    for module in (encoding, jobs):
+    for module in (encoding, segment_output):
         monkeypatch.setattr(module, "ROW_GROUP", GROUP)
     with opened(tmp_path) as store:
         for first in range(0, ROWS, GROUP):
@@ -207,6 +207,6 @@ def test_merging_salvages_too(root: Path) -> None:
 
 def test_a_segment_of_before_is_salvaged_by_its_page_checksums(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those have no checksum a row group."""
-    monkeypatch.setattr(jobs, "GROUPS", "none")
+    monkeypatch.setattr(salvage, "GROUPS", "none")
     flip(segment(root), span(segment(root), 1)[60])
     check_lost(1, *after_damage(root))

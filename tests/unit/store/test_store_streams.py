@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from probing.api.errors import FormatError, InternalError
 from probing.api.tables import TABLES
 from probing.daemon.clock import ClockPair
+from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.records import NewerFormat, PartHeader, pack_header, pack_record, scan, unpack_header
 from probing.daemon.store.log.streams import StreamWriters, conform
-from probing.daemon.store.log.tail import decode_tail
 
 PAIR = ClockPair(1, 2, 3)
 
@@ -33,7 +33,7 @@ def test_drains_with_different_dictionaries_come_back_in_order() -> None:
         [{"t.small": [b], "t.other": [support.rows([i], table=support.OTHER)]} for i, b in enumerate(batches)]
     )
     # WHEN the part is decoded
-    tail = decode_tail(data, None, support.TABLES)
+    tail = decode_part(data, None, support.TABLES)
     # THEN all rows are there, and a name is sent once
     assert tail.problems == ()
     expected = pa.Table.from_batches([conform(pa.table(b), support.SMALL.logical).to_batches()[0] for b in batches])
@@ -44,7 +44,7 @@ def test_drains_with_different_dictionaries_come_back_in_order() -> None:
 
 def test_only_the_wanted_tables_are_decoded() -> None:
     data = part_of([{"t.small": [support.rows([1])], "t.other": [support.rows([2], table=support.OTHER)]}])
-    assert list(decode_tail(data, {"t.other"}, support.TABLES).tables) == ["t.other"]
+    assert list(decode_part(data, {"t.other"}, support.TABLES).tables) == ["t.other"]
 
 
 def test_slices_nulls_and_foreign_index_types() -> None:
@@ -52,7 +52,7 @@ def test_slices_nulls_and_foreign_index_types() -> None:
     names = batch.column("name").cast(pa.dictionary(pa.int8(), pa.string()))
     narrow = batch.set_column(batch.schema.get_field_index("name"), "name", names)
     plain = batch.set_column(batch.schema.get_field_index("name"), "name", names.cast(pa.string()))
-    tail = decode_tail(part_of([{"t.small": [batch, narrow, plain]}]), None, support.TABLES)
+    tail = decode_part(part_of([{"t.small": [batch, narrow, plain]}]), None, support.TABLES)
     assert tail.tables["t.small"].column("name").to_pylist() == batch.column("name").to_pylist() * 3
     assert tail.tables["t.small"].schema.equals(support.SMALL.physical)
 
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_and_leaves_the_streams_as_they_were() -> N
             streams.encode(bad)
     data = pack_header(PartHeader(1, 1, "n1", 0))
     data += pack_record(1, "boot", PAIR, {}, streams.encode({"t.small": [good]}))
-    assert decode_tail(data, None, support.TABLES).tables["t.small"].num_rows == 2
+    assert decode_part(data, None, support.TABLES).tables["t.small"].num_rows == 2
 
 
 def test_live_tables_are_not_stored() -> None:
@@ -100,7 +100,7 @@ def test_damage_never_gives_rows_that_were_not_written(at: int, cut: bool, junk:
         data[at : at + len(junk)] = junk
     # THEN what is read is a prefix of what was written
     try:
-        tail = decode_tail(bytes(data), None, support.TABLES)
+        tail = decode_part(bytes(data), None, support.TABLES)
     except FormatError:
         return
     rows = tail.tables["t.small"].column("id").to_pylist() if tail.tables else []

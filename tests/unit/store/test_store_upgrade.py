@@ -11,7 +11,7 @@ import store_support as support
 
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.log.tail import read_tail
+from probing.daemon.store.log.decode import read_part
 from probing.daemon.store.verify.examine import verify_directory
 
 _BASE = (Column("node", NAME, "Node."), Column("ts", TIME, "Time."))
@@ -110,7 +110,7 @@ def test_a_reader_of_the_log_gets_the_columns_that_it_knows(root: Path) -> None:
     with open_store(root, NEW) as store:
         parts = store.snapshot()["parts"]
         for part in parts:
-            tail = read_tail(part["path"], part["length"], {"t.small"}, NEW)
+            tail = read_part(part["path"], part["length"], {"t.small"}, NEW)
             assert tail.problems == ()
             assert tail.tables["t.small"].schema.equals(NEW["t.small"].physical)
             assert tail.tables["t.small"].num_rows == part["tables"]["t.small"] == 10

@@ -1,4 +1,4 @@
-"""Has the jobs of the store done: by a process without rights, or in this one where there is none."""
+"""Runs the jobs of the store in a process without rights, and here while there is none."""
 
 from __future__ import annotations
 
@@ -11,103 +11,32 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import pyarrow as pa
+from probing.api.errors import InternalError, ProbingError
+from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.store.files import Files, open_file
+from probing.daemon.store.jobs.messages import Step, unpack_step
+from probing.daemon.store.jobs.worker import File, Job, LocalWorker, WorkerFailed
 
-from probing.api.errors import InternalError, ProbingError, StoreError
-from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, connect
-from probing.daemon.store.files import FileReader, Files, open_file
-from probing.daemon.store.jobs.steps import JOBS, Step
+__all__ = ("RemoteWorker",)
 
-__all__ = ("Job", "LocalWorker", "RemoteWorker", "Worker", "WorkerFailed")
-
-# What a step of a job, or a start of the process, may take on a busy machine.
+# For one step of a job, and for the start of the process, on a busy machine.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
-# The process ends after so long without work, and after so many jobs: its memory goes back.
+# The process ends after this time without work, and after this many jobs, to give back its memory.
 IDLE_S = 5.0
 MAX_JOBS = 64
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-# A kind of job that failed the process so often in a row is done here once, at what memory that takes.
+# A kind of job that failed the process this often in a row runs here once, whatever memory it takes.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
-File = tuple[Path, int]
-
-
-class WorkerFailed(StoreError):
-    """The process ended or hung. ``resting``: it did so a moment ago, and was not tried again yet."""
-
-    default_hint = "it is tried again by itself; the collector's log says how often"
-
-    def __init__(self, message: str, *, resting: bool = False) -> None:
-        super().__init__(message)
-        self.resting = resting
-
-
-class Job(Protocol):
-    """``done`` once all steps came. After an error only ``close`` may be called."""
-
-    done: bool
-
-    def turn(self) -> Iterator[Step]:
-        """Steps up to the next turn. To be read to its end. Raises FormatError, OSError, pa.ArrowException, or
-        WorkerFailed."""
-
-    def close(self) -> None: ...
-
-
-class Worker(Protocol):
-    """Safe to call from any thread. ``problem`` says why it does not work as it should; empty while it does."""
-
-    problem: str
-
-    def start(self, what: str, files: Sequence[File], **fields: Any) -> Job:
-        """Begin a job of ``jobs.JOBS`` over ``files`` (path, size). Raises OSError, WorkerFailed."""
-
-    def rest(self) -> None:
-        """Called now and then: give back what has not been used for a while."""
-
-    def close(self) -> None: ...
-
-
-class LocalWorker:
-    """In this process, one job at a time or several in turn."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.problem = ""
-
-    def start(self, what: str, files: Sequence[File], **fields: Any) -> Job:
-        readers = [FileReader(self._files, path, size) for path, size in files]
-        return _LocalJob(JOBS[what](readers, fields))
-
-    def rest(self) -> None:
-        pa.default_memory_pool().release_unused()
-
-    def close(self) -> None: ...
-
-
-class _LocalJob:
-    def __init__(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
-        self.done = False
-
-    def turn(self) -> Iterator[Step]:
-        for header, payload in self._steps:
-            if "turn" in header:
-                return
-            yield header, payload
-        self.done = True
-
-    def close(self) -> None:
-        self._steps = iter(())
 
 
 class RemoteWorker:
-    """A process behind the socket ``path``, which starts it at each connection; it lives while there is work.
+    """Runs jobs in a process behind the socket ``path``, which starts one at each connection and ends it when idle.
 
-    When it cannot be started, or fails again and again, jobs are done here, which costs this process memory.
+    Jobs run here, which costs this process memory, when no process can be started or a kind of job fails too often.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -116,7 +45,7 @@ class RemoteWorker:
         self._lock = threading.RLock()
         self._channel: Channel | None = None
         self._numbers = itertools.count(1)
-        # What each open job is, and how often in a row such jobs failed.
+        # The kind of each open job, and how often in a row jobs of a kind failed the process.
         self._open: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
         self._begun = 0
@@ -152,8 +81,8 @@ class RemoteWorker:
         with self._lock:
             self._end()
 
-    def ask(self, number: int, header: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The answers to one request about a job; they must be read to the end, or the process is given up."""
+    def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
+        """Yields the answers to one request about a job; they must be read to the end, or the process is given up."""
         with self._lock:
             channel, finished, what = self._channel, False, self._open.get(number)
             if channel is None or what is None:
@@ -163,10 +92,10 @@ class RemoteWorker:
                 while not finished:
                     answer = channel.answer(TIMEOUT_S)
                     finished = "turn" in answer.header or "end" in answer.header
-                    yield answer.header, answer.payload
+                    yield answer
                 self._worked(what)
             except InternalError as e:
-                # ChannelClosed and ChannelTimeout are such, and so is what the process says of itself.
+                # ChannelClosed and ChannelTimeout are InternalErrors, like those that the process sends of itself.
                 finished = True
                 raise self._failed(e, what) from e
             except ProbingError:
@@ -178,6 +107,7 @@ class RemoteWorker:
                     self._end()
 
     def dropped(self, number: int) -> None:
+        """Tells the process that nobody wants the job any more."""
         with self._lock:
             if number in self._open and self._channel is not None:
                 del self._open[number]
@@ -185,10 +115,11 @@ class RemoteWorker:
                     self._channel.send({"op": "drop", "job": number}, timeout=TIMEOUT_S)
 
     def ended(self, number: int) -> None:
+        """The job is complete."""
         self._open.pop(number, None)
 
     def _failed(self, why: InternalError, what: str) -> WorkerFailed:
-        """Give the process up, and leave it alone for a while."""
+        """Gives the process up, and starts no other for a while."""
         self._end()
         self._failures[what] += 1
         self._pause = min(max(FIRST_PAUSE_S, self._pause * 2), LAST_PAUSE_S)
@@ -206,7 +137,7 @@ class RemoteWorker:
         self.problem, self._startable = "", True
 
     def _ready(self) -> Channel | None:
-        """The process, started if need be; None when it cannot be started."""
+        """Returns the process, started if need be; None when it cannot be started."""
         if self._channel is None:
             if time.monotonic() < self._until:
                 if self._startable:
@@ -260,12 +191,12 @@ class _RemoteJob:
         self.done = False
 
     def turn(self) -> Iterator[Step]:
-        for header, payload in self._worker.ask(self._number, {"op": "next", "job": self._number}):
-            if "end" in header:
+        for answer in self._worker.ask(self._number, {"op": "next", "job": self._number}):
+            if "end" in answer.header:
                 self.done = True
                 self._worker.ended(self._number)
-            elif "turn" not in header:
-                yield header, payload
+            elif "turn" not in answer.header:
+                yield unpack_step(answer.header, answer.payload)
 
     def close(self) -> None:
         if not self.done:

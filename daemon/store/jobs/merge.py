@@ -1,36 +1,66 @@
-"""The rows of neighbouring segments, one row group of their merged segment after the other."""
+"""The merging job: neighbouring segments of one table become one."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from probing.api.errors import FormatError
+from probing.daemon.store.jobs.messages import Step, Turn
+from probing.daemon.store.jobs.segment_output import PIECE_BYTES, Source, data_steps, end_steps
 from probing.daemon.store.log.streams import conform
-from probing.daemon.store.segments.encoding import ROW_GROUP, sort_rows
+from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 from probing.daemon.store.segments.parquet import open_parquet
 
-__all__ = ("merged_rows",)
+__all__ = ("merge",)
 
-# Of rows that are sorted and encoded together, before compression: some six times as much memory is used for a moment.
+# Bytes of rows, before compression, that are sorted and encoded together. The peak of memory is about six times that.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
 _CODES = pa.dictionary(pa.int32(), pa.string())
 
 
-def merged_rows(sources: Sequence[Any], sort_by: tuple[str, ...], coded: Collection[str]) -> Iterator[pa.Table]:
-    """Row groups of one schema with the rows of ``sources`` in order, each sorted by itself.
+def merge(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
+    """Merges the segments ``sources``, in order.
 
-    Text columns ``coded`` are dictionaries in memory. Neither memory nor the time for one grows with the sources.
+    Fields: ``table``, ``sort_by``, ``coded`` (columns with few values), ``expected`` ([path, size, CRC32] of each).
+    Raises FormatError for a damaged source.
+    """
+    for source, (path, size, crc) in zip(sources, fields["expected"], strict=True):
+        if _checksum(source) != (size, crc):
+            raise FormatError(f"the segment {path} is damaged: its size or checksum is wrong")
+        yield Turn()
+    encoder = SegmentEncoder(str(fields["table"]))
+    for rows in _merged_rows(sources, tuple(fields["sort_by"]), list(fields["coded"])):
+        yield from data_steps(encoder.add(rows))
+        yield Turn()
+    yield from end_steps(encoder)
+
+
+def _checksum(source: Source) -> tuple[int, int]:
+    size = crc = 0
+    source.seek(0)
+    while data := source.read(PIECE_BYTES):
+        size, crc = size + len(data), zlib.crc32(data, crc)
+    return size, crc
+
+
+def _merged_rows(sources: Sequence[Source], sort_by: tuple[str, ...], coded: Collection[str]) -> Iterator[pa.Table]:
+    """Yields row groups of one schema with the rows of ``sources`` in order, each sorted by itself.
+
+    Text columns ``coded`` are dictionaries in memory. Neither the memory nor the time for one group grows with the
+    sources.
     """
     schemas = []
     for source in sources:
         with _opened(source, coded) as file:
             schemas.append(_plain(file.schema_arrow))
-    # A table may have gained columns in between.
+    # The table may have gained columns meanwhile.
     schema = _coded(pa.unify_schemas(schemas, promote_options="permissive"), coded)
     pending: list[pa.Table] = []
     rows = size = 0
@@ -45,16 +75,16 @@ def merged_rows(sources: Sequence[Any], sort_by: tuple[str, ...], coded: Collect
         yield _sorted(pending, sort_by)
 
 
-def _opened(source: Any, coded: Collection[str]) -> Any:
+def _opened(source: Source, coded: Collection[str]) -> Any:
     source.seek(0)
-    # Wrapped, as the source outlives the ParquetFile, which closes what it was given.
+    # Wrapped: the ParquetFile closes its file, but the source is read again.
     return open_parquet(pa.PythonFile(_Unclosed(source), mode="r"), coded)
 
 
 class _Unclosed(io.RawIOBase):
-    """A file that somebody else closes."""
+    """A file that closing leaves open."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Source) -> None:
         super().__init__()
         self._file = file
 
@@ -65,16 +95,16 @@ class _Unclosed(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self._file.seek(offset, whence))
+        return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        return int(self._file.tell())
+        return self._file.tell()
 
     def read(self, size: int = -1) -> bytes:
-        return bytes(self._file.read(size))
+        return self._file.read(size) or b""
 
 
-def _batches(sources: Sequence[Any], coded: Collection[str]) -> Iterator[pa.Table]:
+def _batches(sources: Sequence[Source], coded: Collection[str]) -> Iterator[pa.Table]:
     for source in sources:
         with _opened(source, coded) as file:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -87,7 +117,7 @@ def _sorted(pending: list[pa.Table], sort_by: tuple[str, ...]) -> pa.Table:
     keys = rows.select([name for name in sort_by if name in rows.column_names])
     keys = keys.append_column("", pa.array(np.arange(rows.num_rows)))
     order = sort_rows(keys, sort_by).column(keys.num_columns - 1)
-    # One column after the other, so that there are never two of all.
+    # Column by column, so that only one column exists twice at a time.
     schema, columns = rows.schema, list(rows.columns)
     del rows, keys
     for i in range(len(columns)):

@@ -1,0 +1,27 @@
+"""What all parts of one open store share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.api.tables import Table
+from probing.daemon.clock import Clock
+from probing.daemon.store.files import Files
+from probing.daemon.store.jobs.worker import Worker
+from probing.daemon.store.state import StoreState
+
+__all__ = ("StoreContext",)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """``root`` is the state directory; ``worker`` runs the jobs that seal, merge and salvage."""
+
+    root: Path
+    files: Files
+    clock: Clock
+    tables: Mapping[str, Table]
+    state: StoreState
+    worker: Worker

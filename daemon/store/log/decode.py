@@ -1,0 +1,188 @@
+"""Decodes the rows of log parts: the one place where records become Arrow tables again.
+
+Queries (``cache``), sealing, recovery's checks and ``verify`` all decode through ``StreamDecoder``.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from probing.api.errors import FormatError
+from probing.api.tables import TABLES, Table
+from probing.daemon.store.files import read_file
+from probing.daemon.store.log.records import Record, scan, unpack_header
+from probing.daemon.store.log.streams import conform
+
+__all__ = (
+    "LogRows",
+    "StreamDecoder",
+    "bad_from",
+    "chunks_by_table",
+    "decode_part",
+    "decode_records",
+    "decode_stream",
+    "log_rows",
+    "read_exactly",
+    "read_part",
+)
+
+_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """Rows by table in the tables' physical schemas; ``problems`` names what could not be decoded, one line each."""
+
+    tables: dict[str, pa.Table]
+    problems: tuple[str, ...] = ()
+
+
+class StreamDecoder:
+    """Decodes the Arrow IPC stream of one table in one log part, chunk by chunk.
+
+    ``problem`` is the reason why the stream cannot be decoded further; empty while it can.
+    """
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self._feed = _Feed()
+        self._reader: pa.RecordBatchStreamReader | None = None
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """None until the first chunk was decoded."""
+        return None if self._reader is None else self._reader.schema
+
+    def decode(self, chunks: Iterable[bytes | memoryview]) -> list[pa.RecordBatch]:
+        """Returns the batches of the next ``chunks``, validated in full, up to the first ``problem``."""
+        self._feed.put(chunks)
+        batches: list[pa.RecordBatch] = []
+        try:
+            while self._feed.has_more and not self.problem:
+                if self._reader is None:
+                    self._reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
+                batch = self._reader.read_next_batch()
+                # In full: an index beyond its dictionary would read from elsewhere in memory.
+                batch.validate(full=True)
+                batches.append(batch)
+        except StopIteration:
+            self.problem = "the stream ends before its rows"
+        except (pa.ArrowException, OSError) as e:
+            self.problem = f"{e}"
+        return batches
+
+
+class _Feed(io.RawIOBase):
+    """A growing file that Arrow's reader reads from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: deque[memoryview] = deque()
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._pieces)
+
+    def put(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces.extend(memoryview(piece) for piece in pieces if len(piece))
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        found: list[memoryview] = []
+        while self._pieces and size:
+            piece = self._pieces.popleft()
+            if 0 <= size < len(piece):
+                self._pieces.appendleft(piece[size:])
+                piece = piece[:size]
+            found.append(piece)
+            size -= len(piece) if size > 0 else 0
+        return b"".join(found)
+
+
+def read_part(
+    path: str | Path, length: int, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
+) -> LogRows:
+    """Returns the rows in the first ``length`` bytes of the log part ``path``: of ``tables``, or of all.
+
+    Raises FormatError or OSError when the part cannot be opened. Rows before damage inside the part are returned.
+    """
+    return decode_part(read_exactly(path, length), tables, known)
+
+
+def read_exactly(path: str | Path, length: int, offset: int = 0) -> bytes:
+    """Returns ``length`` bytes of a log part. Raises OSError, or FormatError when the part is shorter."""
+    data = read_file(path, length, offset)
+    if len(data) < length:
+        raise FormatError(f"the log part {Path(path).name} is shorter than its snapshot says")
+    return data
+
+
+def decode_part(
+    data: bytes | memoryview, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
+) -> LogRows:
+    """Like ``read_part``, for a part in memory."""
+    _, start = unpack_header(data)
+    records = list(scan(data, start))
+    end = records[-1].end if records else start
+    rows = decode_records(records, tables, known)
+    if end != len(data):
+        return LogRows(rows.tables, (*rows.problems, bad_from(end)))
+    return rows
+
+
+def bad_from(offset: int) -> str:
+    """The problem of a part whose bytes from ``offset`` on are no records."""
+    return f"the log part is bad from byte {offset} on"
+
+
+def decode_records(
+    records: Iterable[Record], tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
+) -> LogRows:
+    """Returns the rows of a part's ``records``. Tables not in ``known`` keep the schema they were written with."""
+    decoded = ((name, *decode_stream(chunks)) for name, chunks in chunks_by_table(records, tables).items())
+    return log_rows(decoded, known)
+
+
+def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
+    """Returns the rows of a whole stream, and why it breaks off ("" when it does not)."""
+    decoder = StreamDecoder()
+    batches = decoder.decode(chunks)
+    schema = decoder.schema
+    rows = pa.table({}) if schema is None else pa.Table.from_batches(batches, schema=schema).unify_dictionaries()
+    return rows, decoder.problem
+
+
+def chunks_by_table(
+    records: Iterable[Record], tables: Collection[str] | None = None
+) -> dict[str, list[bytes | memoryview]]:
+    """Returns the chunks of ``records`` in order: of ``tables``, or of all."""
+    found: dict[str, list[bytes | memoryview]] = {}
+    for record in records:
+        for chunk in record.chunks:
+            if tables is None or chunk.table in tables:
+                found.setdefault(chunk.table, []).append(chunk.data)
+    return found
+
+
+def log_rows(
+    decoded: Iterable[tuple[str, pa.Table, str]], known: Mapping[str, Table], problems: Iterable[str] = ()
+) -> LogRows:
+    """Returns ``decoded`` (table, rows, problem) in the physical schemas of ``known``, behind earlier ``problems``."""
+    tables: dict[str, pa.Table] = {}
+    found = list(problems)
+    for name, rows, problem in decoded:
+        try:
+            tables[name] = conform(rows, known[name].physical) if name in known else rows
+        except pa.ArrowException as e:
+            problem = str(e)
+        if problem:
+            found.append(f"{name}: {problem.splitlines()[0]}")
+    return LogRows(tables, tuple(found))

@@ -1,0 +1,125 @@
+"""Keeps the store within its limits, and decides whether there is space to append and to merge."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+
+from probing.daemon.store.context import StoreContext
+from probing.daemon.store.disk_errors import store_error
+from probing.daemon.store.limits import DEFAULT_FREE_BYTES, StoreLimits, on_file_system
+from probing.daemon.store.maintenance.ageing import AgeClock
+from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
+from probing.daemon.store.maintenance.retention import to_drop
+from probing.daemon.store.manifest import Edit
+from probing.daemon.store.recovery.set_aside import SetAside
+
+__all__ = ("Space",)
+
+_log = logging.getLogger(__name__)
+# The share of max_bytes that corrupt/ may take: 1/20.
+_ASIDE_SHARE = 20
+
+
+class Space:
+    """Safe to call from any thread. Sets ``state.full`` while nothing may be appended."""
+
+    def __init__(self, context: StoreContext, limits: StoreLimits, editor: ManifestEditor, aside: SetAside) -> None:
+        self._context = context
+        self._state = context.state
+        self._editor = editor
+        self._aside = aside
+        self._age = AgeClock(context.state.segments, context.clock.pair())
+        self.set_limits(limits)
+
+    @property
+    def limits(self) -> StoreLimits:
+        """The limits in force on this file system."""
+        return self._limits
+
+    def set_limits(self, limits: StoreLimits) -> None:
+        """Sets the limits from the next ``retain`` on."""
+        with self._editor.lock:
+            self._configured = limits
+            self._limits = self._on_disk(limits)
+            with contextlib.suppress(OSError):
+                self._aside.limit(limits.max_bytes // _ASIDE_SHARE)
+                self._state.set_aside_bytes = self._aside.bytes
+
+    def retain(self) -> None:
+        """Drops segments that are too old or too much, and checks for space to append. Raises StoreError."""
+        state = self._state
+        with self._editor.lock:
+            try:
+                # Files that only snapshots hold count as free: else each turn would drop as much again.
+                free = self._free()[0] + state.held_bytes
+                self._limits = self._on_disk(self._configured)
+                now = self._age.now(self._context.clock.pair())
+                self._editor.drop(to_drop(state.segments, self._limits, now, state.other_bytes, free))
+                if "manifest" in state.problems:
+                    self._editor.commit(Edit())
+                excess = self.excess()
+            except OSError as e:
+                state.problems["retention"] = f"old segments cannot be dropped: {e.strerror or e}"
+                raise store_error(e, self._context.root) from e
+            state.problems.pop("retention", None)
+            self._set_full(excess)
+
+    def check(self) -> None:
+        """Checks for space to append, and drops nothing. Raises StoreError."""
+        try:
+            self._set_full(self.excess())
+        except OSError as e:
+            raise store_error(e, self._context.root) from e
+
+    def excess(self) -> str:
+        """Returns the limit that forbids to append, in words; empty when none does. Raises OSError."""
+        used, (free, _) = self._used(), self._free()
+        if used > self._limits.max_bytes:
+            return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
+        if free < self._limits.keep_free_bytes:
+            return f"{free} bytes are free, keep_free_bytes is {self._limits.keep_free_bytes}"
+        return ""
+
+    def room(self) -> int:
+        """Returns the bytes that a merge may take without nearing a limit; negative when none. Raises OSError."""
+        limits = self._limits
+        room = limits.max_bytes - self._used() - self._state.held_bytes
+        return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
+
+    def drop_oldest(self, need: int) -> bool:
+        """Drops the oldest ``need`` bytes. Returns False when there is nothing to drop.
+
+        For a write that failed for lack of space: a quota or reserved blocks do not show in the free space.
+        """
+        with self._editor.lock:
+            limits = replace(self._limits, keep_free_bytes=0)
+            now = self._age.now(self._context.clock.pair())
+            doomed = to_drop(self._state.segments, limits, now, 0, 0, need)
+            self._editor.drop_files_first(doomed)
+            return bool(doomed)
+
+    def _free(self) -> tuple[int, int]:
+        return self._context.files.space(self._context.root)
+
+    def _on_disk(self, limits: StoreLimits) -> StoreLimits:
+        size = DEFAULT_FREE_BYTES * 10
+        with contextlib.suppress(OSError):
+            size = self._free()[1]
+        return on_file_system(limits, size)
+
+    def _set_full(self, excess: str) -> None:
+        state = self._state
+        if excess and not state.full:
+            _log.warning("nothing is stored: %s", excess)
+        elif state.full and not excess:
+            _log.info("there is space again: rows are stored")
+        state.problems.pop("full", None)
+        state.full = bool(excess)
+        if excess:
+            state.problems["full"] = f"nothing is stored: {excess}"
+
+    def _used(self) -> int:
+        state = self._state
+        return sum(s.size for s in state.segments) + state.other_bytes + state.merging_bytes
