@@ -1,4 +1,4 @@
-"""RDMA ports from sysfs: rows of ``rdma.ports``. Everybody may read it."""
+"""Reads RDMA ports from sysfs, as rows of ``rdma.ports``. Needs no privileges."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ SYSFS = Path("/sys/class/infiniband")
 MAX_DEVICES = 256
 MAX_PORTS = 256
 MAX_TEXT = 256
-# The kernel counts these in words (IBA 16.1.3.5), to which sysfs adds nothing.
+# sysfs shows the kernel's counters of 4-byte words (IBA 16.1.3.5) as they are.
 _WORD_BYTES = 4
 _MAX = (1 << 63) - 1
 
 
 def read_ports(root: Path = SYSFS) -> list[dict[str, Any]]:
-    """A row a port, without node and ts; none where there is no RDMA device. What cannot be read is None."""
+    """Returns a row for each port, without node and ts; no rows if there is no RDMA device. A value that cannot be read
+    is None."""
     rows = []
     for device in _names(root)[:MAX_DEVICES]:
         ports = root / device / "ports"

@@ -1,7 +1,7 @@
-"""What a query may be made of: classes of sqlglot's tree, and functions of DuckDB.
+"""Allowlists of the gate: node classes of sqlglot, and functions of DuckDB.
 
-Lists of what is allowed, never of what is not: DuckDB 2.0 has 1,702 scalar functions, among them some that read
-files, settings and secrets or that sleep, and each version adds more. Names are those of sqlglot 30.30.
+Allowlists only, no denylists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and secrets or
+sleep, and each version adds more. Names are those of sqlglot 30.30.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODE_CLASSES = _words(
     """
 )
 
-# Functions that have a class of their own in sqlglot.
+# Functions with their own class in sqlglot.
 FUNCTION_CLASSES = _words(
     """
     Abs Acos AnyValue ApproxDistinct ApproxQuantile ApproxTopK ArgMax ArgMin Array ArrayAgg ArrayAppend ArrayConcat
@@ -65,7 +65,7 @@ FUNCTION_NAMES = _words(
     """
 )
 
-# What list_aggregate may be told to do with a list.
+# Aggregates that list_aggregate accepts by name.
 AGGREGATES = _words(
     """
     any_value approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or count entropy favg first fsum
@@ -74,7 +74,7 @@ AGGREGATES = _words(
     """
 )
 
-# Members of sqlglot's DataType.Type. LIST, STRUCT and MAP carry types that are checked in turn.
+# Members of sqlglot's DataType.Type. The types inside LIST, STRUCT and MAP are checked in turn.
 TYPE_NAMES = _words(
     """
     ARRAY BIGDECIMAL BIGINT BINARY BIT BLOB BOOLEAN CHAR DATE DECIMAL DOUBLE FLOAT INT INT128 INT256 INTERVAL

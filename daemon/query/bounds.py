@@ -1,7 +1,7 @@
-"""Bounds on what one small expression can blow up to, and on functions that are named by a text.
+"""Bounds the size of what a short expression can produce, and checks functions that are named by a string.
 
-DuckDB looks at deadlines and memory between vectors, so one huge scalar call escapes both: ``repeat('x', 4000000000)``
-under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls take literal sizes only.
+DuckDB checks deadlines and memory between vectors, so one huge scalar call escapes both: ``repeat('x', 4000000000)``
+under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ("check_sizes",)
 
 MAX_STRING = 100_000
 MAX_SERIES = 1_000_000
-# Widths such as %9999d or {:>9999}; a star or a nested brace takes the width from an argument.
+# Widths such as %9999d or {:>9999}. A star or a nested brace takes the width from an argument.
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
 _BY_NAME = frozenset(("list_aggr", "list_aggregate"))
 _TIME_STEPS = frozenset(("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"))
 
 
 def check_sizes(root: exp.Expr) -> None:
-    """Raises QueryRejected for a call whose size is too large or is no literal, or that names no allowed function."""
+    """Raises QueryRejected for a size that is too large or not a literal, and for a name of no allowed function."""
     for node in root.find_all(exp.Repeat, exp.Pad, exp.GenerateSeries, exp.Format, exp.Anonymous, exp.DataTypeParam):
         if isinstance(node, exp.Repeat):
             _check_repeat(node)
@@ -63,7 +63,7 @@ def _check_series(node: exp.GenerateSeries) -> None:
 
 
 def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
-    """A grid of times: streamed in FROM, so a deadline stops it; steps below a second are refused."""
+    """Accepts a series of times in FROM, where DuckDB streams it and a deadline stops it, in steps of 1 s or more."""
     if not isinstance(node.parent, exp.Table):
         raise QueryRejected("a series of times belongs in FROM")
     if not isinstance(step.this, exp.Literal) or not step.this.name.isdigit():

@@ -1,4 +1,4 @@
-"""Who asks: a user of this machine, or an address."""
+"""Identifies the caller of a request: a local user, or an address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ("NOBODY", "Caller")
 
 @dataclass(frozen=True)
 class Caller:
-    """``listener``: ``unix`` or ``tcp``. ``who``: the uid at the other end, or its address. ``pid`` 0: not known.
-    ``reserved``: it has places of its own, as root and the daemon itself have."""
+    """``listener``: ``unix`` or ``tcp``. ``who``: uid or address of the other end. ``pid`` 0: unknown. ``reserved``: it
+    has threads and slots reserved for it, as root and the daemon itself have."""
 
     listener: str
     who: str
@@ -19,12 +19,12 @@ class Caller:
 
     @property
     def share(self) -> str:
-        """Whom it shares threads and connections with: ``root`` (reserved), the other users (``unix``), or ``tcp``."""
+        """The callers with which it shares threads and connections: ``root`` (reserved), ``unix`` or ``tcp``."""
         return "root" if self.reserved else self.listener
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its calls are counted by: a user with all its processes is one."""
+        """The key by which its calls are counted: all processes of a user are one caller."""
         return self.listener, self.who
 
     def __str__(self) -> str:

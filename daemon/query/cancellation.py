@@ -1,4 +1,4 @@
-"""Waiting on behalf of a caller who has a deadline and may go away."""
+"""Waits on behalf of a caller that has a deadline and may go away."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from probing.api.errors import QueryError
 
 __all__ = ("GLANCE_S", "stop_if", "wait_readable")
 
-# How soon a caller that went away is noticed.
+# Time until a caller that went away is noticed, s.
 GLANCE_S = 0.05
 
 
 def stop_if(cancelled: Callable[[], bool]) -> None:
-    """Raises QueryError when the caller went away."""
+    """Raises QueryError if the caller went away."""
     if cancelled():
         raise QueryError("the query was cancelled: nobody waits for its answer")
 
 
 def wait_readable(fd: int, deadline: float, cancelled: Callable[[], bool]) -> bool:
-    """Whether ``fd`` could be read, or its other end hung up, before ``deadline`` on time.monotonic().
+    """Returns whether ``fd`` became readable, or its other end hung up, before ``deadline`` on time.monotonic().
 
-    Raises QueryError when the caller went away.
+    Raises QueryError if the caller went away.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)

@@ -1,6 +1,6 @@
-"""Warm workers. A worker is a connection to ``sql.sock``: whoever listens there starts a fresh process for each.
+"""Keeps SQL workers warm. A worker is a connection to ``sql.sock``: the listener starts a new process for each.
 
-A worker either runs SQL or checks it, as the first message says: no process does both.
+A worker either runs SQL or checks it; the first message says which. No process does both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from probing.daemon.query.cancellation import wait_readable
 
 __all__ = ("WorkerPool",)
 
-# A worker whose answer nobody takes is ended so long after its query's deadline, s.
+# A worker whose answer nobody reads is ended this long after its query's deadline, s.
 GRACE_S = 1.0
-# What it means that a worker ended while it answered, by role.
+# The error when a worker ends before it has answered, by role.
 _ENDED: dict[str, tuple[type[QueryError], str, str]] = {
     "query": (
         QueryError,
@@ -41,14 +41,15 @@ class _Worker:
 
 
 class WorkerPool:
-    """Keeps ``warm`` workers connected, so that their start is not part of a query; safe for many threads.
+    """Keeps ``warm`` workers connected, so that no query waits for a worker to start; safe for many threads.
 
-    A worker is retired after ``renew_after`` queries, and at once when its query is given up: closing the connection
-    ends it. The one that was used last goes first: it remembers most, and the others have the time to start.
+    A worker is retired after ``renew_after`` queries, and at once when its query is abandoned: closing the connection
+    ends the process. The most recently used worker is taken first: it has most of the log cached, and the others get
+    time to start.
     """
 
     def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100, role: str = "query") -> None:
-        """``role``: ``query`` or ``gate``, what the workers are for."""
+        """``role``: ``query`` or ``gate``."""
         self._path = path
         self._role = role
         self._warm = warm
@@ -60,19 +61,19 @@ class WorkerPool:
 
     @property
     def busy(self) -> int:
-        """Workers that have a query now."""
+        """Number of workers with a query."""
         return len(self._busy)
 
     def fill(self) -> None:
-        """Connect workers ahead of need, and end those that are past their deadline; to be called now and then.
+        """Connects warm workers, and ends those past their deadline. Call it about once a second.
 
-        Quiet when nobody listens yet.
+        Does nothing while nobody listens on the socket.
         """
         with self._lock:
             for worker in self._busy:
                 if worker.deadline + GRACE_S < time.monotonic():
                     _hang_up(worker.channel)
-            # One is to be ready while all others are busy.
+            # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
             missing = 0 if self._closed else max(self._warm - idle - busy, 1 - idle)
         with contextlib.suppress(ChannelClosed):
@@ -82,9 +83,10 @@ class WorkerPool:
     def run(
         self, header: dict[str, object], payload: bytes, *, deadline: float, cancelled: Callable[[], bool]
     ) -> Iterator[Message]:
-        """The messages with which a worker answers, up to and with the one that has ``end`` or ``error``.
+        """Yields a worker's answer to a request, up to the message with ``end`` or ``error``.
 
-        ``deadline``: on time.monotonic(). Raises QueryTimeout, or QueryError when it was cancelled or the worker died.
+        ``deadline`` is on time.monotonic(). Raises QueryTimeout, and QueryError if the request was cancelled or the
+        worker ended.
         """
         worker = self._send(header, payload, deadline)
         finished = False
@@ -107,7 +109,7 @@ class WorkerPool:
             worker.channel.close()
 
     def _send(self, header: dict[str, object], payload: bytes, deadline: float) -> _Worker:
-        """Hand the query to a worker; one that died while it was idle is passed over."""
+        """Sends the request to a worker; skips workers that ended while idle."""
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
@@ -169,7 +171,7 @@ class WorkerPool:
         worker.channel.close()
 
     def _receive(self, channel: Channel, deadline: float, cancelled: Callable[[], bool]) -> Message:
-        # Also when something is there to be read: the deadline covers the time in which nobody took what came before.
+        # Checked first, even if a message is there: the deadline includes time in which the caller read nothing.
         if time.monotonic() >= deadline or not wait_readable(channel.fileno(), deadline, cancelled):
             raise QueryTimeout("the query did not end in time")
         try:
@@ -188,7 +190,7 @@ def _hung_up(channel: Channel) -> bool:
 
 
 def _hang_up(channel: Channel) -> None:
-    # Its owner may be about to read from it: for that one the stream ends.
+    # Not close(): another thread may be about to read from it, and then sees the end of the stream.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as sock:
         sock.shutdown(socket.SHUT_RDWR)
 

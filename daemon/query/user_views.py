@@ -1,4 +1,4 @@
-"""Views that users write: NAME.sql in a directory, one SELECT over tables or other views, named ``view.NAME``."""
+"""Reads users' views: a file NAME.sql has one SELECT over tables or other views, and becomes ``view.NAME``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class UserViews:
-    """The views of a directory, read again when a file has changed and somebody asks. Safe for many threads.
+    """The views of a directory, read again on a call after a file has changed. Safe for many threads.
 
-    A file that cannot be used is a view with a problem, which is told to who names it. Only files of root or of our
-    own user count, and only those that nobody else may write.
+    A file that cannot be used becomes a view with a problem; a query that names it gets the problem as its error. Files
+    must belong to root or to the daemon's user, and nobody else may be able to write them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class UserViews:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``users`` gives the tables of users' probes, which views may read too."""
+        """``users`` returns the tables of users' probes, which views may read too."""
         self._directory = Path(directory)
         self._users = users
         self._now_s = now_s
@@ -60,7 +60,7 @@ class UserViews:
                 stamp = self._look()
                 if stamp != self._stamp:
                     self._views = self._read([name for name, *_ in stamp])
-                    # What could not be asked for may be there the next time.
+                    # If the tables of users' probes were unavailable, the next call tries again.
                     self._stamp = None if self._unasked else stamp
                 self._looked = self._now_s()
             return self._views
@@ -127,13 +127,13 @@ def _version(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     try:
         status = entry.stat()
     except OSError:
-        # A link to nothing is told when it is read.
+        # A broken link is reported when it is read.
         return 0, 0, 0
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _trusted_text(path: Path) -> str:
-    # Not to wait for a pipe.
+    # O_NONBLOCK, so that opening a pipe does not block.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         for status in (os.fstat(fd), path.parent.stat()):

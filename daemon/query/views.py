@@ -1,4 +1,4 @@
-"""Our tables as views in a worker's DuckDB: the segments and the log's tail of a snapshot, and live rows."""
+"""Creates our tables as views in a worker's DuckDB, over the segments and log of a snapshot and over live rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ("Views", "quoted", "quoted_list")
 
 
 class Views:
-    """Makes views on ``connection`` before its configuration is locked. ``known`` are the tables that there are."""
+    """Creates views on ``connection`` before its configuration is locked. ``known``: all tables by name."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, known: Mapping[str, Table] = TABLES) -> None:
         self._connection = connection
         self._known = known
 
     def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
-        """View ``name`` over Parquet files and decoded rows of the log; a column that a file lacks is NULL in it."""
+        """Creates view ``name`` over Parquet files and rows of the log; a column that a file lacks is NULL."""
         table = self._table(name)
         if table.live:
             raise InternalError(f"{name} is not a stored table")
@@ -31,14 +31,14 @@ class Views:
         hidden = self._register(name, rows)
         sources = []
         if segments:
-            # With the columns said, DuckDB opens no file before the query runs.
+            # Given the columns, DuckDB opens no file before the query runs.
             sources.append(f"SELECT * FROM read_parquet({quoted_list(segments)}, schema = {self._columns(hidden)})")
         if rows.num_rows or not segments:
             sources.append(f'SELECT * FROM "{hidden}"')
         self._view(table, f"SELECT {table.select_list} FROM ({' UNION ALL '.join(sources)})")
 
     def live(self, name: str, rows: pa.Table) -> None:
-        """View ``name`` over rows in the table's logical schema, from another process."""
+        """Creates view ``name`` over rows in the table's logical schema, from another process."""
         table = self._table(name)
         if rows.schema != table.logical:
             raise InternalError(f"the rows of {name} have another schema")
@@ -46,7 +46,7 @@ class Views:
         self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
 
     def _columns(self, hidden: str) -> str:
-        """The columns of a relation as read_parquet takes them: by name, NULL where a file lacks one."""
+        """Returns the columns of a relation for read_parquet: matched by name, NULL where a file lacks one."""
         rows = self._connection.table(f'"{hidden}"')
         columns = zip(map(quoted, rows.columns), map(str, rows.types), strict=True)
         fields = (f"{name}: {{name: {name}, type: {quoted(kind)}, default_value: NULL}}" for name, kind in columns)

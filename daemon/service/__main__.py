@@ -40,7 +40,7 @@ REFILL_S = 1.0
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s service: %(message)s", stream=sys.stderr)
     restrict(SERVICE)
@@ -69,7 +69,7 @@ async def _serve(config: Config, token: Token) -> None:
             await asyncio.to_thread(workers.fill)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), REFILL_S)
-    # What runs in gRPC while the interpreter ends would crash it.
+    # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
     await server.stop()

@@ -1,4 +1,4 @@
-"""Who may ask what. The Unix socket is for root and its group; TCP is for reading, and wants the token of a file."""
+"""Decides who may call what. The Unix socket is for root and its group; TCP is read-only and needs a bearer token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("Scope", "Token", "check_listen", "require")
 
 MIN_TOKEN = 16
 MAX_TOKEN = 4096
-# Of each address that shows a wrong token one line is logged in so long.
+# For each address with a wrong token, one line is logged in this time.
 AUDIT_S = 10.0
 MAX_ADDRESSES = 1000
 _audit = logging.getLogger("probing.audit")
@@ -33,10 +33,10 @@ class Scope(Enum):
 
 
 class Token:
-    """The bearer token that TCP wants: the text of ``file``, which is read again when it has changed."""
+    """The bearer token of TCP calls: the text of ``file``, which is read again after it changed."""
 
     def __init__(self, file: str) -> None:
-        """``file`` empty: none is wanted. Raises ConfigError for one that cannot be used."""
+        """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
         self._path = Path(file)
         self._wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
@@ -46,7 +46,7 @@ class Token:
             self._read()
 
     def check(self, caller: Caller, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Raises Unauthenticated unless a call with ``metadata`` shows the token, or none is wanted."""
+        """Raises Unauthenticated unless ``metadata`` has the token, or none is needed."""
         if not self._wanted:
             return
         shown = next((value for key, value in metadata if key == "authorization"), "")
@@ -55,7 +55,7 @@ class Token:
             self._read()
         except ConfigError as e:
             _audit.error("%s: the last token stays", e.message)
-        # The same time whatever is given.
+        # Takes the same time for every wrong token.
         if hmac.compare_digest(given, b"Bearer " + self._text):
             return
         self._log(caller)
@@ -94,7 +94,7 @@ class Token:
 
 
 def check_listen(address: str, *, token_file: str, insecure: bool) -> None:
-    """Raises ConfigError when ``address`` (HOST:PORT) would be open to all, or carry tokens and rows in the clear."""
+    """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or carry tokens and rows unencrypted."""
     if insecure:
         return
     if not token_file:

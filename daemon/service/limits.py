@@ -1,4 +1,4 @@
-"""How long and how large an answer may be."""
+"""Bounds the time and the size of answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc.aio
 
 __all__ = ("Context", "Limits", "seconds_for")
 
-# The answer of the node must be on its way before the caller's own deadline ends.
+# The node ends its work this much before the caller's deadline, s, so that its answer arrives in time.
 MARGIN_S = 0.1
 MIN_TIMEOUT_S = 0.05
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -17,11 +17,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """``query_s``: deadline of a query that names none, and its upper bound; ``max_bytes`` of an answer likewise.
+    """``query_s``: default and upper bound of a query's deadline; ``max_bytes``: the same for an answer's size.
 
-    ``stream_s`` is the upper bound where the caller streams: it may write for long what is read at once.
-    ``unread_s``: how long a stream may wait for a caller that takes nothing. ``status_s``: what the collector has to
-    answer for Status.
+    ``stream_s``: upper bound for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
+    stream waits for a caller that reads nothing. ``status_s``: the collector's time to answer for Status.
     """
 
     query_s: float = 30.0
@@ -35,7 +34,7 @@ class Limits:
 
 
 def seconds_for(context: Context, asked_ms: int, default: float, most: float) -> float:
-    """Seconds that the node may take."""
+    """Returns the seconds that the node may take."""
     wanted = min(asked_ms / 1000 if asked_ms else default, most)
     left = context.time_remaining()
     return max(wanted if left is None else min(wanted, left - MARGIN_S), MIN_TIMEOUT_S)

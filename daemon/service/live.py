@@ -1,4 +1,4 @@
-"""Live tables that the service makes itself: docs, users' views, settings, the nodes that it knows, and the sources."""
+"""Makes live tables in the service: docs, users' views, settings, known nodes, sources and RDMA ports."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def live_tables(
     views: Callable[[], Rows] = list,
     settings: Callable[[], Rows] = list,
 ) -> dict[str, Callable[[], bytes]]:
-    """Makers of Arrow IPC streams by table name. ``members`` gives rows of cluster.members, ``status`` the
-    collector's status, whose ``sources`` become rows of probing.sources, ``users`` the tables of users' probes,
-    ``views`` rows of probing.views, and ``settings`` rows of probing.settings."""
+    """Returns functions that make Arrow IPC streams, by table name.
+
+    ``members`` returns rows of cluster.members, ``status`` the collector's status, whose ``sources`` become rows of
+    probing.sources, ``users`` the tables of users' probes, ``views`` rows of probing.views, and ``settings`` rows of
+    probing.settings.
+    """
 
     def known() -> Iterable[Table]:
         try:
             return [*TABLES.values(), *users().values()]
         except PeerError:
-            # Without the collector nothing can be asked of these.
+            # Without the collector, the tables of users' probes are unknown.
             return TABLES.values()
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
@@ -78,7 +81,7 @@ def _column_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
     named += [(view.name, view.columns) for view in VIEWS.values()]
     rows = [_column_doc(name, column) for name, columns in named for column in columns]
     names = known_columns({**VIEWS, **own})
-    # Their types are known to a database alone.
+    # Only a database knows the types of these columns.
     return rows + [
         {**_column_doc(view, Column(name, TEXT, "As the SQL of the view in probing.views makes it.")), "type": None}
         for view in own

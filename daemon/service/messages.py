@@ -1,4 +1,4 @@
-"""The collector's answers as messages of probing.v1. What the collector read of its targets is bounded there."""
+"""Converts the collector's answers to messages of probing.v1. The collector bounds what it reads of its targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("config_reply", "stacks_reply", "status_fields", "vars_reply")
 
 
 def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
-    """The fields of a StatusReply that ``status`` has under the same names; others are ignored."""
+    """Returns the fields of ``status`` that StatusReply has under the same names."""
     try:
         return ParseDict(dict(status), pb.StatusReply(), ignore_unknown_fields=True)
     except ParseError as e:

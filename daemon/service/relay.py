@@ -1,8 +1,8 @@
-"""The public sockets: who connects is known, counted and bounded before gRPC sees a byte.
+"""Relays the public sockets to gRPC: identifies, counts and bounds connections before gRPC sees a byte.
 
-gRPC does not say which user is at the other end of a Unix socket, and bounds neither connections nor those who make
-them. So the service takes the connections itself and passes their bytes on to gRPC's own socket, from an address of its
-own for each, which gRPC gives back as the peer of a call.
+gRPC does not report the user at the other end of a Unix socket, and bounds neither connections nor callers. So the
+service accepts connections itself and passes their bytes to gRPC's inner socket. Each goes by an address of its own,
+which gRPC reports as the peer of a call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from probing.daemon.query.caller import Caller
 
 __all__ = ("Link", "Relay")
 
-# Connections of a share (see Caller) together, and of one caller.
+# Most connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# How long a connection on TCP may take until a call of it has shown the token.
+# A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
 LOG_S = 60.0
 _PEER = "unix-abstract:"
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: its caller has shown that it may ask."""
+    """A connection. ``known``: its caller is authenticated."""
 
     name: str
     caller: Caller
@@ -46,7 +46,7 @@ class Link:
 
 
 class Relay:
-    """Passes connections on to the Unix socket ``inner``. Belongs to one event loop."""
+    """Relays connections to the Unix socket ``inner``. Belongs to one event loop."""
 
     def __init__(self, inner: str) -> None:
         self._inner = inner
@@ -57,11 +57,11 @@ class Relay:
         self._reported = -LOG_S
 
     def link(self, peer: str) -> Link | None:
-        """The connection that gRPC calls ``peer``."""
+        """Returns the connection whose calls have the gRPC peer ``peer``."""
         return self._links.get(peer.removeprefix(_PEER))
 
     async def serve(self, listener: socket.socket, *, known: bool) -> None:
-        """Take connections of ``listener``, which is now this object's. ``known``: all that connect may ask."""
+        """Accepts connections of ``listener`` and owns it. ``known``: they need no token."""
         make = lambda: _Front(self, known)  # noqa: E731
         loop = asyncio.get_running_loop()
         if listener.family == socket.AF_UNIX:
@@ -76,14 +76,14 @@ class Relay:
             link.close()
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
-        """The link of a new connection; None: its caller, or its share, has too many already."""
+        """Returns the link of a new connection; None if its caller or its share has too many."""
         caller = _caller_of(transport)
         self._make_room(caller)
         held = [link.caller for link in self._links.values() if link.caller.share == caller.share]
         if len(held) >= MOST[caller.share] or sum(one.key == caller.key for one in held) >= EACH[caller.share]:
             self._report(caller)
             return None
-        # Not to be guessed: whoever took the name before us would keep the connection from being made.
+        # Random, so that no other process can take the name first and block the connection.
         link = Link(f"probingd-{secrets.token_hex(12)}", caller, transport, known)
         self._links[link.name] = link
         if not known:
@@ -115,7 +115,7 @@ class Relay:
         front.pass_to(back)
 
     def _make_room(self, caller: Caller) -> None:
-        """Where strangers fill a share, the oldest of those who have not shown a token goes first."""
+        """Closes the oldest unauthenticated connection if the caller or its share has no room."""
         mine = [link for link in self._links.values() if link.caller.share == caller.share]
         same = [link for link in mine if link.caller.key == caller.key]
         for found, most in ((same, EACH[caller.share]), (mine, MOST[caller.share])):
@@ -137,7 +137,7 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a connection that is passed on; what it reads goes to ``other``, no faster than that one sends."""
+    """One end of a relayed connection; writes what it reads to ``other``, no faster than that end sends."""
 
     transport: asyncio.Transport
 
@@ -173,7 +173,7 @@ class _Front(_Side):
         self._relay = relay
         self._known = known
         self._link: Link | None = None
-        # What came before it was joined to the other end.
+        # Bytes read before the other end was connected.
         self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -192,7 +192,7 @@ class _Front(_Side):
             super().data_received(data)
 
     def pass_to(self, back: _Side) -> None:
-        """Joins this end to that of gRPC."""
+        """Connects this end to gRPC's end."""
         self.other = back
         back.transport.write(self._early)
         if self.transport.is_closing():

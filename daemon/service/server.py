@@ -1,4 +1,4 @@
-"""Starts gRPC on an inner socket and the public sockets before it; TCP may fail, and is tried again."""
+"""Starts gRPC on an inner socket and relays the public sockets to it. A TCP port that fails is tried again."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from probing.daemon.service.relay import Relay
 __all__ = ("Server",)
 
 GRACE_S = 1.0
-# How long a port that is taken is left until it is tried again, s.
+# Time between attempts to bind a port that is taken, s.
 RETRY_S = 5.0
-# How long the answer to a wrong token waits, s.
+# Delay of the answer to a wrong token, s.
 WRONG_TOKEN_S = 1.0
 BACKLOG = 128
 MAX_CALLS = 32
@@ -35,7 +35,7 @@ MAX_METADATA = 16 << 10
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
-    # For each connection; the relay bounds how many there are.
+    # For each connection; the relay bounds the number of connections.
     ("grpc.max_concurrent_streams", MAX_CALLS),
     ("grpc.so_reuseport", 0),
 )
@@ -50,7 +50,7 @@ class Server:
         self._group = group
         self._tcp = tcp
         self._token = token
-        # Beside the public one, and for this user alone.
+        # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner)
         self._server = grpc.aio.server(options=_OPTIONS)
@@ -58,8 +58,8 @@ class Server:
         self._problem = ""
 
     async def start(self, servicer: NodeServicer) -> None:
-        """Answer from now on. Raises ConfigError when the Unix socket is taken or cannot be made; a port that is
-        taken is tried again and again."""
+        """Starts to answer. Raises ConfigError if the Unix socket is taken or cannot be created; a port that is taken
+        is tried again every RETRY_S."""
         add_NodeServicer_to_server(servicer, self._server)
         public = _bind_public(self._path, self._group)
         with _umask(0o177):
@@ -81,7 +81,8 @@ class Server:
         _unlink(self._inner)
 
     async def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-        """Who makes a call. Raises PrivilegeError for who may not: on TCP, without the token."""
+        """Returns the caller of a call. Raises Unauthenticated on TCP without the token, and PrivilegeError for a call
+        that did not come by a public socket."""
         link = self._relay.link(context.peer())
         if link is None:
             raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")
@@ -95,7 +96,7 @@ class Server:
         return link.caller
 
     def sources(self) -> list[pb.Source]:
-        """What Status says of TCP."""
+        """Returns the state of TCP for Status, if it is degraded."""
         if not self._problem:
             return []
         return [pb.Source(name="tcp", state="degraded", reason=self._problem)]
@@ -145,7 +146,7 @@ def _bind(family: int, address: Any) -> socket.socket:
 def _bind_public(path: str, group: str) -> socket.socket:
     if _answers(path):
         raise ConfigError(f"{path} is taken: a daemon answers on it", hint="stop it, or choose another --socket")
-    # Nobody outside the group may connect in the instant before the mode is set.
+    # So that no one outside the group can connect before the mode is set.
     with _umask(0o117):
         _unlink(path)
         try:

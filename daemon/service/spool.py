@@ -1,7 +1,7 @@
-"""Parts of answers that wait for their readers, in bounded memory.
+"""Buffers parts of answers for slow readers, in bounded memory.
 
-A worker is not to wait for a slow reader where the rest of its answer fits here; where it does not, the query rests:
-it keeps its worker, and no place that others wait for.
+A worker need not wait for a slow reader while its answer fits into the buffer. When it does not, the query rests: it
+keeps its worker, and its slot is free for others (``query/concurrency.py``).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from probing.daemon.query.caller import Caller
 
 __all__ = ("Spool", "Spools")
 
-# Bytes that wait for one reader, and for all of them; each may always have one part beside that.
+# Most bytes buffered for one reader, and for all readers; one part for each reader does not count.
 EACH_BYTES = 8 << 20
 ALL_BYTES = 32 << 20
-# How long a query waits for its reader until it counts as one that rests, s.
+# A query that has waited for its reader this long is resting, s.
 REST_S = 0.5
-# Queries that rest, of one caller and together: each keeps a worker with what it holds.
+# Most resting queries of one caller, and of all: each keeps a worker and its memory.
 MAX_RESTING_EACH = 6
 MAX_RESTING = 12
 T = TypeVar("T")
 
 
 class Spools:
-    """What the spools of a service share. Safe for many threads."""
+    """The memory and the resting queries that all spools of a service share. Safe for many threads."""
 
     def __init__(self, all_bytes: int = ALL_BYTES) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Spools:
             self._left += size
 
     def rest(self, spool: Spool[Any], caller: Caller) -> None:
-        """``spool`` rests; where too many do, the one that has rested longest is given up."""
+        """Marks ``spool`` as resting; if too many are, evicts the one that has rested longest."""
         with self._lock:
             self._resting[spool] = caller
             own = [one for one, its in self._resting.items() if its.key == caller.key]
@@ -65,7 +65,7 @@ class Spools:
 
 
 class Spool(Generic[T]):
-    """Parts that one thread puts in and a coroutine takes out, in order."""
+    """A bounded queue from one thread to a coroutine."""
 
     def __init__(self, spools: Spools, caller: Caller) -> None:
         self._spools = spools
@@ -83,12 +83,12 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query only waits for its reader."""
+        """Whether the query has only waited for its reader for REST_S."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
     def put(self, part: T, size: int) -> None:
-        """Waits for room. Raises QueryError once nobody takes parts any more."""
+        """Waits for room. Raises QueryError once the spool is closed."""
         resting = False
         while not self._put(part, size):
             if self.rests and not resting:
@@ -111,7 +111,7 @@ class Spool(Generic[T]):
             return True
 
     def finish(self) -> None:
-        """No part follows."""
+        """Marks the end: no part follows."""
         self._finished = True
         self._set(self._news)
 
@@ -121,11 +121,11 @@ class Spool(Generic[T]):
         self._set(self._news)
 
     def evict(self) -> None:
-        """Sets ``evicted``: others are to have the place of this one, whose reader takes nothing."""
+        """Sets ``evicted``, to make room for others: the reader takes nothing."""
         self._set(self.evicted)
 
     async def take(self) -> T | None:
-        """The next part; None after the last."""
+        """Returns the next part; None after the last."""
         while True:
             self._news.clear()
             with self._changed:
@@ -138,7 +138,7 @@ class Spool(Generic[T]):
             await self._news.wait()
 
     def close(self) -> None:
-        """Nobody takes parts any more."""
+        """Drops the parts; ``put`` raises from now on."""
         with self._changed:
             self._closed = True
             while self._parts:
@@ -155,7 +155,7 @@ class Spool(Generic[T]):
         return part
 
     def _room(self, size: int) -> bool | None:
-        """Whether a part of ``size`` counts against what all share; None: there is no room for it."""
+        """Returns whether a part of ``size`` counts against the shared bytes; None if there is no room for it."""
         if self._closed:
             raise QueryError("the query was cancelled: nobody waits for its answer")
         if self._held + size <= EACH_BYTES and self._spools.take(size):
