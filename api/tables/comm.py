@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
 
 __all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "RAS")
 
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
-# Bytes that busbw formulas count (nccl-tests doc/PERFORMANCE.md): a rank's for all_reduce, the whole for the gathers.
-# `bytes` is what this rank contributes: the whole of reduce_scatter, all_to_all and the root's scatter.
-_MOVED = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
-_BUS_FACTOR = (
-    "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
-    " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
-    " ELSE 1.0 END"
-)
 # Of an exact end its difference to t_call is stored. Of others the time itself: operations that one wait or one look
 # of a watchdog has found finished share it, and then it costs nothing; and how much earlier the end can have been.
 # Rows of before that have differences for both. Each of these is NULL where the other is used.
@@ -32,7 +25,7 @@ _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
     f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
-_ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({_MOVED}) / ({_DURATION})::DOUBLE END"
+_ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({MOVED_BYTES}) / ({_DURATION})::DOUBLE END"
 
 IDENTITY = (
     Column("node", NAME, "Name of the node: configured, else its host name."),
@@ -141,7 +134,7 @@ _OPS_COLUMNS = (
         "busbw_gbps",
         F64,
         "Bus bandwidth in 1e9 bytes/s: algbw times the factor of nccl-tests.",
-        f"({_ALGBW}) * ({_BUS_FACTOR})",
+        f"({_ALGBW}) * ({BUS_FACTOR})",
     ),
 )
 
