@@ -11,16 +11,15 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import MAX_STATEMENTS
 from probing.client.connection import Connection
-from probing.client.interrupt import sheltered
 from probing.client.messages import (
     Change,
     Failure,
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 __all__ = ("Cluster", "Stacks", "Variables")
 
 T = TypeVar("T")
-# The default of a node's query.workers: further queries would wait for workers to start.
-_WARM_WORKERS = 2
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
 _USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
 _USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
@@ -219,17 +216,50 @@ class Cluster:
 
         return [answered.value for answered in self.each(ask).answered]
 
-    def at_once(self, asks: Sequence[Callable[[], T]]) -> list[T]:
-        """Calls ``asks``, as many at once as a node keeps warm workers, and returns their results in order."""
+    def query_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, pa.Table]:
+        """Returns the rows of each of ``statements`` (SQL by name), by one request to each node over one snapshot.
 
-        def ask_all() -> list[T]:
-            pool = ThreadPoolExecutor(_WARM_WORKERS, thread_name_prefix="ask")
-            try:
-                return list(pool.map(lambda ask: ask(), asks))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        Many nodes answer over the union of their tables, as in ``query``; the statements named in ``each`` are answered
+        by each node alone, as in ``query_each``, and their rows are concatenated. No statement may name ``global.``
+        tables.
+        """
+        if self.many:
+            return self._merged_all(statements, each)
+        replies = self._node_all(self.target, statements, self.timeout)
+        gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
+        gathered.answered.append(Answered(self.target, replies[0].node, tuple(replies)))
+        self.outcomes.append(gathered)
+        return {name: reply.table for name, reply in zip(statements, replies, strict=True)}
 
-        return sheltered(ask_all)
+    def _merged_all(self, statements: Mapping[str, str], each: Container[str]) -> dict[str, pa.Table]:
+        from probing.federation.merge import run_all
+        from probing.federation.split import each_node
+
+        now_ns = time.time_ns()
+        plans = {
+            name: each_node(sql, now_ns) if name in each else self.plan(sql, now_ns)
+            for name, sql in statements.items()
+        }  # fmt: skip
+        answers = run_all(
+            plans, self.addresses(), self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
+            strict=self.strict, watch=self.outcomes.append,
+        )  # fmt: skip
+        return {name: answer.table for name, answer in answers.items()}
+
+    def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
+        """Asks one node; more than MAX_STATEMENTS statements take several requests."""
+        names = list(statements)
+        if len(names) == 1:
+            return [self._node(address, statements[names[0]], seconds)]
+        deadline = time.monotonic() + seconds
+        replies: list[Reply] = []
+        for first in range(0, len(names), MAX_STATEMENTS):
+            asked = {name: statements[name] for name in names[first : first + MAX_STATEMENTS]}
+            left = max(deadline - time.monotonic(), 0.001)
+            replies += self.connection(address).query_all(
+                asked, left, self.max_bytes, self._watching(address), strict=self.strict
+            )
+        return replies
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
         """As ``query``, with the outcome of each node."""
@@ -243,28 +273,32 @@ class Cluster:
         return Answer(reply.table, gathered)
 
     def _merged(self, split: Plan, asked: tuple[str, ...]) -> Answer:
-        from probing.federation.merge import run
+        from probing.federation.merge import run_all
 
-        return run(
-            split, asked, self._node, timeout=self.timeout, max_bytes=self.max_bytes,
+        return run_all(
+            {"": split}, asked, self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
             strict=self.strict, watch=self.outcomes.append,
-        )  # fmt: skip
+        )[""]  # fmt: skip
 
-    def plan(self, sql: str) -> Plan:
-        """Returns how a query of many nodes is split. Raises QueryRejected, NotFound, QueryError."""
+    def plan(self, sql: str, now_ns: int | None = None) -> Plan:
+        """Returns how a query of many nodes is split; ``now_ns`` (UTC ns) replaces the present time in it.
+
+        Raises QueryRejected, NotFound, QueryError.
+        """
         from probing.api.tables.views import VIEWS
         from probing.federation.names import names_user_views
         from probing.federation.split import plan
 
+        now = time.time_ns() if now_ns is None else now_ns
         views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
         if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
-            return plan(sql, time.time_ns(), views=views)
+            return plan(sql, now, views=views)
         # Only the nodes know the tables of users' probes.
         from probing.federation.catalog import Catalog, api_schemas
 
         catalog = Catalog({**api_schemas(), **self._user_schemas()})
         try:
-            return plan(sql, time.time_ns(), catalog, views)
+            return plan(sql, now, catalog, views)
         finally:
             catalog.close()
 

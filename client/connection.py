@@ -8,7 +8,7 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,21 +21,25 @@ from probing.api.errors import (
     PeerError,
     PrivilegeError,
     ProbingError,
+    QueryRejected,
     UsageError,
     error_from,
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.api.wire import ERROR_KEY, UNLIMITED
 from probing.client.interrupt import closed, sheltered
-from probing.client.stream import UNLIMITED, Stream
+from probing.client.statements import read_statements
+from probing.client.stream import Stream
 from probing.federation.answer import Reply
 
 __all__ = ("Connection", "diagnose")
 
 T = TypeVar("T")
+# What a node answers that does not know statements.
+_NO_SQL = "the query is empty"
 _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
-_ERROR_KEY = "probing-error-bin"
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 # A command asks a node several questions. After a timeout of so many seconds the others fail at once, for a while.
 _PATIENCE_S = 1.0
@@ -59,7 +63,7 @@ class Connection:
         self._channel = sheltered(lambda: grpc.insecure_channel(target, options=_OPTIONS))
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))
-        self._streams: WeakSet[Stream] = WeakSet()
+        self._calls: WeakSet[Any] = WeakSet()
         # After a timeout: the time (time.monotonic()) until which calls fail at once, and their error.
         self._silence: tuple[float, ProbingError] | None = None
 
@@ -96,6 +100,39 @@ class Connection:
             table = pa.Table.from_batches(list(stream), stream.schema)
         return Reply(stream.node, table, stream.rows_scanned, stream.warnings)
 
+    def query_all(
+        self,
+        statements: Mapping[str, str],
+        timeout: float,
+        max_bytes: int,
+        watch: Callable[[pb.QueryProgress], None] | None = None,
+        *,
+        strict: bool = False,
+    ) -> list[Reply]:
+        """Returns the rows of each of ``statements`` (SQL by name), read from one snapshot of the node.
+
+        ``timeout`` and ``max_bytes`` bound the whole request. Raises the error of the first statement that failed, with
+        its name, and whatever ``query`` raises.
+        """
+        asked = [pb.Statement(name=name, sql=sql) for name, sql in statements.items()]
+        begun = time.monotonic()
+        call = self._query_call(pb.QueryRequest(statements=asked, max_bytes=max_bytes), timeout, watch)
+        try:
+            return read_statements(
+                call,
+                list(statements),
+                lambda e: self._failed(e, begun),
+                max_bytes=max_bytes,
+                watch=watch,
+                strict=strict,
+            )
+        except QueryRejected as e:
+            if e.message == _NO_SQL:
+                raise _too_old(self.address) from None
+            raise
+        finally:
+            closed(call.cancel)
+
     def stream(
         self,
         sql: str,
@@ -107,14 +144,9 @@ class Connection:
     ) -> Stream:
         """As ``query``, but returns at once, with a stream of batches; to close it ends the query at the node.
         """
-        request = pb.QueryRequest(
-            sql=sql, timeout_ms=_milliseconds(timeout), max_bytes=max_bytes, progress=watch is not None
-        )
-        # The node's own deadline is earlier, so that the node reports what took too long.
-        self._require_speech()
         begun = time.monotonic()
-        call = sheltered(lambda: self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata))
-        stream = Stream(
+        call = self._query_call(pb.QueryRequest(sql=sql, max_bytes=max_bytes), timeout, watch)
+        return Stream(
             call,
             lambda e: self._failed(e, begun),
             max_bytes=max_bytes,
@@ -122,13 +154,22 @@ class Connection:
             ask_name=lambda: self.status(timeout).node,
             strict=strict,
         )
-        self._streams.add(stream)
-        return stream
+
+    def _query_call(
+        self, request: pb.QueryRequest, timeout: float, watch: Callable[[pb.QueryProgress], None] | None
+    ) -> Any:
+        request.timeout_ms = _milliseconds(timeout)
+        request.progress = watch is not None
+        self._require_speech()
+        # The node's own deadline is earlier, so that the node reports what took too long.
+        call = sheltered(lambda: self._stub.Query(request, timeout=timeout + 0.3, metadata=self._metadata))
+        self._calls.add(call)
+        return call
 
     def cancel(self) -> None:
         """Ends the queries in flight."""
-        for stream in list(self._streams):
-            stream.close()
+        for call in list(self._calls):
+            closed(call.cancel)
 
     def stacks(self, request: pb.StacksRequest, timeout: float) -> pb.StacksReply:
         request.timeout_ms = _milliseconds(timeout)
@@ -202,7 +243,7 @@ def _loopback(host: str) -> bool:
 
 def _error(address: str, error: grpc.RpcError) -> ProbingError:
     trailing: Any = error.trailing_metadata() or ()
-    sent = dict(trailing).get(_ERROR_KEY)
+    sent = dict(trailing).get(ERROR_KEY)
     if isinstance(sent, bytes):
         message = pb.Error()
         try:
@@ -220,8 +261,12 @@ def _error(address: str, error: grpc.RpcError) -> ProbingError:
         hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
         return PrivilegeError(f"{address} refused: {details or code.name.lower()}", hint=hint)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
+        return _too_old(address)
     return PeerError(f"{address}: {code.name.lower()}: {details}" if details else f"{address}: {code.name.lower()}")
+
+
+def _too_old(address: str) -> PeerError:
+    return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
 
 
 def _unreached(address: str, details: str) -> ProbingError:

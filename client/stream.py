@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,18 @@ import grpc
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import NODE_KEY, UNLIMITED
 from probing.client.interrupt import closed, sheltered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("UNLIMITED", "Stream")
+__all__ = ("MAX_WARNINGS", "Stream", "require_all_rows")
 
-# The max_bytes of a request whose rows are not held in memory.
-UNLIMITED = (1 << 64) - 1
-NODE_KEY = "probing-node-bin"
 _MAX_METADATA = 16 << 20
 _MAX_BODY = 256 << 20
 _MAX_ROWS = 1 << 24
-_MAX_WARNINGS = 1000
+MAX_WARNINGS = 1000
 _HELD = "narrow the time range, or aggregate; `probingctl query` and Cluster.stream have no such bound"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3
@@ -101,9 +99,8 @@ class Stream:
         end = self._guarded(self._source.end)
         if end.rows != self.rows:
             raise _broken_off()
-        self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:_MAX_WARNINGS])
-        if self._strict and self.warnings:
-            raise PartialAnswer(f"{self.node} does not have all rows: {'; '.join(self.warnings[:8])}")
+        self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:MAX_WARNINGS])
+        require_all_rows(self.node, self.warnings, strict=self._strict)
 
     def _next(self) -> pa.RecordBatch | None:
         batch = next(self._reader, None)
@@ -126,6 +123,12 @@ class Stream:
             if self._source.error is not None:
                 raise self._source.error from None
             raise _no_stream(str(e)) from None
+
+
+def require_all_rows(node: str, warnings: Sequence[str], *, strict: bool) -> None:
+    """Raises PartialAnswer if ``strict`` and the node warns of missing rows."""
+    if strict and warnings:
+        raise PartialAnswer(f"{node} does not have all rows: {'; '.join(warnings[:8])}")
 
 
 class _Source:

@@ -13,13 +13,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, error_from
 
-__all__ = ("Channel", "ChannelClosed", "ChannelTimeout", "Message", "connect", "peer_credentials")
+__all__ = ("Channel", "ChannelClosed", "ChannelTimeout", "Message", "connect", "error_of", "peer_credentials")
 
 MAX_HEADER = 1 << 20
 MAX_PAYLOAD = 1 << 30
@@ -137,7 +137,7 @@ class Channel:
         answer = self.receive(timeout)
         if error := answer.header.get("error"):
             answer.close_fds()
-            raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
+            raise error_of(error)
         return answer
 
     def send_error(self, error: ProbingError) -> None:
@@ -191,3 +191,8 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
+
+
+def error_of(fields: Mapping[str, Any]) -> ProbingError:
+    """The error that the other end wrote with ``ProbingError.to_dict``."""
+    return error_from(str(fields.get("kind")), str(fields.get("message")), str(fields.get("hint", "")))

@@ -1,9 +1,9 @@
-"""Merges the answers of many nodes into one table."""
+"""Asks many nodes for the parts of one or several plans, and merges their answers into one table for each plan."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
@@ -15,11 +15,13 @@ from probing.federation.errors import from_duckdb
 from probing.federation.fanout import Answered, Failed, Gathered, fan_out
 from probing.federation.split import Part, Plan
 
-__all__ = ("SAME_VERSION", "Ask", "create_part", "run")
+__all__ = ("SAME_VERSION", "Ask", "AskAll", "create_part", "run", "run_all")
 
 SAME_VERSION = "run the same version of probingd on all nodes"
 
+# Asks an address for the rows of one SELECT, or of several by name; the seconds bound the whole request.
 Ask = Callable[[str, str, float], Reply]
+AskAll = Callable[[str, Mapping[str, str], float], Sequence[Reply]]
 
 
 def run(
@@ -32,18 +34,40 @@ def run(
     strict: bool = False,
     watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
 ) -> Answer:
-    """Asks every address for its parts of ``plan`` by ``ask(address, sql, seconds)`` and merges the answers.
+    """As ``run_all`` of one plan, whose parts are asked one after the other by ``ask(address, sql, seconds)``."""
 
-    Raises QueryMemory where all answers together are larger than ``max_bytes`` (Arrow, in memory), PartialAnswer under
-    ``strict`` where a node failed, and the nodes' own error where all did. ``watch`` gets the outcome in any case.
+    def ask_all(address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
+        return [ask(address, sql, seconds) for sql in statements.values()]
+
+    return run_all(
+        {"": plan}, addresses, ask_all, timeout=timeout, max_bytes=max_bytes, strict=strict, watch=watch
+    )[""]  # fmt: skip
+
+
+def run_all(
+    plans: Mapping[str, Plan],
+    addresses: Sequence[str],
+    ask: AskAll,
+    *,
+    timeout: float = 30.0,
+    max_bytes: int = 256 << 20,
+    strict: bool = False,
+    watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
+) -> dict[str, Answer]:
+    """Asks every address for its parts of ``plans`` by one ``ask(address, statements, seconds)``; combines the rows.
+
+    ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
+    part fails as a whole. Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if
+    none did. ``watch`` gets the account of who answered even if one of these is raised.
     """
     budget = _Budget(max_bytes)
+    statements = {_part_name(name, plan, part): part.sql for name, plan in plans.items() for part in plan.parts}
 
     def parts(address: str, seconds: float) -> tuple[str, tuple[Reply, ...]]:
-        replies = tuple(budget.take(ask(address, part.sql, seconds)) for part in plan.parts)
+        replies = tuple(budget.take(reply) for reply in ask(address, statements, seconds))
         return (replies[0].node if replies else address), replies
 
-    gathered = fan_out(addresses if plan.parts else (), parts, timeout)
+    gathered = fan_out(addresses if statements else (), parts, timeout)
     watch(gathered)
     if budget.exceeded or any(_too_large(failed.error) for failed in gathered.failed):
         raise QueryMemory(
@@ -52,14 +76,25 @@ def run(
         )
     gathered.require(strict=strict)
     with open_database(memory_limit=f"{max(512, 4 * (max_bytes >> 20))}MiB") as db:
-        _load(db, plan, gathered)
+        fitted = _fitted_all(gathered, [_part_schema(db, part) for plan in plans.values() for part in plan.parts])
         gathered.require(strict=strict)
-        return Answer(_final(db, plan, timeout), gathered)
+        answers: dict[str, Answer] = {}
+        for name, plan in plans.items():
+            number = len(plan.parts)
+            _load(db, plan, [tables[:number] for tables in fitted])
+            answers[name] = Answer(_final(db, plan, timeout), gathered)
+            _drop(db, plan.parts)
+            fitted = [tables[number:] for tables in fitted]
+    return answers
+
+
+def _part_name(name: str, plan: Plan, part: Part) -> str:
+    return name if len(plan.parts) == 1 else f"{name} {part.table}".strip()
 
 
 def _too_large(error: ProbingError) -> bool:
     """Whether the answer of one node alone exceeds the bound, which fails the query."""
-    return isinstance(error, QueryMemory) and error.message.startswith("the answer is larger than ")
+    return isinstance(error, QueryMemory) and "the answer is larger than " in error.message
 
 
 class _Budget:
@@ -81,24 +116,39 @@ class _Budget:
         return reply
 
 
-def _load(db: duckdb.DuckDBPyConnection, plan: Plan, gathered: Gathered[tuple[Reply, ...]]) -> None:
-    """Loads the answers into one table for each part; a node whose answer has other types has failed."""
-    schemas = [create_part(db, part) for part in plan.parts]
-    loads: list[list[pa.Table]] = [[] for _ in plan.parts]
+def _part_schema(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
+    schema = create_part(db, part)
+    _drop(db, [part])
+    return schema
+
+
+def _drop(db: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
+    for part in parts:
+        db.execute(f"DROP TABLE {quoted(part.table)}")
+
+
+def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[list[pa.Table]]:
+    """The tables of each node, in the types that they must have; a node whose answer does not fit counts as failed."""
+    fitted: list[list[pa.Table]] = []
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
-        fitted = _fitted(answered, schemas)
-        if isinstance(fitted, PeerError):
-            gathered.failed.append(Failed(answered.address, answered.node, fitted))
-            continue
-        kept.append(answered)
-        for load, table in zip(loads, fitted, strict=True):
-            load.append(table)
+        tables = _fitted(answered, schemas)
+        if isinstance(tables, PeerError):
+            gathered.failed.append(Failed(answered.address, answered.node, tables))
+        else:
+            kept.append(answered)
+            fitted.append(tables)
     gathered.answered = kept
-    for part, load in zip(plan.parts, loads, strict=True):
-        if load:
+    return fitted
+
+
+def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa.Table]]) -> None:
+    """Puts the nodes' tables into one table for each part."""
+    for number, part in enumerate(plan.parts):
+        create_part(db, part)
+        if nodes:
             # One insert for all nodes: a statement costs more than the few rows of an answer.
-            db.register("arrow_answers", pa.concat_tables(load))
+            db.register("arrow_answers", pa.concat_tables([tables[number] for tables in nodes]))
             db.execute(f"INSERT INTO {quoted(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")
 

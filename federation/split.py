@@ -27,7 +27,7 @@ from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_or
 from probing.federation.times import fix_times
 from probing.federation.views import expand, known_columns, set_apart
 
-__all__ = ("Part", "Plan", "plan")
+__all__ = ("Part", "Plan", "each_node", "plan")
 
 _Way = Callable[[Catalog, exp.Query, Columns], Draft]
 
@@ -58,6 +58,21 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
             return _plan(parse(sql), now_ns, chosen, views)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply") from None
+
+
+def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
+    """A plan whose rows are those of ``sql`` at each node by itself, one node's after the other's.
+
+    For SELECTs in which no row of one node meets a row of another, and which name no views. Raises as ``plan``.
+    """
+    chosen = catalog if catalog is not None else api_catalog()
+    root = fix_times(parse(sql), now_ns)
+    with chosen.lock:
+        chosen.require(table_name(table) for table in tables_in(root))
+        columns = chosen.describe(to_sql(root))
+    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    parts = (Part(PART, to_sql(root), tuple((f"c{i}", kind) for i, (_, kind) in enumerate(columns))),)
+    return Plan("rows", parts, f"SELECT {body} FROM {PART}", columns)
 
 
 def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, View]) -> Plan:

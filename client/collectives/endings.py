@@ -1,4 +1,4 @@
-"""How processes of jobs ended, and which of a run was the first that failed: from process.events."""
+"""Reads process.events: how processes of jobs ended, and which exit was the first failure of its run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from probing.client.render.rows import Row, rows_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from probing.client.cluster import Cluster
 
-__all__ = ("MOST", "clock", "death_text", "ended", "events", "how", "recent", "when")
+__all__ = ("MOST", "clock", "death_text", "ended", "ended_sql", "events", "exits", "how", "recent", "when")
 
-# Rows of one answer; older ones are left out.
+# Most rows of one answer; older ones are left out.
 MOST = 1000
-# So much further back is looked for the first failure of a run.
+# The first failure of a run may lie this much further back, s.
 _BEFORE_S = 86400
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
@@ -27,13 +29,13 @@ ORDER BY ts DESC LIMIT {4 * MOST}
 
 
 def events(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """Starts, exits and kills of the last ``since`` seconds, oldest first, with ``oom``, ``first`` and ``detail``.
+    """Returns the starts, exits and kills of the last ``since`` seconds, oldest first, at most the MOST newest.
 
-    At most MOST, the newest ones. ``where`` is an SQL condition on process.events. ``first`` marks the exit that was
-    the first failure of its run.
+    Each has ``oom``, ``first`` (it is the exit that was the first failure of its run) and ``detail``. ``where`` is an
+    SQL condition on process.events.
     """
-    rows = _read(cluster, where, since, ("start", "identified", "exit", "oom_kill"))
-    # Who it is may be known a moment after its start.
+    rows = _oldest_first(cluster.query(_sql(where, since, ("start", "identified", "exit", "oom_kill"))))
+    # The identity of a process may be known a moment after its start.
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
@@ -41,19 +43,34 @@ def events(cluster: Cluster, where: str, since: float) -> list[Row]:
 
 
 def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """The exits among events, of a day before as well; ``recent``: it is of the last ``since`` seconds."""
-    return [row for row in _described(_read(cluster, where, since, ("exit", "oom_kill"))) if row["event"] == "exit"]
+    """Asks for ``exits``. ``where`` is an SQL condition on process.events."""
+    return exits(cluster.query(ended_sql(where, since)))
+
+
+def ended_sql(where: str, since: float) -> str:
+    """The question of ``exits``."""
+    return _sql(where, since, ("exit", "oom_kill"))
+
+
+def exits(table: pa.Table) -> list[Row]:
+    """Returns the exits, oldest first, with the columns of ``events`` and ``recent``: whether it was in the last
+    ``since`` seconds. The day before that is included."""
+    return [row for row in _described(_oldest_first(table)) if row["event"] == "exit"]
 
 
 def recent(rows: Iterable[Row]) -> list[Row]:
-    """Those of ``rows`` that are recent, without ``recent``; at most MOST, the newest ones."""
+    """Returns the recent ones of ``rows`` without the column ``recent``; at most the MOST newest."""
     return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
-def _read(cluster: Cluster, where: str, since: float, kinds: tuple[str, ...]) -> list[Row]:
+def _sql(where: str, since: float, kinds: tuple[str, ...]) -> str:
     seconds = max(1, round(since))
     asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": seconds, "before": seconds + _BEFORE_S}
-    return rows_of(cluster.query(_EVENTS.format(**asked, where=where)))[::-1]
+    return _EVENTS.format(**asked, where=where)
+
+
+def _oldest_first(table: pa.Table) -> list[Row]:
+    return rows_of(table)[::-1]
 
 
 def _described(rows: list[Row]) -> list[Row]:
@@ -68,7 +85,7 @@ def _described(rows: list[Row]) -> list[Row]:
 
 
 def how(row: Row) -> str:
-    """How a process ended, in words, from ``exit_code``, ``signal`` and ``oom``."""
+    """Describes how a process ended, from ``exit_code``, ``signal`` and ``oom``."""
     if row["signal"] is not None:
         return f"killed by {_signal(row['signal'])}" + (" (OOM)" if row["oom"] else "")
     return "it is not known how" if row["exit_code"] is None else f"exited with code {row['exit_code']}"
@@ -82,12 +99,12 @@ def death_text(row: Row) -> str:
 
 
 def when(ts: str | None) -> str:
-    """A time of ``rows_of`` to the second: ``2026-11-22 03:12:07Z``."""
+    """Formats a time of ``rows_of`` to the second: ``2026-11-22 03:12:07Z``."""
     return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
 
 
 def clock(ts: str | None) -> str:
-    """As ``when``, of today without the date."""
+    """Formats as ``when``; leaves out today's date."""
     return when(ts).removeprefix(time.strftime("%Y-%m-%d ", time.gmtime()))
 
 
@@ -100,7 +117,7 @@ def _detail(row: Row) -> str:
 
 
 def _firsts(rows: Iterable[Row]) -> Iterable[Row]:
-    """The first failure of each run; ``rows`` are in the order of time."""
+    """The first failure of each run; ``rows`` are ordered by time."""
     found: dict[tuple[Any, Any], Row] = {}
     for row in rows:
         if row["event"] == "exit" and _failed(row):
@@ -110,7 +127,7 @@ def _firsts(rows: Iterable[Row]) -> Iterable[Row]:
 
 def _failed(row: Row) -> bool:
     if row["role"] == "data_loader" and row["signal"] == signals.SIGTERM:
-        # So does its trainer end one that is slow to leave.
+        # A trainer ends a data loader in this way if it is slow to exit.
         return False
     return row["role"] != "other" and bool(row["signal"] or row["exit_code"])
 

@@ -1,4 +1,4 @@
-"""Ranks that live and show no operation: what their stacks say, and since when their operations are seen at all."""
+"""Explains ranks that live and show no operation: what their stacks show, and from when their operations are seen."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "silence_lines", "silent")
 
 Row = dict[str, Any]
 Process = tuple[str, int]
-# Of one node so many processes are asked for native stacks, for so long: they cost milliseconds each, and the first
-# look at a library some seconds.
+# Most processes of a node that are asked for native stacks, and the time for it, s. Each costs milliseconds, and the
+# first look at a library some seconds.
 MOST_ASKED = 8
 NATIVE_S = 6.0
 _EVERY_S = 10.0
-# How far back operations are looked for that prove that a wait began while it could be seen.
+# An operation in this time proves that a wait began while it could be seen.
 _LOOK_BACK = "1 HOUR"
 _STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
-# What lies in a gap: of a process whose library was mapped before the probes, or of all while nothing was probed.
+# Times in which operations were not seen: of a process whose library was mapped before the probes were attached, or of
+# all processes while nothing was probed.
 _GAPS = """
 SELECT node, pid, reason, max(ts_to) AS until FROM probing.losses
 WHERE table_name = 'comm.ops' AND count IS NULL AND (pid IN ({pids}) OR pid IS NULL) GROUP BY node, pid, reason
@@ -42,15 +43,15 @@ _LAST = f"""
 SELECT node, pid, start_ns, max(ts) AS last FROM comm.ops
 WHERE ts > now() - INTERVAL {_LOOK_BACK} AND pid IN ({{pids}}) GROUP BY node, pid, start_ns
 """
+_UNSEEN = {"gaps": _GAPS, "starts": _STARTS, "last operations": _LAST}
 
 
 def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
-    """A row for each of ``processes`` (node, job, run, rank, pid, start_ns), which live and show no operation.
+    """Returns a row for each of ``processes`` (node, job, run, rank, pid, start_ns), at most MOST_ASKED of a node.
 
-    ``waits_in``: the native function that a stack shows it to wait in; ``python``: the main thread's innermost frame;
-    ``native_missing``: why its native frames are missing;
-    ``unseen_until``, ``unseen_why``: what began before is not seen, and why; ``began_unseen``: so has this wait begun;
-    ``reason``: why there is no stack. At most ``MOST_ASKED`` of a node are asked.
+    ``waits_in``: the native function in which the process waits; ``python``: the main thread's innermost frame;
+    ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that began
+    before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:
@@ -79,7 +80,7 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
 
 
 class SilenceWatch:
-    """``silent`` for a screen that is drawn again and again: it asks in a thread of its own, at most every 10 s."""
+    """Runs ``silent`` in a thread, at most every 10 s, for a screen that is redrawn often."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -88,7 +89,7 @@ class SilenceWatch:
         self._asked = -math.inf
 
     def __call__(self, processes: Sequence[Row]) -> list[Row]:
-        """What is known by now of those ``processes`` that were silent before."""
+        """Returns the rows known by now of ``processes``; starts a thread for newer ones."""
         now = time.monotonic()
         if processes and now - self._asked > _EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked = now
@@ -98,7 +99,7 @@ class SilenceWatch:
         return [row for row in self._found if (row["node"], row["pid"]) in wanted]
 
     def _ask(self, processes: list[Row]) -> None:
-        # The next frame says itself that a node does not answer.
+        # The next frame reports a node that does not answer.
         with suppress(ProbingError):
             self._found = silent(self._cluster, processes)
 
@@ -136,18 +137,19 @@ def _text(row: Row) -> str:
 def _stacks(
     cluster: Cluster, pids: dict[str, list[int]]
 ) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
-    """Threads with native frames, and why a process has none."""
+    """Returns threads with native frames by process, and the reason by process without any."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
+
 
     def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | str]:
         node = connection.status(seconds).node
         if not pids.get(node):
-            # To name none means all.
+            # An empty list would mean all processes.
             return node, pb.StacksReply()
         try:
             return node, connection.stacks(pb.StacksRequest(pids=pids[node], native=True), NATIVE_S)
         except ProbingError as e:
-            # The other facts of this node are still worth showing.
+            # The node's other rows are still shown.
             return node, e.message
 
     stacks: dict[Process, list[Thread]] = {}
@@ -166,16 +168,15 @@ def _stacks(
 
 
 def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, str, str | None]]:
-    """Until when operations of a process were not seen, why, and when the last one was seen to begin."""
+    """Returns by process: the time until which its operations were not seen, why, and when the last one seen began."""
     pids = ", ".join(str(row["pid"]) for row in rows)
-    gaps = rows_of(cluster.query(_GAPS.format(pids=pids)))
-    if not gaps:
-        return {}
-    began = {_key(r): r["ts"] for r in rows_of(cluster.query(_STARTS.format(pids=pids)))}
-    last = {_key(r): r["last"] for r in rows_of(cluster.query(_LAST.format(pids=pids)))}
+    tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})
+    gaps, starts, ops = (rows_of(tables[name]) for name in _UNSEEN)
+    began = {_key(r): r["ts"] for r in starts}
+    last = {_key(r): r["last"] for r in ops}
     found: dict[Process, tuple[str, str, str | None]] = {}
     for row in rows:
-        # Pids come again: a gap that ended before the process began is of another one.
+        # Pids are reused: a gap that ended before this process began belongs to another one.
         own = [g for g in gaps if g["node"] == row["node"] and g["pid"] in (row["pid"], None)
                and g["until"] > began.get(_key(row), "")]  # fmt: skip
         if own:

@@ -1,13 +1,15 @@
-"""What ``nccl`` asks the nodes. ``{since}`` is in seconds, ``{where}`` a condition on job and communicator."""
+"""The statements of ``nccl``. ``{since}`` is in seconds, ``{where}`` a condition on job and communicator."""
 
 from __future__ import annotations
+
+from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
 
 __all__ = ("COMMUNICATORS", "FAILED", "INFLIGHT", "MOST_FAILED", "OPS", "RANKS", "TIMINGS", "TOTALS")
 
 MOST_FAILED = 100
 _LATELY = "ts > now() - INTERVAL {since} SECOND AND {where}"
 
-# A row a member, from its newest row: the text of a column that is NULL in the newest one is the last that was known.
+# One row for each member. Each column has the value of the newest row in which it is not NULL.
 COMMUNICATORS = """
 SELECT job, run, comm, node, pid, start_ns, any_value(backend) AS backend, max(size) AS size,
   arg_max(name, ts) AS name, arg_max(job_rank, ts) AS rank, arg_max(rank, ts) AS comm_rank,
@@ -34,16 +36,11 @@ SELECT job, run, comm, any_value(comm_name) AS name, any_value(backend) AS backe
 FROM comm.ops WHERE state = 'failed' AND {_LATELY} GROUP BY job, run, comm, op, rank, node, pid, error
 ORDER BY last DESC LIMIT {MOST_FAILED}
 """
-# Bytes as the formulas of nccl-tests (doc/PERFORMANCE.md) count them, and their factors for the bus.
-_MOVED = "bytes * CASE WHEN op IN ('all_gather', 'gather') THEN comm_size ELSE 1 END"
-_FACTOR = """CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size
-    WHEN op IN ('all_gather', 'reduce_scatter', 'all_to_all', 'gather', 'scatter') THEN (comm_size - 1.0) / comm_size
-    ELSE 1.0 END"""
-# Single ends may be known too badly for a duration each, and operations overlap: the time in which a stream had any
-# of them on it is valid for all together. `before` is the end of what came before on the stream.
+# Ends may be known too inexactly for durations of single operations, and operations overlap. The time in which a
+# stream was busy with any of them holds for all together. `before`: the latest end of earlier operations on the stream.
 TOTALS = f"""
 WITH spans AS (
-  SELECT job, run, comm, node, pid, start_ns, stream, {_MOVED} AS moved, {_FACTOR} AS factor,
+  SELECT job, run, comm, node, pid, start_ns, stream, {MOVED_BYTES} AS moved, {BUS_FACTOR} AS factor,
     epoch_ns(coalesce(t_start, t_launch, t_call)) AS t_from, epoch_ns(t_done_hi) AS t_to
   FROM comm.ops WHERE state = 'done' AND t_done_hi IS NOT NULL AND bytes IS NOT NULL AND {_LATELY}
 ), following AS (
@@ -55,7 +52,7 @@ SELECT job, run, comm, count(*) AS calls, sum(moved)::DOUBLE AS moved, sum(moved
   sum(greatest(0, t_to - greatest(t_from, coalesce(before, t_from)))) AS busy_ns
 FROM following GROUP BY job, run, comm
 """
-# The rank that came in the middle is the measure: half of the ranks were there before it.
+# Lag is measured against the median arrival: half of the ranks arrived before it.
 RANKS = f"""
 WITH arrivals AS (
   SELECT job, run, comm, rank, comm_rank, node, pid, seq, epoch_ns(ts) AS t FROM comm.ops

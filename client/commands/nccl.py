@@ -1,17 +1,16 @@
-"""``nccl``: what the communicators do, whatever library is behind them."""
+"""``nccl``: shows communicators and their operations, of NCCL, gloo and other backends."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from probing.client.collectives import sql as nccl_sql
-from probing.client.collectives.endings import ended
+from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
 from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
 from probing.client.collectives.text import people
@@ -33,7 +32,8 @@ Row = dict[str, Any]
 _Found = dict[tuple[object, ...], Row]
 _KEY = ("job", "run", "comm")
 _NAMED = ("name", "backend", "size")
-_QUESTIONS = {
+_STATEMENTS = {
+    "totals": nccl_sql.TOTALS,
     "ops": nccl_sql.OPS,
     "ranks": nccl_sql.RANKS,
     "inflight": nccl_sql.INFLIGHT,
@@ -43,7 +43,7 @@ _QUESTIONS = {
     "live": LIVE,
     "recent": RECENT,
 }
-# What a communicator is where its ranks do not agree: the first of these that one of them has.
+# The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 
@@ -67,22 +67,20 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:
-    """Communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since`` in s."""
+    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since``
+    in seconds. All is read from one snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "since": max(1, round(since)), "of_job": of_job}
-    # A stream is of one node: to add up its operations here would mean to bring them all.
-    asks: list[Callable[[], Any]] = [partial(cluster.query_each, nccl_sql.TOTALS.format(**asked))]
-    asks.append(partial(ended, cluster, of_job, since))
-    asks += [partial(cluster.query, sql.format(**asked)) for sql in _QUESTIONS.values()]
-    by_node, exits, *tables = cluster.at_once(asks)
-    totals = [row for table in by_node for row in rows_of(table)]
-    results = {name: rows_of(table) for name, table in zip(_QUESTIONS, tables, strict=True)}
+    statements = {name: sql.format(**asked) for name, sql in _STATEMENTS.items()}
+    # A stream belongs to one node: to add up its operations here, all of them would have to be sent.
+    tables = cluster.query_all({**statements, "ended": ended_sql(of_job, since)}, each=("totals",))
+    results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
-        # Communicators that did nothing in the interval and do nothing now would bury the others.
+        # Communicators without operations in the interval and now are too many to show.
         if _key(row) in active or comm is not None:
             members.setdefault(_key(row), []).append(row)
     for rows in members.values():
@@ -91,18 +89,18 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
         for row in results[name]:
             own = _communicator(found, row)
             own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
-    _total(found, results["timings"], totals)
-    _stand(cluster, found, results, exits, every_run=comm is None)
+    _total(found, results["timings"], results["totals"])
+    _stand(cluster, found, results, exits(tables["ended"]), every_run=comm is None)
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
 
 
 def _stand(
-    cluster: Cluster, found: _Found, results: dict[str, list[Row]], exits: list[Row], *, every_run: bool
+    cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool
 ) -> None:
-    """Adds what is known of each run; with ``every_run`` an entry without ``comm`` for one that shows no operation."""
-    runs, trainers = standings(results["live"], exits)
+    """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
+    runs, trainers = standings(results["live"], ends)
     shown = {key[:2] for key in found}
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():
@@ -136,7 +134,7 @@ def _communicator(found: _Found, row: Row) -> Row:
 
 
 def _describe(own: Row, members: Sequence[Row]) -> None:
-    """What the members' own rows say of their communicator."""
+    """Fills in what the members report of their communicator."""
     for name in _NAMED:
         own[name] = next((row[name] for row in members if row[name] is not None), own[name])
     own["members"] = sorted({row["rank"] for row in members if row["rank"] is not None})
@@ -147,7 +145,7 @@ def _describe(own: Row, members: Sequence[Row]) -> None:
     states = Counter(row["state"] for row in members if row["state"] is not None)
     own["states"] = dict(sorted(states.items()))
     own["state"] = next((state for state in _STATES if state in states), next(iter(own["states"]), None))
-    # One rank may know less than another: what is known is not taken back by it.
+    # A rank that does not know the role does not override one that does.
     roles = [row for row in members if row["role"] not in (None, "unknown")] or [r for r in members if r["role"]]
     if roles:
         own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]
@@ -162,12 +160,10 @@ def _total(found: _Found, timings: Sequence[Row], totals: Sequence[Row]) -> None
             "timing_sources": {},
             "busy_ns": None, "moved": None, "on_bus": None, "algbw_gbps": None, "busbw_gbps": None,
         }  # fmt: skip
-    # Each question has its own now: a communicator that only a later one knows has no row of operations.
     for row in sorted(timings, key=lambda row: str(row["timing_source"])):
-        if _key(row) in found:
-            found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
+        found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
     for row in totals:
-        if _key(row) in found and row["busy_ns"]:
+        if row["busy_ns"]:
             own = found[_key(row)]["totals"]
             for name in ("busy_ns", "moved", "on_bus"):
                 own[name] = (own[name] or 0) + (row[name] or 0)
@@ -186,6 +182,6 @@ def _sort(own: Row) -> None:
 
 
 def _flat(found: list[Row]) -> list[Row]:
-    """One row a communicator and operation, for the formats that have only rows."""
+    """Returns a row for each communicator and operation, for formats that only have rows."""
     head = (*_KEY, *_NAMED, "state", "role")
     return [{**{name: own[name] for name in head}, **op} for own in found for op in own["ops"]]

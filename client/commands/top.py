@@ -1,11 +1,11 @@
-"""``top``: all ranks live, one frame after the other."""
+"""``top``: shows all ranks live, one frame after the other."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.api.errors import ProbingError, UsageError
-from probing.client.collectives.endings import ended, how
+from probing.client.collectives.endings import ended_sql, exits, how
 from probing.client.collectives.native_waits import innermost
 from probing.client.collectives.silence import Process, SilenceWatch, silent
 from probing.client.collectives.sql import RANKS
@@ -36,13 +36,13 @@ __all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 Row = dict[str, Any]
-# Shows the cursor, and what was on the terminal before.
+# Restores the cursor and the previous contents of the terminal.
 _SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
 _RATES = """
 SELECT node, job, run, pid, count(*) AS calls, epoch_ns(now()) - epoch_ns(max(ts)) AS last_age_ns FROM comm.ops
 WHERE ts > now() - INTERVAL {window} SECOND AND {where} GROUP BY node, job, run, pid
 """
-# A step is a row when it has ended: of long ones the last may lie before the window.
+# A step gets its row when it ends, so the last row of long steps may be older than the window.
 _STEPS = """
 SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s,
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
@@ -51,9 +51,8 @@ FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node
 _INFLIGHT = """
 SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight WHERE {where}
 """
-
-
-# How long a run that has ended stays in sight, s.
+_STATEMENTS = {"live": LIVE, "rates": _RATES, "ranks": RANKS, "inflight": _INFLIGHT, "steps": _STEPS}
+# How long a run that has ended stays in view, s.
 _ENDED_S = 600.0
 _RANK_FIELDS = (
     "node", "job", "run", "rank", "world_size", "pid", "start_ns", "state", "collectives_per_s", "last_age_ns", "step",
@@ -62,7 +61,6 @@ _RANK_FIELDS = (
 )  # fmt: skip
 _ENDS = ("ended", "how", "first")
 _SILENCE = ("waits_in", "began_unseen", "unseen_until")
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +118,19 @@ def _frame_text(cluster: Cluster, job: str | None, window: float, watch: Silence
 
 
 def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatch | None = None) -> Frame:
-    """One frame: every trainer with its rate and lag over the last ``window`` seconds, and what it does now.
+    """Returns one frame: every trainer with its rate and lag over the last ``window`` seconds, and its present state.
 
-    ``watch`` brings native stacks for a later frame; without it they are waited for.
+    With ``watch``, native stacks are read in the background for a later frame; without it they are waited for.
     """
     where = f"job = {sql_text(job)}" if job is not None else "true"
     seconds = max(1, round(window))
-    asks: list[Callable[[], Any]] = [partial(ended, cluster, where, _ENDED_S), partial(pause_lines, cluster)]
-    asks += [
-        partial(cluster.query, sql.format(where=where, of_job=where, window=seconds, since=seconds))
-        for sql in (LIVE, _RATES, RANKS, _INFLIGHT, _STEPS)
-    ]
-    exits, paused, *tables = cluster.at_once(asks)
-    live, rates, late, inflight, stepped = map(rows_of, tables)
-    runs, trainers = standings(live, exits)
+    statements = {
+        name: sql.format(where=where, of_job=where, window=seconds, since=seconds) for name, sql in _STATEMENTS.items()
+    }
+    tables = cluster.query_all({**statements, "ended": ended_sql(where, _ENDED_S)})
+    live, rates, late, inflight, stepped = (rows_of(tables[name]) for name in _STATEMENTS)
+    ends = exits(tables["ended"])
+    runs, trainers = standings(live, ends)
     python, missing = _python(cluster, job) if live else ({}, [])
     calls = {_process(row): row for row in rates}
     steps = {_process(row): row for row in stepped}
@@ -158,13 +155,13 @@ def collect(cluster: Cluster, job: str | None, window: float, watch: SilenceWatc
         for row in live
         for key in [_process(row)]
     ]
-    ranks += _ended_ranks([row for row in exits if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
+    ranks += _ended_ranks([row for row in ends if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
     ranks.sort(key=lambda r: (r["job"], r["run"], r["rank"] is None, r["rank"] or 0, r["node"], r["pid"]))
-    return Frame(ranks, runs, paused, tuple(dict.fromkeys([*_lost(cluster), *missing])))
+    return Frame(ranks, runs, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
 
 
 def _quiet(runs: dict[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
-    """What was found of silent ranks, by process; their run has it as well."""
+    """Adds the rows of silent ranks to their runs; returns them by process."""
     for row in found:
         runs[row["job"], row["run"]]["silent"].append(row)
     quiet = {_process(row): row for row in found}
@@ -174,8 +171,8 @@ def _quiet(runs: dict[Run, Row], waiting: Sequence[Row], found: list[Row]) -> di
     return quiet
 
 
-def _ended_ranks(exits: Sequence[Row], live: Sequence[Row]) -> list[Row]:
-    """Trainers that have ended, with the fields of those that live."""
+def _ended_ranks(ends: Sequence[Row], live: Sequence[Row]) -> list[Row]:
+    """Returns trainers that have ended, with the fields of live ones."""
     nothing: Row = dict.fromkeys(_RANK_FIELDS)
     alive = {_process(row) for row in live}
     return [
@@ -183,7 +180,7 @@ def _ended_ranks(exits: Sequence[Row], live: Sequence[Row]) -> list[Row]:
             **nothing, **{name: row[name] for name in ("node", "job", "run", "rank", "pid", "start_ns", "first")},
             "state": "exited", "collectives_per_s": 0.0, "ended": row["ts"], "how": how(row),
         }
-        for row in exits
+        for row in ends
         if row["role"] == "trainer" and _process(row) not in alive
     ]  # fmt: skip
 
@@ -198,11 +195,11 @@ def _process(row: Record) -> Process:
 
 
 def _python(cluster: Cluster, job: str | None) -> tuple[dict[Process, str], list[str]]:
-    """The innermost frame of every main thread as text, and what could not be read."""
+    """Returns the innermost frame of every main thread as text, and a line for each stack that could not be read."""
     try:
         found = cluster.stacks(job=job or "")
     except ProbingError as e:
-        # The other columns are still worth a frame.
+        # The other columns are still shown.
         return {}, [f"stacks: {e.message}"]
     main = {_process(t): innermost(t["frames"]) or "" for t in found.threads if t["tid"] == t["pid"]}
     return main, [f"stack of pid {f['pid']} on {f['node']}: {f['reason']}" for f in found.failures]

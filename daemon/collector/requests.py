@@ -16,6 +16,7 @@ from probing.daemon.collector.live_settings import Changes
 from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.stack_wire import join_stacks
 from probing.daemon.store.manifest import Segment
+from probing.daemon.store.needs import Need
 from probing.daemon.store.store import Store
 
 __all__ = ("Requests",)
@@ -140,25 +141,14 @@ class Requests:
 
 
 def _wanted(request: Mapping[str, Any]) -> Callable[[Segment], bool]:
-    """What tells the segments that a query can need from its ``tables`` and the ``needs`` of each: times from ``low``
-    to ``high``, UTC ns, and ``jobs``; a table without them is needed whole, no tables at all: everything."""
-    needs: dict[str, tuple[int | None, int | None, frozenset[str] | None]] = {}
-    for name in request.get("tables") or ():
-        need = (request.get("needs") or {}).get(name) or {}
-        low, high, jobs = need.get("low"), need.get("high"), need.get("jobs")
-        needs[str(name)] = (
-            None if low is None else int(low),
-            None if high is None else int(high),
-            None if jobs is None else frozenset(map(str, jobs)),
-        )
+    """Tests a segment against the ``needs`` of the request's ``tables``; a request without tables needs everything."""
+    asked = request.get("needs") or {}
+    needs = {str(name): Need.from_dict(asked.get(name) or {}) for name in request.get("tables") or ()}
 
     def wanted(segment: Segment) -> bool:
         if segment.table not in needs:
             return not needs
-        low, high, jobs = needs[segment.table]
-        if jobs is not None and segment.jobs is not None and jobs.isdisjoint(segment.jobs):
-            return False
-        return (low is None or segment.ts_max >= low) and (high is None or segment.ts_min <= high)
+        return needs[segment.table].holds(segment.ts_min, segment.ts_max, segment.jobs)
 
     return wanted
 

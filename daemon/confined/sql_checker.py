@@ -1,8 +1,9 @@
-"""A worker that checks queries and runs none: parsing is where their text can make work, and this can be killed.
+"""A worker that checks queries and runs none. Parsing hostile text can take long, and this process can be killed.
 
-A request ``{"op": "check"}`` has as payload JSON with ``sql``, ``now_ns``, and ``users`` and ``views`` once they were
-asked for. It is answered by ``{"end": {"needs": "users" | "views"}}`` where the query needs what it does not have, else
-by ``{"end": {}}`` with what was checked as payload, or ``{"error": ...}``.
+The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and ``users`` and ``views`` once the
+worker asked for them. The answer is ``{"end": {"needs": "users" | "views"}}`` if a statement needs these and the
+request lacks them; else ``{"end": {}}`` and as payload a JSON list, for each statement its checked form or its
+``error``; or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, QueryMemory
@@ -25,40 +25,41 @@ from probing.daemon.query.gate import check
 
 __all__ = ("CPU_S", "serve")
 
-# Processor time for one query; ten thousand nodes through three views take a tenth of it.
+# CPU seconds for one request; a query of ten thousand nodes through three views takes a tenth of it.
 CPU_S = 3.0
 _log = logging.getLogger(__name__)
 
 
 class _Needed(Exception):
-    """The query names what was not sent along."""
+    """A statement needs tables or views that the request lacks; the argument says which."""
 
 
 def serve(channel: Channel, memory: MemoryBound) -> None:
-    """Answer requests until the connection ends. A query that takes more than CPU_S ends the process."""
+    """Answers requests until the connection ends. A request that takes more than CPU_S ends the process."""
     memory.start()
     serving.serve(channel, _answer, _error_of)
 
 
 def _answer(request: Message) -> Message:
-    # At its end the kernel kills, whatever this process is doing.
+    # When the timer expires, the kernel kills this process.
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        return Message({"end": {}}, _checked(json.loads(request.payload)))
+        checked = _checked_all(json.loads(request.payload))
+        return Message({"end": {}}, json.dumps(checked, separators=(",", ":")).encode())
     except _Needed as e:
         return Message({"end": {"needs": str(e)}})
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _error_of(e: Exception) -> ProbingError:
-    if isinstance(e, MemoryError):
+def _error_of(error: Exception) -> ProbingError:
+    if isinstance(error, MemoryError):
         return QueryMemory("checking the query needs more memory than a worker has")
-    _log.error("a query could not be checked", exc_info=e)
-    return InternalError(f"the gate failed: {type(e).__name__}")
+    _log.error("a query could not be checked", exc_info=error)
+    return InternalError(f"the gate failed: {type(error).__name__}")
 
 
-def _checked(asked: Mapping[str, Any]) -> bytes:
+def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     def users() -> dict[str, Table]:
         if "users" not in asked:
             raise _Needed("users")
@@ -69,13 +70,23 @@ def _checked(asked: Mapping[str, Any]) -> bytes:
             raise _Needed("views")
         return {view["name"]: View(columns=(), **view) for view in asked["views"]}
 
-    found = check(str(asked["sql"]), int(asked["now_ns"]), users, views)
-    fields = {
+    return [_checked(str(sql), int(asked["now_ns"]), users, views) for sql in asked["statements"]]
+
+
+def _checked(
+    sql: str, now_ns: int, users: Callable[[], dict[str, Table]], views: Callable[[], dict[str, View]]
+) -> dict[str, Any]:
+    try:
+        found = check(sql, now_ns, users, views)
+    except _Needed:
+        raise
+    except ProbingError as e:
+        return {"error": e.to_dict()}
+    except Exception as e:  # a statement's failure is that statement's answer
+        return {"error": _error_of(e).to_dict()}
+    return {
         "sql": found.sql,
-        "tables": found.tables,
-        "ranges": {name: asdict(times) for name, times in found.ranges.items()},
+        "needs": {name: need.to_dict() for name, need in found.needs.items()},
         "users": list(found.users),
-        "jobs": {name: None if jobs is None else sorted(jobs) for name, jobs in found.jobs.items()},
         "warnings": found.warnings,
     }
-    return json.dumps(fields, separators=(",", ":")).encode()

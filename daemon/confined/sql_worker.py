@@ -1,11 +1,13 @@
 """The process that runs or checks SQL: ``python -m probing.daemon.confined.sql_worker``, with a connection as fd 0.
 
-A first message ``{"op": "warm", "role": ...}`` says which: ``gate`` checks (``sql_checker``), all others run.
-It has no rights, limits on memory and CPU, and of all files only the store's, to read. A request is answered by
-messages ``{"progress": fraction}`` where it was asked for that and takes long, ``{"part": "arrow"}`` with a piece of an
-Arrow IPC stream each, then ``{"end": ...}`` or ``{"error": ...}``,
-where ``last`` says that it answers no other. It ends when the other end hangs up, whatever it is doing: closing the
-connection is the deadline.
+The first message ``{"op": "warm", "role": ...}`` chooses: ``gate`` checks (``sql_checker``), any other role runs. The
+process has no rights, limits on memory and CPU, and may read the store's files alone. It answers a request with, for
+each statement in turn, messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, and
+``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``; then ``{"end": ...}``. ``{"error": ...}`` answers a
+request that makes no sense. If the request wants progress, ``{"progress": fraction}`` comes now and then before the
+parts of a long statement. ``last`` in the last message says that the worker answers no other request.
+
+The process ends when the other end hangs up, whatever it is doing: closing the connection is the deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -28,15 +30,17 @@ from probing.daemon.ipc import Channel, ChannelClosed, Message
 if TYPE_CHECKING:
     import duckdb
 
+    from probing.daemon.query.job import Database
+
 __all__ = ("main", "serve")
 
 # Address space beside what DuckDB manages: the interpreter, libraries and thread stacks.
 OVERHEAD_BYTES = 2 << 30
 CPU_SECONDS = 3600
 THREADS = 2
-# Of the memory for a query; the rest is what DuckDB's allocator and Arrow take beside it.
+# DuckDB's share of the memory for a query; its allocator and Arrow take the rest.
 DUCKDB_SHARE = 0.9
-# A worker that kept more of it than this after a query is replaced by a fresh one.
+# A worker that keeps a larger share of the memory than this after a query is replaced.
 WORN = 0.25
 _log = logging.getLogger(__name__)
 
@@ -59,17 +63,20 @@ def _give_up_rights(config: Config) -> None:
     threading.stack_size(256 * 1024)
     stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
-    # One thread and no arena of its own: numpy's and Arrow's defaults take address space that is bounded here.
+    # numpy's thread pool and Arrow's arena take address space, which is bounded here.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", ARROW_DEFAULT_MEMORY_POOL="system")
-    # DuckDB's jemalloc gives memory back, rather than keep it mapped, where it counts against the bound.
+    # Otherwise jemalloc keeps freed memory mapped, and it counts against the bound.
     os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
     confine([config.state_dir])
 
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
-    """Answer queries, ``first`` among them, until the connection ends or too little memory is left.
-    A database is made ahead of each query, for it alone."""
-    # Imported late: what they start must start with the limits above. DuckDB wants pyarrow.dataset for Arrow rows.
+    """Answers requests, ``first`` among them, until the connection ends or too little memory is left.
+
+    A database is made ahead of each request, for that request alone.
+    """
+    # Imported late, so that threads which these modules start have the limits above. DuckDB needs pyarrow.dataset to
+    # read Arrow tables.
     import pyarrow.dataset  # noqa: F401
 
     from probing.daemon.query import job
@@ -92,29 +99,40 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
 
 
 def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection]) -> dict[str, object]:
-    """What follows the parts of an answer."""
-    from probing.daemon.query.job import Job, Outcome, run
+    """Sends the answers to all statements; returns the last message."""
+    from probing.daemon.query.job import Database, Job, Outcome
 
     outcome = Outcome()
     try:
         job = Job.unpack(request.header, request.payload)
-        run(
-            job,
-            connect,
-            lambda data: channel.send({"part": "arrow"}, data),
-            outcome,
-            lambda fraction: channel.send({"progress": fraction}),
-        )
+        database = Database(job, connect, outcome)
+    except Exception as e:  # a request must not end the worker
+        return {"error": _failure(e)}
+    with closing(database):
+        for number, sql in enumerate(job.statements):
+            channel.send({"statement": _statement(channel, database, sql, number, len(job.statements))})
+    return {"end": outcome.to_dict()}
+
+
+def _statement(channel: Channel, database: Database, sql: str, number: int, count: int) -> dict[str, object]:
+    def tell(fraction: float) -> None:
+        channel.send({"progress": fraction if fraction < 0 else (number + fraction) / count})
+
+    try:
+        return {"rows": database.answer(sql, lambda data: channel.send({"part": "arrow"}, data), tell)}
     except ChannelClosed:
         raise
-    except ProbingError as e:
-        return {"error": e.to_dict(), "damaged": outcome.damaged}
-    except MemoryError:
-        return {"error": QueryMemory("the request needs more memory than a worker has").to_dict()}
-    except Exception as e:  # what a query makes of the worker is that query's answer, and no more
-        _log.exception("a query could not be answered")
-        return {"error": InternalError(f"a worker failed: {type(e).__name__}").to_dict()}
-    return {"end": outcome.to_dict()}
+    except Exception as e:  # a statement's failure is that statement's answer
+        return {"error": _failure(e)}
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    if isinstance(error, ProbingError):
+        return error.to_dict()
+    if isinstance(error, MemoryError):
+        return QueryMemory("the request needs more memory than a worker has").to_dict()
+    _log.error("a query could not be answered", exc_info=error)
+    return InternalError(f"a worker failed: {type(error).__name__}").to_dict()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""How many queries run at once, so that small ones need not wait for large ones, nor anybody for a stranger's."""
+"""Limits how many queries run in SQL workers at the same time, so that short ones need not wait for long ones.
+
+A query that finds no free slot waits here until its deadline. Whether a call may wait at all is decided before that, by
+``service/admission.py``: it bounds the calls and threads of each caller, and refuses at once what is above the bounds.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ from probing.api.errors import QueryTimeout
 from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.cancellation import GLANCE_S, stop_if
 
-__all__ = ("Slot", "Slots")
+__all__ = ("QuerySlot", "QuerySlots")
 
-# A query whose caller does not take its answer keeps others waiting for so long after its own deadline, s.
+# A query whose caller does not read its answer keeps its slot for this time after its deadline, s.
 GRACE_S = 1.0
-# A query that runs for longer is a slow one, s.
+# A query that has run for longer is a slow one, s.
 SLOW_S = 3.0
-# Places that only root's queries get.
+# Slots reserved for root's queries.
 ROOTS = 2
 
 
-@dataclass(eq=False)
-class Slot:
-    """A query's place. ``deadline`` on time.monotonic(); ``cancelled``: its caller went away; ``resting``: it waits for
-    its caller to take its answer."""
+@dataclass(eq=False, slots=True)
+class QuerySlot:
+    """One query's slot. ``deadline`` is on time.monotonic(); ``cancelled`` returns whether the caller went away,
+    ``resting`` whether the query only waits for its caller to read. ``since``: when it got the slot."""
 
     deadline: float
     cancelled: Callable[[], bool]
@@ -35,23 +39,24 @@ class Slot:
     since: float = field(default_factory=time.monotonic)
 
 
-class Slots:
-    """``most`` queries at once, of which all but one may be large; of those that wait, the first that fits goes first.
+class QuerySlots:
+    """Lets ``most`` queries run at the same time; at most all but one of them may be large. Safe for many threads.
 
-    As many again are for callers all of whose queries have become slow ones, so that those do not keep others waiting
-    to their end; one caller has at most three quarters of all, and two more are root's. A query that rests does not
-    count. Safe for many threads.
+    Of the waiting queries the first one that fits runs next. As many slots again are for callers whose running queries
+    are all slow, so that others need not wait for these to end; one caller gets at most three quarters of all slots,
+    and ROOTS more are root's. A resting query does not count.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._most_large = max(most - 1, 1)
         self._changed = threading.Condition()
-        self._held: list[Slot] = []
-        self._waiting: list[Slot] = []
+        self._held: list[QuerySlot] = []
+        self._waiting: list[QuerySlot] = []
 
     @property
     def held(self) -> int:
+        """Number of slots in use."""
         return len(self._held)
 
     @contextmanager
@@ -61,22 +66,23 @@ class Slots:
         cancelled: Callable[[], bool],
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Slot]:
-        """A place, as a small query at first. Raises QueryTimeout, or QueryError when the caller went away."""
-        slot = Slot(deadline, cancelled, caller, resting)
+    ) -> Iterator[QuerySlot]:
+        """Waits for a slot, for a small query at first. Raises QueryTimeout, or QueryError when the caller went
+        away."""
+        slot = QuerySlot(deadline, cancelled, caller, resting)
         self._wait(slot)
         try:
             yield slot
         finally:
             self._leave(slot)
 
-    def grow(self, slot: Slot) -> None:
-        """The query in ``slot`` is a large one; others may go before it while there is no place for such a one."""
+    def grow(self, slot: QuerySlot) -> None:
+        """Makes the query in ``slot`` a large one; it waits, and others may overtake it, until a large one fits."""
         self._leave(slot)
         slot.large = True
         self._wait(slot)
 
-    def _wait(self, slot: Slot) -> None:
+    def _wait(self, slot: QuerySlot) -> None:
         with self._changed:
             self._waiting.append(slot)
             try:
@@ -92,18 +98,18 @@ class Slots:
                 self._waiting.remove(slot)
                 self._changed.notify_all()
 
-    def _leave(self, slot: Slot) -> None:
+    def _leave(self, slot: QuerySlot) -> None:
         with self._changed:
             if slot in self._held:
                 self._held.remove(slot)
             self._changed.notify_all()
 
-    def _first_that_fits(self) -> Slot | None:
+    def _first_that_fits(self) -> QuerySlot | None:
         now = time.monotonic()
         running = [slot for slot in self._held if slot.deadline + GRACE_S > now and not slot.resting()]
         return next((slot for slot in self._waiting if self._fits(slot, running, now)), None)
 
-    def _fits(self, slot: Slot, running: list[Slot], now: float) -> bool:
+    def _fits(self, slot: QuerySlot, running: list[QuerySlot], now: float) -> bool:
         large = sum(one.large for one in running)
         if len(running) < self._most and not (slot.large and large >= self._most_large):
             return True

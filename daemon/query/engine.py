@@ -1,115 +1,82 @@
-"""A query from its text to its rows: the gate, a snapshot of the store, live rows, a worker."""
+"""Answers queries: the gate, live rows, a snapshot of the store, a worker.
+
+A request has one or several SELECTs. All of them share one visit to the gate, one filling of each live table, one
+snapshot of the store and one worker, so they see the same rows, and ``now()`` is the same time in all.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from probing.api.errors import InternalError, QueryError, QueryTimeout, error_from
-from probing.api.tables import TABLES, Table
+from probing.api.errors import InternalError, ProbingError, QueryError, QueryRejected, QueryTimeout
+from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.api.wire import MAX_STATEMENTS
+from probing.daemon.ipc import error_of
 from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.cancellation import stop_if
-from probing.daemon.query.concurrency import Slots
+from probing.daemon.query.concurrency import QuerySlots
+from probing.daemon.query.damaged import DamagedSegments, Segments
 from probing.daemon.query.gate import Checked
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.pruning import EVER, Range
+from probing.daemon.query.snapshot import Segment, Snapshot, Store
+from probing.daemon.store.needs import Need
 
-__all__ = ("End", "Engine", "Need", "Progress", "Segment", "Snapshot", "Store")
+__all__ = ("End", "Engine", "Progress", "StatementEnd")
 
-# How long a segment that could not be read is left out before it is tried again, s.
-SET_ASIDE_S = 600.0
-MAX_SET_ASIDE = 10_000
 MAX_LIVE_BYTES = 256 << 20
-# A query over more rows than this is a large one. One over so many is answered within about a second.
+# A request whose statements scan more rows in sum is a large one. So many rows take about a second.
 LARGE_ROWS = 8_000_000
-# How long a query's end may wait to tell the store of damaged segments, s.
-TELL_S = 0.5
+# Time to report damaged segments to the store at the end of a query, s.
+REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A Parquet file; ``first`` and ``last`` are its earliest and latest ``ts``, UTC ns, ``jobs`` all values of its
-    column ``job``; None: not known."""
-
-    path: str
-    rows: int
-    first: int
-    last: int
-    jobs: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class Need:
-    """Which rows of a table a query can need; ``jobs`` None: of any."""
-
-    times: Range = EVER
-    jobs: frozenset[str] | None = None
-
-    def holds(self, segment: Segment) -> bool:
-        """Whether some row of ``segment`` can be needed."""
-        if self.jobs is not None and segment.jobs is not None and self.jobs.isdisjoint(segment.jobs):
-            return False
-        return self.times.holds(segment.first, segment.last)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a query reads: segments by table, and the log's ``parts`` (path, length). ``missing``: the rows that it
-    lacks, for who asks."""
-
-    segments: dict[str, list[Segment]]
-    parts: list[tuple[str, int]]
-    missing: list[str] = field(default_factory=list)
-
-
-class Store(Protocol):
-    """Who knows the rows. All raise PeerError when it does not answer, and QueryError when ``cancelled`` says so."""
-
-    def snapshot(
-        self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled
-    ) -> AbstractContextManager[Snapshot]:
-        """Files that stay until the context ends. Those without a row that is needed of a table may be left out."""
-
-    def live(self, table: str, timeout: float, cancelled: _Cancelled) -> bytes:
-        """Rows of a live table in its logical schema, as an Arrow IPC stream."""
-
-    def tables(self, timeout: float) -> Mapping[str, Table]:
-        """The tables of users' probes, now and before."""
-
-    def damaged(self, paths: Sequence[str], timeout: float) -> None:
-        """Segments that could not be read. Raises nothing: whether that helps is not the query's matter."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """``fraction`` of the work that is known so far, 0 to 1; negative while that cannot be told. ``rows_to_scan``:
-    rows in the files that are read; ``elapsed_ms`` since the query was asked."""
+    """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
+    that are read; ``elapsed_ms`` since the request began."""
 
     fraction: float
     rows_to_scan: int
     elapsed_ms: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class StatementEnd:
+    """Follows the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
+    incomplete. ``warnings`` concern this statement alone."""
+
+    index: int
+    rows: int = 0
+    warnings: tuple[str, ...] = ()
+    error: ProbingError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class End:
-    """What follows the rows. ``rows_scanned``: rows in the files that were opened."""
+    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log.
+    ``warnings``: rows that the snapshot lacks."""
 
     rows: int
     rows_scanned: int
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    checked: Checked
+Item = bytes | Progress | StatementEnd | End
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    statements: list[Checked | ProbingError]
     started: float
     deadline: float
     max_bytes: int
@@ -124,9 +91,28 @@ class _Asked:
             raise QueryTimeout("the query did not end in time")
         return left
 
+    @property
+    def runnable(self) -> list[Checked]:
+        """The statements that have not failed."""
+        return [one for one in self.statements if isinstance(one, Checked)]
+
+    def without(self, failed: Mapping[str, ProbingError]) -> _Request:
+        """The request in which the statements that name a table in ``failed`` have failed."""
+
+        def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
+            if isinstance(one, ProbingError):
+                return one
+            return next((failed[name] for name in one.tables if name in failed), one)
+
+        return replace(self, statements=[outcome(one) for one in self.statements])
+
+    def rows_to_scan(self, segments: Segments) -> int:
+        """Rows in the segments of each statement's tables, in sum."""
+        return sum(_rows(segments.get(name, ())) for one in self.runnable for name in one.tables)
+
 
 class Engine:
-    """Answers SELECTs; safe for many threads. ``concurrent`` of them run at once as ``Slots`` says, the others wait."""
+    """Answers SELECTs; safe for many threads. ``concurrent`` requests run at the same time, as ``QuerySlots`` says."""
 
     def __init__(
         self,
@@ -139,20 +125,20 @@ class Engine:
         now_ns: Callable[[], int] = time.time_ns,
         views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``gate``: workers that check. ``live`` makes live tables that need no ``store``; ``views`` gives the views
-        of the schema ``view``."""
+        """``gate``: workers that check. ``live`` makes the rows of live tables that do not come from ``store``;
+        ``views`` returns the views of the schema ``view``."""
         self._store = store
         self._pool = pool
         self._gate = Gatekeeper(gate)
         self._live = dict(live or {})
         self._views = views
-        self._slots = Slots(concurrent)
+        self._slots = QuerySlots(concurrent)
         self._now_ns = now_ns
-        self._damaged: dict[str, float] = {}
+        self._damaged = DamagedSegments()
 
     @property
     def running(self) -> int:
-        """Queries that have a slot now."""
+        """Requests that have a slot now."""
         return self._slots.held
 
     def run(
@@ -166,16 +152,49 @@ class Engine:
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
     ) -> Generator[bytes | Progress | End, None, None]:
-        """Pieces of one Arrow IPC stream, then an End; before the first piece Progress now and then, if it is wanted.
+        """As ``run_all`` of one statement, without its StatementEnd. Raises its error."""
+        error: ProbingError | None = None
+        warnings: tuple[str, ...] = ()
+        items = self.run_all(
+            [sql], timeout=timeout, max_bytes=max_bytes, cancelled=cancelled, progress=progress, caller=caller,
+            resting=resting,
+        )  # fmt: skip
+        with closing(items):
+            for item in items:
+                if isinstance(item, StatementEnd):
+                    error, warnings = item.error, item.warnings
+                elif not isinstance(item, End):
+                    yield item
+                elif error is not None:
+                    raise error
+                else:
+                    yield replace(item, warnings=[*warnings, *item.warnings])
 
-        ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes`` of
-        the stream; 0: any number. While it is ``resting``, since nobody takes its pieces, the query keeps no other
-        waiting. Raises QueryError and its kin, PeerError when the collector does not answer.
+    def run_all(
+        self,
+        statements: Sequence[str],
+        *,
+        timeout: float,
+        max_bytes: int,
+        cancelled: _Cancelled = lambda: False,
+        progress: bool = False,
+        caller: Caller = NOBODY,
+        resting: Callable[[], bool] = lambda: False,
+    ) -> Generator[Item, None, None]:
+        """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
+        ``progress`` a Progress now and then before the first piece of a statement.
+
+        ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes``
+        bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
+        request keeps no other waiting. Raises QueryRejected for more than MAX_STATEMENTS, QueryError and its subclasses
+        where all statements fail together, and PeerError when the collector does not answer.
         """
+        if len(statements) > MAX_STATEMENTS:
+            raise QueryRejected(f"more than {MAX_STATEMENTS} statements in one request", hint="send several requests")
         started = time.monotonic()
         deadline = started + timeout
-        checked = self._gate.check(
-            sql,
+        found = self._gate.check(
+            statements,
             self._now_ns(),
             lambda: self._store.tables(max(deadline - time.monotonic(), 0.001)),
             self._views,
@@ -183,94 +202,131 @@ class Engine:
             cancelled=cancelled,
             caller=caller,
         )
-        asked = _Asked(checked, started, deadline, max_bytes, cancelled, progress)
+        request = _Request(found, started, deadline, max_bytes, cancelled, progress)
+        if not request.runnable:
+            yield from _all_failed(request)
+            return
         with self._slots.taken(deadline, cancelled, caller, resting) as slot:
-            live_ones = [name for name in checked.tables if name in TABLES and TABLES[name].live]
-            live = {name: self._live_rows(name, asked) for name in live_ones}
-            needs = {
-                name: Need(checked.ranges[name], checked.jobs.get(name))
-                for name in checked.tables
-                if name not in live_ones
-            }
-            if not needs:
-                yield from self._ask(asked, Snapshot({}, []), {}, live)
+            live, failed = self._live_rows(request)
+            request = request.without(failed)
+            needs = _needs(request.runnable, live)
+            if not request.runnable:
+                yield from _all_failed(request)
                 return
-            with self._store.snapshot(needs, asked.left, cancelled) as snapshot:
-                needed = {
-                    name: [segment for segment in found if needs[name].holds(segment)]
-                    for name, found in snapshot.segments.items()
-                }
-                if _rows(needed) > LARGE_ROWS:
+            if not needs:
+                yield from self._ask(request, Snapshot({}, []), live)
+                return
+            with self._store.snapshot(needs, request.left, cancelled) as snapshot:
+                if request.rows_to_scan(snapshot.segments) > LARGE_ROWS:
                     self._slots.grow(slot)
-                yield from self._ask(asked, snapshot, needed, live)
+                yield from self._ask(request, snapshot, live)
 
-    def _live_rows(self, name: str, asked: _Asked) -> bytes:
-        stop_if(asked.cancelled)
+    def _live_rows(self, request: _Request) -> tuple[dict[str, bytes], dict[str, ProbingError]]:
+        """The rows of the live tables that the statements name, and why there are none of a table."""
+        names = sorted({name for one in request.runnable for name in one.tables if name in TABLES})
+        rows: dict[str, bytes] = {}
+        failed: dict[str, ProbingError] = {}
+        for name in names:
+            if TABLES[name].live:
+                try:
+                    rows[name] = self._rows_of(name, request)
+                except ProbingError as e:
+                    failed[name] = e
+        return rows, failed
+
+    def _rows_of(self, name: str, request: _Request) -> bytes:
+        stop_if(request.cancelled)
         make = self._live.get(name)
-        rows = make() if make else self._store.live(name, asked.left, asked.cancelled)
+        rows = make() if make else self._store.live(name, request.left, request.cancelled)
         if len(rows) > MAX_LIVE_BYTES:
             raise QueryError(f"{name} has more than {MAX_LIVE_BYTES} bytes of rows now")
         return rows
 
-    def _ask(
-        self, asked: _Asked, snapshot: Snapshot, needed: Mapping[str, list[Segment]], live: Mapping[str, bytes]
-    ) -> Iterator[bytes | Progress | End]:
-        segments, damaged = self._readable(needed)
-        warnings = [*asked.checked.warnings, *snapshot.missing, *damaged]
-        spec = {
-            "sql": asked.checked.sql,
-            "segments": {name: [segment.path for segment in found] for name, found in segments.items()},
-            "parts": snapshot.parts,
-            "max_bytes": asked.max_bytes,
-            "users": [user_table_to(table) for table in asked.checked.users.values()],
-            "progress": asked.progress,
-        }
-        text = json.dumps(spec, separators=(",", ":")).encode()
-        header: dict[str, object] = {
-            "op": "query", "spec_bytes": len(text), "live": [(name, len(rows)) for name, rows in live.items()]
-        }
-        rows = _rows(segments)
-        payload = b"".join((text, *live.values()))
-        for message in self._pool.run(header, payload, deadline=asked.deadline, cancelled=asked.cancelled):
+    def _ask(self, request: _Request, snapshot: Snapshot, live: Mapping[str, bytes]) -> Iterator[Item]:
+        segments, left_out = self._damaged.without(snapshot.segments)
+        header, payload = _job(request, segments, snapshot.parts, live)
+        waiting = deque(enumerate(request.statements))
+        rows = 0
+        to_scan = request.rows_to_scan(segments)
+        yield from _failed_first(waiting)
+        for message in self._pool.run(header, payload, deadline=request.deadline, cancelled=request.cancelled):
             if "part" in message.header:
                 yield message.payload
             elif "progress" in message.header:
-                elapsed_ms = int((time.monotonic() - asked.started) * 1000)
-                yield Progress(float(message.header["progress"]), rows, elapsed_ms)
+                elapsed_ms = int((time.monotonic() - request.started) * 1000)
+                yield Progress(float(message.header["progress"]), to_scan, elapsed_ms)
+            elif "statement" in message.header and waiting:
+                end = _statement_end(message.header["statement"], *waiting.popleft())
+                rows += end.rows
+                yield end
+                yield from _failed_first(waiting)
+            elif error := message.header.get("error"):
+                raise error_of(error)
             else:
-                self._remember_damaged(message.header)
-                if error := message.header.get("error"):
-                    raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
-                yield _end(message.header, rows, warnings)
-
-    def _readable(self, needed: Mapping[str, list[Segment]]) -> tuple[dict[str, list[Segment]], list[str]]:
-        """``needed`` without the segments that are known to be damaged, and a warning of each table that has some."""
-        now = time.monotonic()
-        self._damaged = {path: until for path, until in self._damaged.items() if until > now}
-        kept: dict[str, list[Segment]] = {}
-        warnings = []
-        for name, found in needed.items():
-            kept[name] = [segment for segment in found if segment.path not in self._damaged]
-            if left_out := len(found) - len(kept[name]):
-                warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
-        return kept, warnings
-
-    def _remember_damaged(self, header: Mapping[str, Any]) -> None:
-        paths = [str(path) for path in (header.get("end") or header).get("damaged", ())]
-        if paths:
-            until = time.monotonic() + SET_ASIDE_S
-            known = {**self._damaged, **dict.fromkeys(paths, until)}
-            self._damaged = dict(list(known.items())[-MAX_SET_ASIDE:])
-            self._store.damaged(paths, TELL_S)
+                end_of_job = message.header.get("end") or {}
+                if paths := self._damaged.add(end_of_job.get("damaged", ())):
+                    self._store.damaged(paths, REPORT_S)
+                scanned = sum(map(_rows, segments.values()))
+                yield _end(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
 
 
-def _rows(segments: Mapping[str, list[Segment]]) -> int:
-    return sum(segment.rows for found in segments.values() for segment in found)
+def _job(
+    request: _Request, segments: Segments, parts: list[tuple[str, int]], live: Mapping[str, bytes]
+) -> tuple[dict[str, object], bytes]:
+    """The message for a worker; ``query/job.py`` reads it."""
+    users = {name: table for one in request.runnable for name, table in one.users.items()}
+    spec = {
+        "statements": [one.sql for one in request.runnable],
+        "segments": {name: [segment.path for segment in found] for name, found in segments.items()},
+        "parts": parts,
+        "max_bytes": request.max_bytes,
+        "users": [user_table_to(table) for table in users.values()],
+        "progress": request.progress,
+    }
+    text = json.dumps(spec, separators=(",", ":")).encode()
+    header = {"op": "query", "spec_bytes": len(text), "live": [(name, len(rows)) for name, rows in live.items()]}
+    return header, b"".join((text, *live.values()))
 
 
-def _end(header: Mapping[str, Any], scanned: int, warnings: list[str]) -> End:
+def _needs(statements: Iterable[Checked], live: Mapping[str, bytes]) -> dict[str, Need]:
+    """What the statements need of each stored table together."""
+    needs: dict[str, Need] = {}
+    for one in statements:
+        for name, need in one.needs.items():
+            if name not in live:
+                needs[name] = needs[name].either(need) if name in needs else need
+    return needs
+
+
+def _all_failed(request: _Request) -> Iterator[StatementEnd | End]:
+    yield from _failed_first(deque(enumerate(request.statements)))
+    yield End(0, 0)
+
+
+def _failed_first(waiting: deque[tuple[int, Checked | ProbingError]]) -> Iterator[StatementEnd]:
+    """Takes the failed statements from the front of ``waiting``."""
+    while waiting and isinstance(error := waiting[0][1], ProbingError):
+        yield StatementEnd(waiting.popleft()[0], error=error)
+
+
+def _statement_end(answer: Mapping[str, Any], index: int, statement: Checked | ProbingError) -> StatementEnd:
+    warnings = statement.warnings if isinstance(statement, Checked) else ()
     try:
-        end = header["end"]
-        return End(int(end["rows"]), scanned + int(end["tail_rows"]), [*warnings, *map(str, end["warnings"])])
+        if error := answer.get("error"):
+            return StatementEnd(index, 0, warnings, error_of(error))
+        return StatementEnd(index, int(answer["rows"]), warnings)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise InternalError("a worker's answer makes no sense") from e
+
+
+def _end(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
+    try:
+        if not complete:
+            raise ValueError("a statement has no answer")
+        return End(rows, scanned + int(answer["tail_rows"]), [*warnings, *map(str, answer["warnings"])])
     except (KeyError, TypeError, ValueError) as e:
         raise InternalError("a worker's answer makes no sense") from e
+
+
+def _rows(segments: Iterable[Segment]) -> int:
+    return sum(segment.rows for segment in segments)

@@ -1,4 +1,4 @@
-"""DuckDB's errors as ours: one line, a hint, and no path of the daemon's files."""
+"""Converts DuckDB's errors to ours: one line, a hint, and no path of the daemon's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ZONE_HINT = "ts and t_* are UTC without a zone: write ts > TIMESTAMP '2026-01-3
 
 
 def explain(error: BaseException) -> ProbingError:
-    """What the user is told of an error that DuckDB or Arrow raised while it ran a query."""
+    """Converts an error of DuckDB or Arrow, raised while a query ran, for the user."""
     text = str(error)
     match = _KIND.match(text)
     kind = match[1] if match else ""

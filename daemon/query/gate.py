@@ -1,7 +1,18 @@
-"""The gate: a query is read, checked and printed again, and DuckDB sees only what was printed.
+"""The gate: parses a query, checks it and prints it again. DuckDB gets only the printed text.
 
-Exactly one SELECT (or UNION, EXCEPT, INTERSECT, or WITH of them) over the tables of ``probing.api.tables``, made of
-allowed nodes and functions, with bounded sizes. The gate is the first of two walls: the second is the worker's process.
+Accepts exactly one SELECT (or UNION, EXCEPT, INTERSECT, or WITH of them) over the tables of ``probing.api.tables``,
+made of allowed nodes and functions, with bounded sizes. The gate is the first of two defences: the second is the
+worker's process.
+
+A query is parsed four times on a node, on purpose, since each parser sees what the next one will run:
+
+1. ``check`` parses the caller's text with sqlglot, checks the tree, expands views and prints it;
+2. ``_check_printed`` parses the printed text, which must be allowed and must print the same again: a part that prints
+   to something else than was checked is refused;
+3. the worker's ``extract_statements`` lets DuckDB's parser confirm that the text is one SELECT;
+4. ``connection.sql`` parses it once more to run it.
+
+For several nodes the asker parses it before that, to plan the parts (``federation/split.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +34,8 @@ from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
-from probing.daemon.query.pruning import Range, job_names, time_ranges
+from probing.daemon.query.pruning import needs_of
+from probing.daemon.store.needs import Need
 from probing.federation.dialect import evaluates_code, needs_helper
 from probing.federation.names import GLOBAL, USER_VIEWS
 from probing.federation.reading import statements
@@ -35,7 +47,7 @@ __all__ = ("Checked", "check")
 MAX_NODES = 10_000
 # DuckDB plans them recursively.
 MAX_QUERIES = 200
-# How much larger views may make a query.
+# Views may make a query this many times larger.
 MAX_GROWTH = 4
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
 _TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
@@ -48,22 +60,24 @@ _HINTS: dict[type[exp.Expr], str] = {
 }
 _ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
 
-# What it has to say of a query goes into the error.
+# Its messages about a query are in the error already.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Checked:
-    """``sql`` is what DuckDB may see; ``tables`` are the names of our tables in it, sorted, and ``ranges`` says
-    which times it can need of each, ``jobs`` which jobs (None: any). ``users`` are those that TABLES does not have.
-    ``warnings`` are for who asks."""
+    """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
+    tables of users' probes among them. ``warnings``: for the caller."""
 
     sql: str
-    tables: tuple[str, ...]
-    ranges: dict[str, Range]
+    needs: dict[str, Need]
     users: dict[str, Table] = field(default_factory=dict)
-    jobs: dict[str, frozenset[str] | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables, sorted."""
+        return tuple(sorted(self.needs))
 
 
 def check(
@@ -72,10 +86,11 @@ def check(
     users: Callable[[], Mapping[str, Table]] = dict,
     views: Callable[[], Mapping[str, View]] = dict,
 ) -> Checked:
-    """Check ``sql``; ``now_ns`` (UTC ns) is what ``now()`` and its kin mean in it. ``users`` gives the tables of the
-    schema ``user``, ``views`` the views of the schema ``view``; each is asked when the query names one.
+    """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns).
 
-    Raises QueryRejected, which names what was refused, and what ``users`` and ``views`` raise.
+    ``users`` returns the tables of the schema ``user``, ``views`` the views of the schema ``view``; each is called only
+    if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users`` and
+    ``views``.
     """
     users, views = cache(users), cache(views)
     try:
@@ -88,21 +103,21 @@ def check(
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
-        ranges, jobs = time_ranges(tables), job_names(tables)
+        needs = needs_of(tables)
         printed = _print(root)
         _check_printed(printed)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
-    own = {name: users()[name] for name in ranges if name not in TABLES}
-    return Checked(printed, tuple(sorted(ranges)), ranges, own, jobs, warnings)
+    own = {name: users()[name] for name in needs if name not in TABLES}
+    return Checked(printed, needs, own, warnings)
 
 
 def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
-    """Puts in the views that ``root`` names. A warning for names of all nodes, of which this is one."""
+    """Expands the views in ``root``. Returns a warning if it names tables of all nodes: this is one node."""
     named = [(table.catalog.lower(), table.db.lower()) for table in root.find_all(exp.Table)]
     own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
     more = users() if any(place == (GLOBAL, USER) for place in named) else {}
@@ -112,7 +127,7 @@ def _expand(
 
 
 def _check_count(root: exp.Query, times: int) -> list[exp.Expr]:
-    """All nodes of ``root``, which may be ``times`` as many as those of a query without views."""
+    """Returns all nodes of ``root``. Raises QueryRejected above ``times`` the limits."""
     nodes = list(root.walk())
     if len(nodes) > MAX_NODES * times or sum(isinstance(node, exp.Query) for node in nodes) > MAX_QUERIES * times:
         raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")
@@ -124,17 +139,17 @@ def _print(root: exp.Expr) -> str:
 
 
 def _check_printed(printed: str) -> None:
-    """What DuckDB will read must be what was checked: read again it is allowed, and printed again the same."""
+    """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints to the same text."""
     again = _parse(printed, MAX_GROWTH)
     for node in _check_count(again, MAX_GROWTH):
         _check_node(node)
     if _print(again) != printed:
-        hint = "a function with arguments that it does not have, or rare syntax, does that: write it in another way"
+        hint = "rare syntax, or arguments that a function does not take, cause this: write it in another way"
         raise QueryRejected("a part of the query has no clear meaning", hint=hint)
 
 
 def _parse(sql: str, times: int = 1) -> exp.Query:
-    """``times``: how much larger than a query without views."""
+    """Raises QueryRejected unless ``sql`` is one SELECT, of at most ``times`` the usual length."""
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
     try:

@@ -1,38 +1,39 @@
-"""Has queries checked in worker processes, which are killed at the deadline."""
+"""Has statements checked in worker processes of the role ``gate``, which are killed at the deadline."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probing.api.errors import InternalError, error_from
+from probing.api.errors import InternalError, ProbingError
 from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.daemon.ipc import error_of
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.concurrency import Slots
+from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.gate import Checked
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.pruning import Range
+from probing.daemon.store.needs import Need
 
 __all__ = ("Gatekeeper",)
 
-# Checks at once. One takes a millisecond or two.
+# Checks that run at the same time. One takes a millisecond or two.
 CONCURRENT = 2
 
 
 class Gatekeeper:
-    """Checks as ``gate.check`` does; safe for many threads."""
+    """Runs ``gate.check`` in workers; safe for many threads."""
 
     def __init__(self, pool: WorkerPool) -> None:
         """``pool``: workers of the role ``gate``."""
         self._pool = pool
-        self._slots = Slots(CONCURRENT)
+        self._slots = QuerySlots(CONCURRENT)
 
     def check(
         self,
-        sql: str,
+        statements: Sequence[str],
         now_ns: int,
         users: Callable[[], Mapping[str, Table]],
         views: Callable[[], Mapping[str, View]],
@@ -40,20 +41,22 @@ class Gatekeeper:
         deadline: float,
         cancelled: Callable[[], bool],
         caller: Caller,
-    ) -> Checked:
-        """``deadline``: on time.monotonic(). Raises QueryRejected, also where the check takes too long; QueryTimeout,
-        and what ``users`` and ``views`` raise."""
-        asked: dict[str, Any] = {"sql": sql, "now_ns": now_ns}
+    ) -> list[Checked | ProbingError]:
+        """Returns for each statement what ``gate.check`` returns or raises. ``deadline`` is on time.monotonic().
+
+        Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
+        """
+        asked: dict[str, Any] = {"statements": list(statements), "now_ns": now_ns}
         known: Mapping[str, Table] = {}
         while True:
             with self._slots.taken(deadline, cancelled, caller):
                 payload = json.dumps(asked, separators=(",", ":")).encode()
                 (message,) = self._pool.run({"op": "check"}, payload, deadline=deadline, cancelled=cancelled)
             if error := message.header.get("error"):
-                raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
+                raise error_of(error)
             needs = message.header["end"].get("needs")
             if needs is None:
-                return _checked(message.payload, known)
+                return _answers(message.payload, known, len(statements))
             if needs in asked:
                 raise InternalError("the gate asks for what it has")
             if needs == "users":
@@ -67,16 +70,20 @@ def _to_wire(view: View) -> dict[str, str]:
     return {"name": view.name, "doc": view.doc, "sql": view.sql, "problem": view.problem}
 
 
-def _checked(payload: bytes, known: Mapping[str, Table]) -> Checked:
+def _answers(payload: bytes, known: Mapping[str, Table], count: int) -> list[Checked | ProbingError]:
     try:
-        found = json.loads(payload)
-        return Checked(
-            str(found["sql"]),
-            tuple(map(str, found["tables"])),
-            {str(name): Range(times["low"], times["high"]) for name, times in found["ranges"].items()},
-            {str(name): known[name] for name in found["users"]},
-            {str(name): None if jobs is None else frozenset(jobs) for name, jobs in found["jobs"].items()},
-            tuple(map(str, found["warnings"])),
-        )
+        found = [error_of(one["error"]) if "error" in one else _checked(one, known) for one in json.loads(payload)]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the gate's answer makes no sense") from e
+    if len(found) != count:
+        raise InternalError("the gate did not answer every statement")
+    return found
+
+
+def _checked(found: Mapping[str, Any], known: Mapping[str, Table]) -> Checked:
+    return Checked(
+        str(found["sql"]),
+        {str(name): Need.from_dict(need) for name, need in found["needs"].items()},
+        {str(name): known[name] for name in found["users"]},
+        tuple(map(str, found["warnings"])),
+    )

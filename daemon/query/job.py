@@ -1,4 +1,4 @@
-"""One query in a worker: the files and rows that it may see, the views over them, and its answer as Arrow chunks."""
+"""Runs the statements of one request in a worker: views over the files and rows of a snapshot, answers as Arrow."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from probing.daemon.query.failures import explain
 from probing.daemon.query.views import Views, quoted, quoted_list
 from probing.daemon.store.log.cache import LogCache
 
-__all__ = ("Job", "Outcome", "new_connection", "run")
+__all__ = ("Database", "Job", "Outcome", "new_connection")
 
-# Rows held back before the first chunk goes: an error that comes before them still costs no row.
+# Bytes of rows held back before the first chunk goes out: an error until then still costs no row.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
 PROGRESS_S = 0.25
-# Errors that come from the query and its values; any other may come from a file.
+# Errors caused by the query and its values; any other may be caused by a file.
 _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
 )
 _tails = LogCache()
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
+_Connect = Callable[[], duckdb.DuckDBPyConnection]
 
 
-@dataclass
+@dataclass(slots=True)
 class Job:
-    """What the engine asks for: checked SQL, ``segments`` (paths) by stored table, the log's ``parts`` (path, length),
-    ``live`` rows by table, the most bytes of the answer (0: any number), the tables of ``users`` that it names, and
-    whether its ``progress`` is to be told."""
+    """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
+    length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
+    them, and whether ``progress`` is wanted."""
 
-    sql: str
+    statements: list[str]
     segments: dict[str, list[str]]
     parts: list[tuple[str, int]]
     live: dict[str, pa.Table]
@@ -53,12 +54,12 @@ class Job:
 
     @property
     def known(self) -> dict[str, Table]:
-        """The tables that the query may name."""
+        """The tables that a statement may name."""
         return {**self.users, **TABLES}
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
-        """What ``pack_job`` made. Raises InternalError for a message that makes no sense."""
+        """Reads the engine's message. Raises InternalError for a message that makes no sense."""
         try:
             return cls._unpack(header, memoryview(payload))
         except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
@@ -78,23 +79,26 @@ class Job:
         segments = {str(name): [str(path) for path in paths] for name, paths in spec["segments"].items()}
         parts = [(str(path), int(length)) for path, length in spec["parts"]]
         users = {table.name: table for table in map(user_table_from, spec.get("users", ()))}
-        return cls(
-            str(spec["sql"]), segments, parts, live, int(spec["max_bytes"]), users, bool(spec.get("progress"))
-        )
+        statements = [str(sql) for sql in spec["statements"]]
+        return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, bool(spec.get("progress")))
 
 
-@dataclass
+@dataclass(slots=True)
 class Outcome:
-    """``damaged`` are segments that could not be read; ``started``: chunks have gone already."""
+    """What a job found beside the rows: ``tail_rows`` of the log, ``warnings``, and ``damaged`` segments."""
 
-    rows: int = 0
     tail_rows: int = 0
     warnings: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    started: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        return {"rows": self.rows, "tail_rows": self.tail_rows, "warnings": self.warnings, "damaged": self.damaged}
+        return {"tail_rows": self.tail_rows, "warnings": self.warnings, "damaged": self.damaged}
+
+
+@dataclass(slots=True)
+class _Answer:
+    rows: int = 0
+    started: bool = False
 
 
 def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
@@ -115,38 +119,93 @@ def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection
     return connection
 
 
-def run(
-    job: Job,
-    connect: Callable[[], duckdb.DuckDBPyConnection],
-    send: Callable[[memoryview], None],
-    outcome: Outcome,
-    tell: Callable[[float], None] | None = None,
-) -> None:
-    """Answer ``job`` through ``send``, leaving out segments that cannot be read; ``outcome`` is filled on the way.
+class Database:
+    """The tables of ``job`` in DuckDB. The views are made for the first statement, and again after one that failed."""
 
-    ``tell`` gets the fraction of the work that is done, if the job wants that: on another thread, before anything is
-    sent. Raises QueryError and its kin.
-    """
-    tails = _read_tails(job, outcome)
-    while True:
-        connection = connect()
-        try:
-            _prepare(connection, job, tails)
-            _answer(connection, job, send, outcome, tell)
-            return
-        except _FAILURES as e:
-            damaged = _damaged(job, e, connect)
-            if not damaged:
-                raise explain(e) from None
-            _set_aside(job, damaged, outcome)
-            if outcome.started:
-                raise QueryError("a segment is damaged, and rows had gone out already", hint="ask again") from None
-        finally:
+    def __init__(self, job: Job, connect: _Connect, outcome: Outcome) -> None:
+        """Decodes the log. Adds to ``outcome`` what is learnt here and later."""
+        self._job = job
+        self._connect = connect
+        self._outcome = outcome
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._sent = 0
+        self._tails = _read_tails(job, outcome)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             connection.close()
+
+    def answer(
+        self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None
+    ) -> int:
+        """Sends the answer to ``sql`` through ``send``, without segments that cannot be read; returns its rows.
+
+        ``tell`` gets the fraction of the work that is done, if the job wants progress: in another thread, before
+        anything is sent. Raises QueryError and its subclasses.
+        """
+        while True:
+            answer = _Answer()
+            try:
+                self._run(sql, send, tell, answer)
+                return answer.rows
+            except _FAILURES as e:
+                self.close()
+                damaged = _damaged(self._job, e, self._connect)
+                if not damaged:
+                    raise explain(e) from None
+                _set_aside(self._job, damaged, self._outcome)
+                if answer.started:
+                    message = "a segment is damaged, and rows had gone out already"
+                    raise QueryError(message, hint="ask again") from None
+            except BaseException:
+                self.close()
+                raise
+
+    def _run(
+        self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None, answer: _Answer
+    ) -> None:
+        connection = self._connection = self._connection or self._prepared()
+        statements = connection.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise InternalError("the gate let something else than one SELECT through")
+        with _telling(connection, tell if self._job.progress else None):
+            pieces = _stream(connection.sql(sql).to_arrow_reader(BATCH_ROWS), answer)
+            data: memoryview | None = next(pieces)
+        while data is not None:
+            self._sent += len(data)
+            if 0 < self._job.max_bytes < self._sent:
+                raise QueryMemory(f"the answer is larger than {self._job.max_bytes} bytes")
+            answer.started = True
+            for start in range(0, len(data), CHUNK_BYTES):
+                send(data[start : start + CHUNK_BYTES])
+            data = next(pieces, None)
+
+    def _prepared(self) -> duckdb.DuckDBPyConnection:
+        """Views over exactly the named files. Nothing outside their folders can be opened after this, nothing set."""
+        connection, job = self._connect(), self._job
+        try:
+            # Folders, not files: DuckDB takes longer to learn thousands of files than to read them.
+            if folders := sorted({path.rpartition("/")[0] for paths in job.segments.values() for path in paths}):
+                connection.execute(f"SET allowed_directories = {quoted_list(folders)}")
+            connection.execute("SET enable_external_access = false")
+            if job.progress:
+                connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+                connection.execute("SET progress_bar_time = 0")
+            views = Views(connection, job.known)
+            for name, segments in job.segments.items():
+                views.stored(name, segments, self._tails.get(name))
+            for name, rows in job.live.items():
+                views.live(name, rows)
+            connection.execute("SET lock_configuration = true")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
-    """The log's rows of each stored table that the query names."""
+    """The log's rows of each stored table that the job names."""
     found: dict[str, list[pa.Table]] = {name: [] for name in job.segments}
     known = job.known
     for path, length in job.parts:
@@ -163,50 +222,9 @@ def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
     return {name: pa.concat_tables(tables) for name, tables in found.items() if tables}
 
 
-def _prepare(connection: duckdb.DuckDBPyConnection, job: Job, tails: Mapping[str, pa.Table]) -> None:
-    """Views over exactly the named files; nothing outside their folders can be opened after this, nor anything set."""
-    # Not the files themselves: DuckDB takes longer to learn thousands of them than to read them.
-    if folders := sorted({path.rpartition("/")[0] for paths in job.segments.values() for path in paths}):
-        connection.execute(f"SET allowed_directories = {quoted_list(folders)}")
-    connection.execute("SET enable_external_access = false")
-    if job.progress:
-        connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
-        connection.execute("SET progress_bar_time = 0")
-    views = Views(connection, job.known)
-    for name, segments in job.segments.items():
-        views.stored(name, segments, tails.get(name))
-    for name, rows in job.live.items():
-        views.live(name, rows)
-    connection.execute("SET lock_configuration = true")
-
-
-def _answer(
-    connection: duckdb.DuckDBPyConnection,
-    job: Job,
-    send: Callable[[memoryview], None],
-    outcome: Outcome,
-    tell: Callable[[float], None] | None,
-) -> None:
-    statements = connection.extract_statements(job.sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise InternalError("the gate let something else than one SELECT through")
-    outcome.rows, sent = 0, 0
-    with _telling(connection, tell if job.progress else None):
-        pieces = _stream(connection.sql(job.sql).to_arrow_reader(BATCH_ROWS), outcome)
-        data: memoryview | None = next(pieces)
-    while data is not None:
-        sent += len(data)
-        if 0 < job.max_bytes < sent:
-            raise QueryMemory(f"the answer is larger than {job.max_bytes} bytes")
-        outcome.started = True
-        for start in range(0, len(data), CHUNK_BYTES):
-            send(data[start : start + CHUNK_BYTES])
-        data = next(pieces, None)
-
-
 @contextmanager
 def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None] | None) -> Iterator[None]:
-    """Say now and then how far the query has come, until the block ends."""
+    """Calls ``tell`` every PROGRESS_S until the block ends."""
     if tell is None:
         yield
         return
@@ -218,7 +236,7 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
             try:
                 tell(min(percent / 100, 1.0))
             except InternalError:
-                return  # nobody listens, which the answer will meet as well
+                return  # the other end is gone, and sending the answer will fail too
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
@@ -229,16 +247,16 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
         thread.join()
 
 
-def _stream(reader: pa.RecordBatchReader, outcome: Outcome) -> Iterator[memoryview]:
-    """The answer as pieces of one Arrow IPC stream; the first piece waits for FIRST_BYTES or the end."""
+def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryview]:
+    """Yields pieces of one Arrow IPC stream, the first once FIRST_BYTES are there or the stream has ended."""
     collected = Gathered()
-    # Arrow writes each buffer and its padding apart: gather them before they become Python calls.
+    # Arrow writes each buffer and its padding separately; this gathers them, so that fewer become Python calls.
     sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)
     enough = FIRST_BYTES
     with pa.ipc.new_stream(sink, reader.schema) as writer:
         for batch in reader:
             writer.write_batch(batch)
-            outcome.rows += batch.num_rows
+            answer.rows += batch.num_rows
             if collected.size >= enough:
                 yield memoryview(collected.take())
                 enough = CHUNK_BYTES
@@ -247,7 +265,7 @@ def _stream(reader: pa.RecordBatchReader, outcome: Outcome) -> Iterator[memoryvi
 
 
 def _damaged(job: Job, error: BaseException, connect: Callable[[], duckdb.DuckDBPyConnection]) -> list[str]:
-    """The segments that cannot be read, when ``error`` can have come from one."""
+    """The segments that cannot be read; none if ``error`` cannot have come from a segment."""
     text = str(error)
     paths = [path for paths in job.segments.values() for path in paths]
     named = [path for path in paths if path in text]

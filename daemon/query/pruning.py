@@ -1,21 +1,22 @@
-"""Which times of ``ts`` and which jobs a query can need of each table, so that segments of others are not even opened.
+"""Finds the times and jobs that a query can need of each table. The store prunes segments by these (store/needs.py).
 
-Only what surely narrows counts: a comparison of ``ts`` or ``job`` with constants that every row of the table must
-pass, in the WHERE of the SELECT that names the table. Anything else leaves the table unbounded.
+Only a comparison of ``ts`` or ``job`` with constants bounds a table, and only if every row must pass it: it stands in
+the WHERE of the SELECT that names the table. All else leaves the table unbounded.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlglot import exp
 
-__all__ = ("EVER", "Range", "job_names", "time_ranges")
+from probing.daemon.store.needs import EVER, Need, Range
 
-# DuckDB cuts a time to microseconds when an interval is added to it.
+__all__ = ("SLACK_NS", "needs_of")
+
+# DuckDB truncates a time to microseconds when an interval is added to it.
 SLACK_NS = 1_000_000
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?")
 _UNITS_NS = {
@@ -27,54 +28,20 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
-# Whether an expression is the column that is looked for.
+# Whether an expression is the column in question.
 _IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
-@dataclass(frozen=True)
-class Range:
-    """UTC ns, both ends included; None: open."""
+def needs_of(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Need]:
+    """The rows needed of each table; ``tables`` are all places where a query names a table, with the table's name.
 
-    low: int | None = None
-    high: int | None = None
-
-    def holds(self, first: int, last: int) -> bool:
-        """Whether some time between ``first`` and ``last`` lies in it."""
-        return (self.low is None or last >= self.low) and (self.high is None or first <= self.high)
-
-    def both(self, other: Range) -> Range:
-        """What lies in both."""
-        return Range(_pick(max, self.low, other.low), _pick(min, self.high, other.high))
-
-    def either(self, other: Range) -> Range:
-        """What spans both."""
-        low = None if self.low is None or other.low is None else min(self.low, other.low)
-        high = None if self.high is None or other.high is None else max(self.high, other.high)
-        return Range(low, high)
-
-
-EVER = Range()
-
-
-def time_ranges(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Range]:
-    """The range of each table; ``tables`` are all places where a query names one, with its name.
-
-    ``now()`` and its kin have been rewritten already.
+    ``now()`` and the like must have been replaced by constants.
     """
-    found: dict[str, Range] = {}
+    found: dict[str, Need] = {}
     for node, name in tables:
-        here = _range_of(node)
+        here = Need(_range_of(node), _jobs_of(node))
         found[name] = found[name].either(here) if name in found else here
-    return found
-
-
-def job_names(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, frozenset[str] | None]:
-    """The jobs whose rows of each table are needed, for ``tables`` like those of ``time_ranges``; None: of any."""
-    found: dict[str, frozenset[str] | None] = {}
-    for node, name in tables:
-        here, before = _jobs_of(node), found.get(name, frozenset())
-        found[name] = None if here is None or before is None else here | before
     return found
 
 
@@ -95,16 +62,16 @@ def _jobs_of(table: exp.Table) -> frozenset[str] | None:
 
 
 def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsColumn]]:
-    """What every row of ``table`` that the query needs must pass, each with what tells ``column`` of it there."""
+    """The conditions that every needed row of ``table`` passes, each with a test for its column ``column``."""
     select = table.parent.parent if isinstance(table.parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or table.args.get("sample") or table.args.get("joins"):
         return
     named = table.args.get("alias")
     if named is not None and named.args.get("columns"):
-        # Its columns go by other names.
+        # The alias renames the columns.
         return
     joins = select.args.get("joins") or []
-    # Which row such a join takes depends on those that the WHERE drops afterwards.
+    # Such a join picks a row before the WHERE drops any, so a dropped row can change the result.
     if any(join.args.get("method") or join.args.get("kind") in ("ASOF", "POSITIONAL") for join in joins):
         return
     where = select.args.get("where")
@@ -166,7 +133,7 @@ def _jobs_of_condition(node: exp.Expr, is_job: _IsColumn) -> frozenset[str] | No
 
 
 def _constant(node: exp.Expr) -> int | None:
-    """UTC ns of a constant time; None when it is none, or not of a form that is surely understood."""
+    """UTC ns of a constant time; None for any other expression and for forms that are not surely understood."""
     if isinstance(node, exp.Paren):
         return _constant(node.this)
     if isinstance(node, (exp.Add, exp.Sub)):
@@ -210,9 +177,3 @@ def _low(value: int | None) -> int | None:
 
 def _high(value: int | None) -> int | None:
     return None if value is None else value + SLACK_NS
-
-
-def _pick(choose: Callable[[int, int], int], one: int | None, two: int | None) -> int | None:
-    if one is None or two is None:
-        return one if two is None else two
-    return choose(one, two)

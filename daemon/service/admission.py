@@ -1,7 +1,8 @@
-"""Threads for calls: bounded by what is asked, by the share of the caller, and by the caller.
+"""Admits gRPC calls: gives each a thread, or refuses it at once.
 
-A refused caller is answered at once. Nobody's calls take the threads of another share (root, other users, TCP), nor
-those of another kind: a call about the daemon itself never waits for queries.
+Threads are bounded by kind of call, by share (root, other users, TCP) and by caller. No call takes threads of another
+share or kind, so a call about the daemon itself never waits for queries. A Query that is admitted then waits for a free
+slot in ``query/concurrency.py``, which limits how many run in SQL workers.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import TypeVar
 from probing.api.errors import Overloaded
 from probing.daemon.query.caller import Caller
 
-__all__ = ("Admission", "Kind")
+__all__ = ("CallAdmission", "CallKind")
 
 T = TypeVar("T")
 
 
-class Kind(Enum):
-    """Calls that share threads: ``most`` at once of a share, ``each`` of one caller."""
+class CallKind(Enum):
+    """Calls that share threads: at most ``most`` of a share at the same time, and ``each`` of one caller."""
 
     QUERY = ("queries", 32, 16)
     TARGETS = ("requests for stacks or variables", 8, 4)
@@ -35,7 +36,7 @@ class Kind(Enum):
 
 
 class _Share:
-    def __init__(self, kind: Kind, name: str) -> None:
+    def __init__(self, kind: CallKind, name: str) -> None:
         self.kind = kind
         self.calls: Counter[tuple[str, str]] = Counter()
         self.executor = ThreadPoolExecutor(kind.most, thread_name_prefix=f"{name}-{kind.name.lower()}")
@@ -52,18 +53,18 @@ class _Share:
         self.calls += Counter()
 
 
-class Admission:
+class CallAdmission:
     """Runs calls in threads. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._shares = {
-            (kind, name): _Share(kind, name) for kind in Kind for name in ("root", "unix", "tcp")
+            (kind, name): _Share(kind, name) for kind in CallKind for name in ("root", "unix", "tcp")
         }  # fmt: skip
 
-    def start(self, kind: Kind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Run ``function`` in a thread now. Raises Overloaded where the caller or its share has too many calls.
+    def start(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs ``function`` in a thread now. Raises Overloaded if the caller or its share has too many calls.
 
-        The call counts until ``function`` has returned, also when nobody waits for it any more.
+        The call counts until ``function`` returns, even if nobody waits for the result any more.
         """
         share = self._shares[kind, caller.share]
         share.enter(caller)
@@ -71,8 +72,8 @@ class Admission:
         future.add_done_callback(lambda _: share.leave(caller))
         return future
 
-    async def run(self, kind: Kind, caller: Caller, function: Callable[[], T]) -> T:
-        """What ``function`` returns."""
+    async def run(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> T:
+        """As ``start``; waits for the result of ``function``."""
         return await asyncio.shield(self.start(kind, caller, function))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The service's side of the collector's control socket."""
+"""Sends the service's requests to the collector's control socket."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from probing.api.errors import FormatError, InternalError, PeerError, ProbingError, error_from
+from probing.api.errors import FormatError, InternalError, PeerError, ProbingError
 from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect, error_of
 from probing.daemon.query.cancellation import wait_readable
-from probing.daemon.query.engine import Need, Segment, Snapshot
+from probing.daemon.query.snapshot import Segment, Snapshot
 from probing.daemon.stack_wire import ProcessStacks, split_stacks
+from probing.daemon.store.needs import Need
 
 __all__ = ("CollectorClient",)
 
@@ -104,7 +105,7 @@ class CollectorClient:
 
         The connection is held for as long: the collector releases what a connection that breaks was given.
         """
-        request = {"op": "snapshot", "tables": list(needs), "needs": {name: _asked(n) for name, n in needs.items()}}
+        request = {"op": "snapshot", "tables": list(needs), "needs": {name: n.to_dict() for name, n in needs.items()}}
         channel, message = self._ask(request, timeout, cancelled)
         try:
             yield _snapshot(_body(message).get("snapshot"), needs)
@@ -156,7 +157,7 @@ class CollectorClient:
         message.close_fds()
         if error := message.header.get("error"):
             self._keep(channel)
-            raise error_from(str(error.get("kind")), str(error.get("message")), str(error.get("hint", "")))
+            raise error_of(error)
         return message
 
     def _connect(self, timeout: float) -> Channel:
@@ -183,28 +184,15 @@ def _body(message: Message) -> dict[str, Any]:
         raise InternalError("the collector's answer is no JSON object") from e
 
 
-def _asked(need: Need) -> dict[str, Any]:
-    jobs = None if need.jobs is None else sorted(need.jobs)
-    return {"low": need.times.low, "high": need.times.high, "jobs": jobs}
-
-
 def _snapshot(found: Any, needs: Mapping[str, Need]) -> Snapshot:
     try:
-        segments = {name: [_segment(entry) for entry in found["tables"].get(name, ())] for name in needs}
+        segments = {
+            name: [Segment(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
+            for name in needs
+        }
         # A part that does not say which tables it has rows of may have any.
         parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
         missing = [str(text) for text in found.get("missing", ())]
         return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the collector's snapshot makes no sense") from e
-
-
-def _segment(entry: Mapping[str, Any]) -> Segment:
-    jobs = entry.get("jobs")
-    return Segment(
-        str(entry["path"]),
-        int(entry["rows"]),
-        int(entry["ts_min"]),
-        int(entry["ts_max"]),
-        None if jobs is None else frozenset(map(str, jobs)),
-    )

@@ -1,4 +1,4 @@
-"""Errors on the wire: a gRPC status for tools, and the whole error as trailing metadata for ours."""
+"""Sends errors: a gRPC status for any tool, and the whole error as trailing metadata for our clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import grpc.aio
 
 from probing.api import errors
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import ERROR_KEY
 
-__all__ = ("ERROR_KEY", "abort", "status_of", "to_proto")
+__all__ = ("abort", "status_of", "to_proto")
 
-ERROR_KEY = "probing-error-bin"
 # HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_TEXT = 2000
-# The first that fits counts, so the narrow ones come first.
+# The first match counts, so subclasses come before their bases.
 _CODES: tuple[tuple[type[errors.ProbingError], grpc.StatusCode], ...] = (
     (errors.QueryTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.TargetTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -45,7 +45,7 @@ def to_proto(kind: str, message: str, hint: str) -> pb.Error:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError) -> NoReturn:
-    """End the call with ``error``; quietly where the caller went away meanwhile."""
+    """Ends the call with ``error``; does nothing if the caller went away meanwhile."""
     data = to_proto(error.kind, error.message, error.hint).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
     with suppress(grpc.aio.InternalError):

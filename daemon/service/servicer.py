@@ -1,4 +1,4 @@
-"""What the node answers over gRPC."""
+"""Implements probing.v1.Node: checks who calls, runs the call in a thread, answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
-from probing.daemon.service.admission import Admission, Kind
+from probing.daemon.service.admission import CallAdmission, CallKind
 from probing.daemon.service.auth import Scope, require
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
@@ -39,7 +39,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True)
 class Node:
-    """Who answers. ``peers`` are addresses; ``address`` is where this node itself is asked."""
+    """This node. ``peers`` are addresses of others; ``address`` is its own."""
 
     name: str
     version: str
@@ -48,13 +48,13 @@ class Node:
     peers: tuple[str, ...] = ()
 
     def members(self) -> list[dict[str, Any]]:
-        """Rows of cluster.members: this node, and the peers, of which no more is known than where they are."""
+        """Returns rows of cluster.members: this node, and the peers, of which only the address is known."""
         own = {"member": self.name, "address": self.address, "state": "healthy", "version": self.version}
         return [own, *({"member": "", "address": peer, "state": "unknown"} for peer in self.peers)]
 
 
 def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
-    """Calls ``method`` with who asks. Errors end the call as errors.py says; a bug is logged."""
+    """Calls ``method`` with the caller. Errors end the call as in errors.py; a bug is logged."""
 
     @wraps(method)
     async def answer(self: NodeService, request: Any, context: Context) -> _Reply:
@@ -65,7 +65,7 @@ def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaita
         except grpc.aio.AbortError:
             raise
         except grpc.aio.InternalError as e:
-            # gRPC could not write: the caller went away.
+            # gRPC could not write because the caller went away.
             raise asyncio.CancelledError from e
         except Exception as e:
             _log.exception("%s failed", method.__name__)
@@ -75,7 +75,7 @@ def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaita
 
 
 class NodeService(NodeServicer):
-    """The service probing.v1.Node. Belongs to one event loop; what waits for others runs in threads."""
+    """The service probing.v1.Node. Belongs to one event loop; calls that block run in threads."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class NodeService(NodeServicer):
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """``identify`` says who asks, and raises PrivilegeError for who may not. ``sources``: what Status says beside
-        the collector's."""
+        """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
+        shows beside the collector's."""
         self._node = node
         self._collector = collector
         self._identify = identify
         self._limits = limits or Limits()
         self._sources = sources
         self._now_ns = now_ns
-        self._admission = Admission()
+        self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
         self._started_ns = now_ns()
         self._started = time.monotonic()
@@ -123,7 +123,7 @@ class NodeService(NodeServicer):
             )
             return stacks_reply(self._node.name, *found)
 
-        return await self._admission.run(Kind.TARGETS, caller, ask)
+        return await self._admission.run(CallKind.TARGETS, caller, ask)
 
     @_answering
     async def Vars(self, request: pb.VarsRequest, context: Context, caller: Caller) -> pb.VarsReply:  # noqa: N802
@@ -136,7 +136,7 @@ class NodeService(NodeServicer):
             found = self._collector.variables(request.pids, request.job, request.names, timeout)
             return vars_reply(self._node.name, found)
 
-        return await self._admission.run(Kind.TARGETS, caller, ask)
+        return await self._admission.run(CallKind.TARGETS, caller, ask)
 
     def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: Context) -> float:
         if len(request.pids) > MAX_PIDS:
@@ -167,7 +167,7 @@ class NodeService(NodeServicer):
 
     async def _config(self, fields: Mapping[str, Any], caller: Caller) -> pb.ConfigReply:
         ask = partial(self._collector.config, fields, self._limits.control_s)
-        return config_reply(self._node.name, await self._admission.run(Kind.CONTROL, caller, ask))
+        return config_reply(self._node.name, await self._admission.run(CallKind.CONTROL, caller, ask))
 
     @_answering
     async def Status(  # noqa: N802
@@ -182,7 +182,7 @@ class NodeService(NodeServicer):
         )
         timeout = seconds_for(context, 0, self._limits.status_s, self._limits.status_s)
         try:
-            found = await self._admission.run(Kind.CONTROL, caller, partial(self._collector.status, timeout))
+            found = await self._admission.run(CallKind.CONTROL, caller, partial(self._collector.status, timeout))
         except PeerError as e:
             reply.state, reply.reason = self._without_collector(), e.message
         else:
@@ -212,7 +212,7 @@ class NodeService(NodeServicer):
         try:
             require(caller, Scope.PROBE)
             ask = partial(self._collector.pause, request.paused, self._limits.control_s)
-            paused = await self._admission.run(Kind.CONTROL, caller, ask)
+            paused = await self._admission.run(CallKind.CONTROL, caller, ask)
         except ProbingError as e:
             _audit.warning("%s asked by %s: refused: %s", verb, caller, e.message)
             raise

@@ -1,4 +1,4 @@
-"""Queries whose rows go to the caller as they come: read in a thread, written by the event loop."""
+"""Answers Query: a thread runs the engine, and the event loop writes its rows to the caller as they come."""
 
 from __future__ import annotations
 
@@ -6,32 +6,45 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.engine import End, Engine, Progress
-from probing.daemon.service.admission import Admission, Kind
+from probing.daemon.query.engine import End, Engine, Item, Progress, StatementEnd
+from probing.daemon.service.admission import CallAdmission, CallKind
+from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.spool import Spool, Spools
 
 __all__ = ("Streams",)
 
-# As max_bytes: the caller takes the rows as they come, so that their sum needs no bound.
-UNLIMITED = (1 << 64) - 1
-# Says who answers, ahead of the rows.
-NODE_KEY = "probing-node-bin"
+MAX_NAME = 100
 _UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits only so long for its reader"
 _log = logging.getLogger(__name__)
-_Part = bytes | Progress | End
+
+
+class _Options(TypedDict):
+    timeout: float
+    max_bytes: int
+    cancelled: Callable[[], bool]
+    progress: bool
+    caller: Caller
+    resting: Callable[[], bool]
 
 
 class Streams:
     """Answers Query. Belongs to one event loop."""
 
     def __init__(
-        self, node: str, engine: Engine, admission: Admission, limits: Limits, now_ns: Callable[[], int] = time.time_ns
+        self,
+        node: str,
+        engine: Engine,
+        admission: CallAdmission,
+        limits: Limits,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._node = node
         self._engine = engine
@@ -41,37 +54,40 @@ class Streams:
         self._spools = Spools()
 
     async def answer(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:
-        """Writes the answer. Raises what the query raises, and QueryTimeout where the caller takes too long to read."""
-        if not request.sql.strip():
-            raise QueryRejected("the query is empty")
-        spool: Spool[_Part] = Spool(self._spools, caller)
+        """Writes the answer. Raises the query's error, and QueryTimeout if the caller takes too long to read."""
+        names = _names(request)
+        spool: Spool[Item] = Spool(self._spools, caller)
         gone = threading.Event()
-        running = self._admission.start(Kind.QUERY, caller, self._producer(request, context, caller, spool, gone))
+        running = self._admission.start(CallKind.QUERY, caller, self._producer(request, context, caller, spool, gone))
         running.add_done_callback(_log_bug)
         try:
             await context.send_initial_metadata(((NODE_KEY, self._node.encode()),))
             while (part := await spool.take()) is not None:
-                await self._write(context, self._reply(part), spool)
+                await self._write(context, self._reply(part, names), spool)
         finally:
             gone.set()
             spool.close()
 
     def _producer(
-        self, request: pb.QueryRequest, context: Context, caller: Caller, spool: Spool[_Part], gone: threading.Event
+        self, request: pb.QueryRequest, context: Context, caller: Caller, spool: Spool[Item], gone: threading.Event
     ) -> Callable[[], None]:
-        """What puts the parts of the answer into ``spool``, in a thread."""
+        """Returns a function that puts the parts of the answer into ``spool``; it runs in a thread."""
         limits = self._limits
         streamed = request.max_bytes == UNLIMITED
         most_s = max(limits.query_s, limits.stream_s) if streamed else limits.query_s
-        parts = self._engine.run(
-            request.sql,
-            timeout=seconds_for(context, request.timeout_ms, limits.query_s, most_s),
-            max_bytes=0 if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
-            cancelled=gone.is_set,
-            progress=request.progress,
-            caller=caller,
-            resting=lambda: spool.rests,
-        )
+        options: _Options = {
+            "timeout": seconds_for(context, request.timeout_ms, limits.query_s, most_s),
+            "max_bytes": 0 if streamed else min(request.max_bytes or limits.max_bytes, limits.max_bytes),
+            "cancelled": gone.is_set,
+            "progress": request.progress,
+            "caller": caller,
+            "resting": lambda: spool.rests,
+        }
+        parts: Generator[Item, None, None]
+        if request.statements:
+            parts = self._engine.run_all([statement.sql for statement in request.statements], **options)
+        else:
+            parts = self._engine.run(request.sql, **options)
 
         def produce() -> None:
             try:
@@ -88,8 +104,8 @@ class Streams:
 
         return produce
 
-    async def _write(self, context: Context, reply: pb.QueryReply, spool: Spool[_Part]) -> None:
-        """Raises QueryTimeout when the caller takes nothing for too long, or too many others wait as well."""
+    async def _write(self, context: Context, reply: pb.QueryReply, spool: Spool[Item]) -> None:
+        """Raises QueryTimeout if the caller reads nothing for too long, or if the spools evict it."""
         writing = asyncio.ensure_future(context.write(reply))
         evicted = asyncio.ensure_future(spool.evicted.wait())
         both = (writing, evicted)
@@ -106,9 +122,11 @@ class Streams:
             for future in both:
                 future.cancel()
 
-    def _reply(self, part: bytes | Progress | End) -> pb.QueryReply:
+    def _reply(self, part: Item, names: list[str]) -> pb.QueryReply:
         if isinstance(part, End):
             return pb.QueryReply(end=self._end(part))
+        if isinstance(part, StatementEnd):
+            return pb.QueryReply(statement=_statement_end(part, names[part.index]))
         if isinstance(part, Progress):
             progress = pb.QueryProgress(
                 fraction=part.fraction, rows_to_scan=part.rows_to_scan, elapsed_ms=part.elapsed_ms
@@ -124,6 +142,26 @@ class Streams:
             warnings=end.warnings,
             node_time_ns=self._now_ns(),
         )
+
+
+def _names(request: pb.QueryRequest) -> list[str]:
+    """The names of the statements; none for a request of the older form. Raises QueryRejected."""
+    names = [statement.name for statement in request.statements]
+    texts = [statement.sql for statement in request.statements] or [request.sql]
+    if names and request.sql:
+        raise QueryRejected("the request has both sql and statements", hint="send one of them")
+    if not all(text.strip() for text in texts):
+        raise QueryRejected("a statement is empty" if names else "the query is empty")
+    if len(names) > MAX_STATEMENTS:
+        raise QueryRejected(f"more than {MAX_STATEMENTS} statements in one request", hint="send several requests")
+    if len(set(names)) < len(names) or not all(0 < len(name) <= MAX_NAME for name in names):
+        raise QueryRejected(f"the names of statements must differ and have 1 to {MAX_NAME} characters")
+    return names
+
+
+def _statement_end(end: StatementEnd, name: str) -> pb.StatementEnd:
+    error = None if end.error is None else to_proto(end.error.kind, end.error.message, end.error.hint)
+    return pb.StatementEnd(name=name, rows=end.rows, warnings=end.warnings, error=error)
 
 
 def _log_bug(done: asyncio.Future[None]) -> None:

@@ -57,6 +57,8 @@ class FakeNode(NodeServicer):
         self.garbage: list[pb.QueryReply] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self.asked: list[str] = []
+        self.requests: list[pb.QueryRequest] = []
+        self.statements_known = True
         self.metadata: list[dict[str, Any]] = []
         self.paused = False
         self.values: list[pb.Value] = []
@@ -105,7 +107,8 @@ class FakeNode(NodeServicer):
         return self._db.cursor()
 
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:
-        self.asked.append(request.sql)
+        self.asked.extend([statement.sql for statement in request.statements] or [request.sql])
+        self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         if self.hold is not None:
             self.hold.wait(30)
@@ -114,19 +117,33 @@ class FakeNode(NodeServicer):
         if self.garbage is not None:
             yield from self.garbage
             return
+        if request.statements and self.statements_known:
+            yield from self._statements(request)
+            return
         try:
             if self.error is not None:
                 raise self.error
             table = self._rows(request.sql)
         except ProbingError as e:
             self._abort(context, e)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        stream = sink.getvalue().to_pybytes()
-        for start in range(0, len(stream), 1000):
-            yield pb.QueryReply(arrow=stream[start : start + 1000])
+        yield from _arrow(table)
         yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=table.num_rows, warnings=self.warnings))
+
+    def _statements(self, request: pb.QueryRequest) -> Iterator[pb.QueryReply]:
+        total = 0
+        for statement in request.statements:
+            try:
+                if self.error is not None:
+                    raise self.error
+                table = self._rows(statement.sql)
+            except ProbingError as e:
+                error = pb.Error(kind=e.kind, message=e.message, hint=e.hint)
+                yield pb.QueryReply(statement=pb.StatementEnd(name=statement.name, error=error))
+                continue
+            yield from _arrow(table)
+            yield pb.QueryReply(statement=pb.StatementEnd(name=statement.name, rows=table.num_rows))
+            total += table.num_rows
+        yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=total, warnings=self.warnings))
 
     def _rows(self, sql: str) -> pa.Table:
         text = to_sql(fix_times(parse(sql), time.time_ns()))
@@ -202,6 +219,15 @@ class FakeNode(NodeServicer):
     def Pause(self, request: pb.PauseRequest, context: grpc.ServicerContext) -> pb.PauseReply:
         self.paused = request.paused
         return pb.PauseReply(paused=self.paused)
+
+
+def _arrow(table: pa.Table) -> Iterator[pb.QueryReply]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    stream = sink.getvalue().to_pybytes()
+    for start in range(0, len(stream), 1000):
+        yield pb.QueryReply(arrow=stream[start : start + 1000])
 
 
 def process(node: str, rank: int | None, pid: int, **more: Any) -> dict[str, Any]:

@@ -10,20 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from probing.api.errors import NotFound, ProbingError
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
 from probing.daemon.query.cancellation import stop_if
-from probing.daemon.query.engine import End, Engine, Need, Segment, Snapshot
+from probing.daemon.query.engine import End, Engine, StatementEnd
 from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.snapshot import Segment, Snapshot
+from probing.daemon.store.needs import Need
 
 T0 = 1_795_000_000_000_000_000
+NOW_NS = T0 + 60_000_000_000
 
 
 class Inetd:
@@ -60,12 +65,28 @@ class Inetd:
             child.wait(10)
 
 
+@dataclass(frozen=True)
+class FileSegment:
+    """A segment as the store knows it."""
+
+    path: str
+    rows: int
+    first: int
+    last: int
+    jobs: frozenset[str] | None = None
+
+    def needed(self, need: Need) -> bool:
+        return need.holds(self.first, self.last, self.jobs)
+
+
 class Files:
     """A store of files: segments written by pyarrow, parts of the log as the tests give them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.segments: dict[str, list[Segment]] = {}
+        self.segments: dict[str, list[FileSegment]] = {}
+        self.snapshots: list[dict[str, Need]] = []
+        self.filled: list[str] = []
         self.parts: list[tuple[str, int]] = []
         self.live_rows: dict[str, bytes] = {}
         self.held = 0
@@ -77,7 +98,7 @@ class Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(data, path, compression="zstd")
         times = [ts for ts in data.column("ts").cast(pa.int64()).to_pylist() if ts is not None]
-        entry = Segment(str(path), data.num_rows, min(times, default=0), max(times, default=0))
+        entry = FileSegment(str(path), data.num_rows, min(times, default=0), max(times, default=0))
         self.segments.setdefault(table, []).append(entry)
         return path
 
@@ -86,18 +107,40 @@ class Files:
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Snapshot]:
         stop_if(cancelled)
+        self.snapshots.append(dict(needs))
         self.held += 1
         try:
-            yield Snapshot({name: list(self.segments.get(name, [])) for name in needs}, list(self.parts))
+            found = {
+                name: [Segment(s.path, s.rows) for s in self.segments.get(name, []) if s.needed(need)]
+                for name, need in needs.items()
+            }
+            yield Snapshot(found, list(self.parts))
         finally:
             self.held -= 1
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool] = lambda: False) -> bytes:
         stop_if(cancelled)
+        self.filled.append(table)
+        if table not in self.live_rows:
+            raise NotFound(f"no live table {table}", hint="ask for another")
         return self.live_rows[table]
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         self.told_damaged.extend(paths)
+
+
+@dataclass
+class Machine:
+    root: Path
+    files: Files
+    inetd: Inetd
+    pool: WorkerPool
+    engine: Engine
+    gate: WorkerPool
+
+    def rows(self, sql: str, **options: float) -> list[tuple[object, ...]]:
+        table, _ = answer(self.engine, sql, **options)
+        return [tuple(row.values()) for row in table.to_pylist()]
 
 
 @contextmanager
@@ -107,7 +150,7 @@ def gates(root: Path, *command: str) -> Iterator[WorkerPool]:
     pool = WorkerPool(str(root / "gate.sock"), warm=1, role="gate")
     if not command:
         # So that no deadline of a test is taken by its start.
-        check = b'{"sql": "SELECT 1", "now_ns": 0}'
+        check = b'{"statements": ["SELECT 1"], "now_ns": 0}'
         list(pool.run({"op": "check"}, check, deadline=time.monotonic() + 60, cancelled=lambda: False))
     yield pool
     pool.close()
@@ -150,12 +193,32 @@ def answer(engine: Engine, sql: str, *, timeout: float = 60.0, max_bytes: int = 
     return pa.ipc.open_stream(b"".join(pieces)).read_all(), end
 
 
+def answers(
+    engine: Engine, statements: Sequence[str], *, timeout: float = 60.0, max_bytes: int = 1 << 30
+) -> tuple[list[pa.Table | ProbingError], End]:
+    """The rows or the error of each of ``statements``, of one request."""
+    pieces: list[bytes] = []
+    found: list[pa.Table | ProbingError] = []
+    for item in engine.run_all(statements, timeout=timeout, max_bytes=max_bytes):
+        if isinstance(item, bytes):
+            pieces.append(item)
+        elif isinstance(item, StatementEnd):
+            assert item.index == len(found)
+            found.append(item.error or pa.ipc.open_stream(b"".join(pieces)).read_all())
+            assert item.error or found[-1].num_rows == item.rows
+            pieces.clear()
+        elif isinstance(item, End):
+            assert len(found) == len(statements)
+            return found, item
+    raise AssertionError("the answer has no end")
+
+
 def ask_worker(path: Path, sql: str) -> dict[str, Any]:
-    """Send SQL to a worker past the gate; the header of its last message."""
-    spec = json.dumps({"sql": sql, "segments": {}, "parts": [], "max_bytes": 1 << 20}).encode()
+    """Sends SQL to a worker past the gate; returns the statement's end."""
+    spec = json.dumps({"statements": [sql], "segments": {}, "parts": [], "max_bytes": 1 << 20}).encode()
     with connect(str(path)) as channel:
         channel.send({"op": "query", "spec_bytes": len(spec), "live": []}, spec)
         while True:
             message = channel.receive(60)
             if "part" not in message.header:
-                return message.header
+                return message.header.get("statement", message.header)

@@ -11,14 +11,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from query_helpers import T0, Files, Inetd, answer, ask_worker, gates, logical, operations
+from query_helpers import (
+    NOW_NS,
+    T0,
+    Files,
+    FileSegment,
+    Inetd,
+    Machine,
+    answer,
+    ask_worker,
+    gates,
+    logical,
+    operations,
+)
 from waiting import until
 
 from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejected, QueryTimeout
@@ -27,42 +39,13 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, Need, Progress, Segment
+from probing.daemon.query.engine import End, Engine, Progress
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
+from probing.daemon.store.needs import Need
 
-NOW_NS = T0 + 60_000_000_000
 SLOW = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
-
-
-@dataclass
-class Machine:
-    root: Path
-    files: Files
-    inetd: Inetd
-    pool: WorkerPool
-    engine: Engine
-    gate: WorkerPool
-
-    def rows(self, sql: str, **options: float) -> list[tuple[object, ...]]:
-        table, _ = answer(self.engine, sql, **options)
-        return [tuple(row.values()) for row in table.to_pylist()]
-
-
-@pytest.fixture
-def machine(open_tmp_path: Path) -> Iterator[Machine]:
-    state = open_tmp_path / "state"
-    state.mkdir()
-    files = Files(state)
-    inetd = Inetd(open_tmp_path / "sql.sock", [f"--state_dir={state}", f"--query.memory_bytes={256 << 20}"])
-    pool = WorkerPool(str(open_tmp_path / "sql.sock"))
-    pool.fill()
-    with gates(open_tmp_path) as gate:
-        engine = Engine(files, pool, gate, now_ns=lambda: NOW_NS)
-        yield Machine(open_tmp_path, files, inetd, pool, engine, gate)
-    pool.close()
-    inetd.close()
 
 
 def test_segments_are_shown_as_the_logical_table(machine: Machine) -> None:
@@ -110,7 +93,7 @@ def test_rows_of_the_log_and_of_segments_are_one_table(machine: Machine) -> None
         with_store.append({"comm.ops": [batch_of("comm.ops", operations(7, start=107, rank=3))]}, {})
         snapshot = with_store.snapshot()
         for segment in snapshot["tables"]["comm.ops"]:
-            found = Segment(segment["path"], segment["rows"], segment["ts_min"], segment["ts_max"])
+            found = FileSegment(segment["path"], segment["rows"], segment["ts_min"], segment["ts_max"])
             machine.files.segments.setdefault("comm.ops", []).append(found)
         machine.files.parts = [(part["path"], part["length"]) for part in snapshot["parts"]]
         sql = "SELECT rank, count(*) n, sum(seq)::BIGINT s FROM comm.ops GROUP BY 1 ORDER BY 1"

@@ -19,7 +19,7 @@ from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.daemon.service.admission import Kind
+from probing.daemon.service.admission import CallKind
 from probing.daemon.service.spool import MAX_RESTING_EACH
 
 ORDINARY = 65534
@@ -155,7 +155,7 @@ def test_one_callers_slow_queries_do_not_keep_its_next_waiting(service: Service)
 
 def test_a_caller_with_too_many_calls_is_refused_at_once(service: Service) -> None:
     request = pb.QueryRequest(sql=SLOW)
-    calls = [service.node.Query(request, timeout=60) for _ in range(Kind.QUERY.each)]
+    calls = [service.node.Query(request, timeout=60) for _ in range(CallKind.QUERY.each)]
     until(lambda: len(service.inetd.children) >= 5)
     code, error = refused(lambda: service.query("SELECT 1"))
     assert (code, error.kind) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Overloaded")

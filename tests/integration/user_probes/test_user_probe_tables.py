@@ -15,9 +15,11 @@ from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.clock import FakeClock
-from probing.daemon.query.engine import Engine, Need, Segment, Snapshot
+from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.snapshot import Segment, Snapshot
 from probing.daemon.store import Store
+from probing.daemon.store.needs import Need
 from probing.daemon.user_probes.spec import Attach, Field, Spec
 from probing.daemon.user_probes.tables import UserTables
 
@@ -44,7 +46,7 @@ class Collector:
     ) -> Iterator[Snapshot]:
         found = self.store.snapshot()
         segments = {
-            name: [Segment(s["path"], s["rows"], s["ts_min"], s["ts_max"]) for s in found["tables"].get(name, ())]
+            name: [Segment(s["path"], s["rows"]) for s in found["tables"].get(name, ())]
             for name in needs
         }
         try:

@@ -16,7 +16,8 @@ from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.gate import check
-from probing.daemon.query.pruning import EVER, SLACK_NS, Range
+from probing.daemon.query.pruning import SLACK_NS
+from probing.daemon.store.needs import EVER, Range
 from probing.federation.dialect import parse, to_sql
 from probing.federation.names import names_user_views, wants_all_nodes
 from probing.federation.views import base_tables, expand, views_from
@@ -200,8 +201,8 @@ def test_times_and_jobs_narrow_through_views(sql: str, table: str) -> None:
         "view.all_of_it": View("view.all_of_it", "", (), "SELECT * FROM comm.ops"),
     }
     checked = check(sql, NOW_NS, views=lambda: views)
-    assert checked.ranges[table] == SINCE
-    assert checked.jobs[table] == {"a"}
+    assert checked.needs[table].times == SINCE
+    assert checked.needs[table].jobs == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_times_and_jobs_narrow_through_views(sql: str, table: str) -> None:
 def test_what_is_not_certain_inside_a_view_is_not_said_there(select: str) -> None:
     views = {"view.x": View("view.x", "", (), select)}
     checked = check("SELECT * FROM view.x WHERE ts > now()", NOW_NS, views=lambda: views)
-    assert checked.ranges["comm.ops"] == EVER
+    assert checked.needs["comm.ops"].times == EVER
 
 
 def test_joins_that_are_not_named_are_left_out() -> None:

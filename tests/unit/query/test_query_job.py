@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -12,7 +14,7 @@ import pytest
 from probing.api.errors import QueryError
 from probing.api.tables import table_named
 from probing.daemon.query.failures import explain
-from probing.daemon.query.job import Job, Outcome, new_connection, run
+from probing.daemon.query.job import Database, Job, Outcome, new_connection
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
@@ -28,8 +30,19 @@ def _losses(path: Path, rows: int) -> Path:
     return path
 
 
+def run(
+    job: Job,
+    send: Callable[[memoryview], None],
+    outcome: Outcome,
+    tell: Callable[[float], None] | None = None,
+) -> None:
+    with closing(Database(job, _connect, outcome)) as database:
+        for sql in job.statements:
+            database.answer(sql, send, tell)
+
+
 def _job(sql: str, *segments: Path) -> Job:
-    return Job(sql, {"probing.losses": [str(path) for path in segments]}, [], {}, 1 << 30)
+    return Job([sql], {"probing.losses": [str(path) for path in segments]}, [], {}, 1 << 30)
 
 
 def test_a_segment_that_breaks_after_rows_went_out_ends_the_answer_and_is_named(tmp_path: Path) -> None:
@@ -50,7 +63,7 @@ def test_a_segment_that_breaks_after_rows_went_out_ends_the_answer_and_is_named(
     # The damaged column is not asked for, so that the answer begins; a byte limit above 1 MB makes two pieces.
     job = _job('SELECT a."count", b.range FROM probing.losses a, range(1000) b', good, bad)
     with pytest.raises(QueryError, match="rows had gone out already"):
-        run(job, _connect, send, outcome)
+        run(job, send, outcome)
     assert outcome.damaged == [str(bad)]
     assert outcome.warnings == ["probing.losses: a damaged segment was left out: bad.parquet"]
     assert job.segments == {"probing.losses": [str(good)]}
@@ -60,7 +73,7 @@ def test_an_error_of_the_query_blames_no_segment(tmp_path: Path) -> None:
     outcome = Outcome()
     job = _job("SELECT strptime(reason, '%Y') FROM probing.losses", _losses(tmp_path / "a.parquet", 10))
     with pytest.raises(QueryError, match="Could not parse"):
-        run(job, _connect, lambda piece: None, outcome)
+        run(job, lambda piece: None, outcome)
     assert outcome.damaged == []
 
 
@@ -69,7 +82,7 @@ def test_an_error_of_the_channel_goes_through(tmp_path: Path) -> None:
         raise KeyError("not an error of a query")
 
     with pytest.raises(KeyError):
-        run(_job("SELECT 1"), _connect, send, Outcome())
+        run(_job("SELECT 1"), send, Outcome())
 
 
 @pytest.mark.parametrize(
@@ -98,10 +111,10 @@ def test_progress_is_told_before_the_first_piece_only(tmp_path: Path, monkeypatc
     events: list[float | None] = []
     job = _job("SELECT sum(a.range * b.range) FROM range(4000) a, range(4000) b")
     job.progress = True
-    run(job, _connect, lambda piece: events.append(None), Outcome(), events.append)
+    run(job, lambda piece: events.append(None), Outcome(), events.append)
     assert events.index(None) == len(events) - 1 > 0
     assert all(fraction is None or fraction <= 1 for fraction in events)
     told = len(events)
     job.progress = False
-    run(job, _connect, lambda piece: None, Outcome(), events.append)
+    run(job, lambda piece: None, Outcome(), events.append)
     assert len(events) == told

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
-from probing.daemon.query.pruning import EVER, SLACK_NS, Range
+from probing.daemon.query.pruning import SLACK_NS
+from probing.daemon.store.needs import EVER, Need, Range
 
 NOW_NS = 1_795_000_000_000_000_000
 MINUTE = 60 * 10**9
@@ -36,7 +37,7 @@ NEW_YEAR = 1_767_225_600 * 10**9  # 2026-01-01 00:00:00
     ],
 )
 def test_bounds_are_found(where: str, low: int | None, high: int | None) -> None:
-    found = check(f"SELECT * FROM comm.ops WHERE {where}", NOW_NS).ranges["comm.ops"]
+    found = check(f"SELECT * FROM comm.ops WHERE {where}", NOW_NS).needs["comm.ops"].times
     assert found.low == (None if low is None else low - SLACK_NS)
     assert found.high == (None if high is None else high + SLACK_NS)
 
@@ -68,19 +69,19 @@ def test_bounds_are_found(where: str, low: int | None, high: int | None) -> None
     ],
 )
 def test_what_does_not_surely_narrow_leaves_all_times(sql: str) -> None:
-    assert check(sql, NOW_NS).ranges["comm.ops"] == EVER
+    assert check(sql, NOW_NS).needs["comm.ops"].times == EVER
 
 
 def test_places_of_a_table_are_taken_together() -> None:
     sql = "SELECT * FROM comm.ops WHERE ts > '2026-01-01' UNION ALL SELECT * FROM comm.ops o WHERE o.ts > now()"
-    assert check(sql, NOW_NS).ranges == {"comm.ops": Range(low=NEW_YEAR - SLACK_NS)}
+    assert check(sql, NOW_NS).needs == {"comm.ops": Need(Range(low=NEW_YEAR - SLACK_NS))}
 
 
 def test_a_join_narrows_each_of_its_tables() -> None:
     sql = "SELECT * FROM comm.ops o LEFT JOIN comm.communicators c USING (comm) WHERE o.ts > now() AND c.ts < now()"
-    assert check(sql, NOW_NS).ranges == {
-        "comm.ops": Range(low=NOW_NS - SLACK_NS),
-        "comm.communicators": Range(high=NOW_NS + SLACK_NS),
+    assert check(sql, NOW_NS).needs == {
+        "comm.ops": Need(Range(low=NOW_NS - SLACK_NS)),
+        "comm.communicators": Need(Range(high=NOW_NS + SLACK_NS)),
     }
 
 
@@ -96,7 +97,7 @@ def test_a_join_narrows_each_of_its_tables() -> None:
     ],
 )
 def test_jobs_are_found(where: str, jobs: set[str]) -> None:
-    assert check(f"SELECT * FROM comm.ops WHERE {where}", NOW_NS).jobs == {"comm.ops": frozenset(jobs)}
+    assert check(f"SELECT * FROM comm.ops WHERE {where}", NOW_NS).needs["comm.ops"].jobs == frozenset(jobs)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,15 @@ def test_jobs_are_found(where: str, jobs: set[str]) -> None:
     ],
 )
 def test_what_does_not_surely_name_jobs_leaves_all_of_them(sql: str) -> None:
-    assert check(sql, NOW_NS).jobs["comm.ops"] is None
+    assert check(sql, NOW_NS).needs["comm.ops"].jobs is None
 
 
 def test_jobs_of_places_and_of_joined_tables() -> None:
     sql = "SELECT * FROM comm.ops WHERE job = 'a' UNION ALL SELECT * FROM comm.ops o WHERE o.job = 'b'"
-    assert check(sql, NOW_NS).jobs == {"comm.ops": {"a", "b"}}
+    assert check(sql, NOW_NS).needs["comm.ops"].jobs == {"a", "b"}
     sql = "SELECT * FROM comm.ops o JOIN comm.communicators c USING (comm) WHERE o.job = 'a' AND c.job IN ('b', 'c')"
-    assert check(sql, NOW_NS).jobs == {"comm.ops": {"a"}, "comm.communicators": {"b", "c"}}
+    found = {name: need.jobs for name, need in check(sql, NOW_NS).needs.items()}
+    assert found == {"comm.ops": {"a"}, "comm.communicators": {"b", "c"}}
 
 
 def test_a_job_that_is_shown_is_the_one_that_is_stored() -> None:
@@ -176,7 +178,7 @@ def rows() -> Iterator[duckdb.DuckDBPyConnection]:
 @given(_WHERES)
 def test_no_row_that_a_query_keeps_lies_outside_its_range(rows: duckdb.DuckDBPyConnection, where: str) -> None:
     checked = check(f"SELECT epoch_ns(ts), job FROM comm.ops o WHERE {where}", NOW_NS)
-    found, jobs = checked.ranges["comm.ops"], checked.jobs["comm.ops"]
+    found, jobs = checked.needs["comm.ops"].times, checked.needs["comm.ops"].jobs
     kept = rows.sql(checked.sql).fetchall()
     assert all(found.holds(ts, ts) for ts, _ in kept)
     assert jobs is None or {job for _, job in kept} <= jobs

@@ -11,7 +11,7 @@ import pytest
 
 from probing.api.errors import QueryError, QueryTimeout
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.concurrency import GRACE_S, ROOTS, Slots
+from probing.daemon.query.concurrency import GRACE_S, ROOTS, QuerySlots
 
 
 def _never() -> bool:
@@ -33,7 +33,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def test_all_places_but_one_may_be_taken_by_large_queries(stack: ExitStack) -> None:
-    slots = Slots(3)
+    slots = QuerySlots(3)
     for _ in range(2):
         slots.grow(stack.enter_context(slots.taken(_later(), _never)))
     with slots.taken(_soon(), _never) as third:
@@ -47,7 +47,7 @@ def test_all_places_but_one_may_be_taken_by_large_queries(stack: ExitStack) -> N
 
 
 def test_the_only_place_is_for_large_queries_too() -> None:
-    slots = Slots(1)
+    slots = QuerySlots(1)
     with slots.taken(_later(), _never) as slot:
         slots.grow(slot)
         assert slots.held == 1
@@ -55,14 +55,14 @@ def test_the_only_place_is_for_large_queries_too() -> None:
 
 
 def test_who_is_past_its_deadline_keeps_nobody_waiting(stack: ExitStack) -> None:
-    slots = Slots(1)
+    slots = QuerySlots(1)
     stack.enter_context(slots.taken(time.monotonic() - GRACE_S - 1, _never))
     with slots.taken(_later(), _never):
         assert slots.held == 2
 
 
 def test_who_went_away_does_not_wait(stack: ExitStack) -> None:
-    slots = Slots(1)
+    slots = QuerySlots(1)
     stack.enter_context(slots.taken(_later(), _never))
     with pytest.raises(QueryError, match="cancelled"), slots.taken(_later(), lambda: True):
         pass
@@ -70,7 +70,7 @@ def test_who_went_away_does_not_wait(stack: ExitStack) -> None:
 
 
 def test_who_comes_first_goes_first_of_those_that_fit(stack: ExitStack) -> None:
-    slots, order = Slots(2), list[str]()
+    slots, order = QuerySlots(2), list[str]()
     first = ExitStack()
     slots.grow(first.enter_context(slots.taken(_later(), _never)))
     grown, release = threading.Event(), threading.Event()
@@ -101,7 +101,7 @@ def _user(uid: int) -> Caller:
 
 
 def test_a_stranger_does_not_wait_for_one_callers_queries(stack: ExitStack) -> None:
-    slots = Slots(4)
+    slots = QuerySlots(4)
     for _ in range(4):
         stack.enter_context(slots.taken(_later(), _never, _user(1)))
     with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(1)):
@@ -114,7 +114,7 @@ def test_slow_queries_leave_places_and_one_caller_has_three_quarters(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.daemon.query.concurrency.SLOW_S", 0.0)
-    slots = Slots(4)
+    slots = QuerySlots(4)
     for _ in range(6):
         stack.enter_context(slots.taken(_later(), _never, _user(1)))
     with pytest.raises(QueryTimeout), slots.taken(_soon(), _never, _user(1)):
@@ -130,7 +130,7 @@ def test_slow_queries_leave_places_and_one_caller_has_three_quarters(
 
 
 def test_a_query_that_rests_keeps_nobody_waiting(stack: ExitStack) -> None:
-    slots = Slots(1)
+    slots = QuerySlots(1)
     rests = threading.Event()
     stack.enter_context(slots.taken(_later(), _never, resting=rests.is_set))
     with pytest.raises(QueryTimeout), slots.taken(_soon(), _never):

@@ -7,26 +7,50 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueryRequest(_message.Message):
-    __slots__ = ("sql", "timeout_ms", "max_bytes", "progress")
+    __slots__ = ("sql", "timeout_ms", "max_bytes", "progress", "statements")
     SQL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STATEMENTS_FIELD_NUMBER: _ClassVar[int]
     sql: str
     timeout_ms: int
     max_bytes: int
     progress: bool
-    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., progress: _Optional[bool] = ...) -> None: ...
+    statements: _containers.RepeatedCompositeFieldContainer[Statement]
+    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., progress: _Optional[bool] = ..., statements: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ...) -> None: ...
+
+class Statement(_message.Message):
+    __slots__ = ("name", "sql")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SQL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sql: str
+    def __init__(self, name: _Optional[str] = ..., sql: _Optional[str] = ...) -> None: ...
 
 class QueryReply(_message.Message):
-    __slots__ = ("arrow", "end", "progress")
+    __slots__ = ("arrow", "end", "progress", "statement")
     ARROW_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
     arrow: bytes
     end: QueryEnd
     progress: QueryProgress
-    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ..., progress: _Optional[_Union[QueryProgress, _Mapping]] = ...) -> None: ...
+    statement: StatementEnd
+    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ..., progress: _Optional[_Union[QueryProgress, _Mapping]] = ..., statement: _Optional[_Union[StatementEnd, _Mapping]] = ...) -> None: ...
+
+class StatementEnd(_message.Message):
+    __slots__ = ("name", "rows", "warnings", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    error: Error
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class QueryProgress(_message.Message):
     __slots__ = ("fraction", "rows_to_scan", "elapsed_ms")

@@ -76,6 +76,7 @@ class NodeServicer:
 
     def Query(self, request, context):
         """One SELECT over this node's tables. The answer is an Arrow IPC stream cut into chunks, then one QueryEnd.
+        Or several SELECTs over one snapshot: for each in turn an Arrow IPC stream and a StatementEnd, then one QueryEnd.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +96,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Peers(self, request, context):
-        """The nodes that this one knows, itself included.
+        """The nodes known to this one, itself included.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,7 +117,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Config(self, request, context):
-        """What is collected: shows settings, or changes one at run time. Changing: scope probe.
+        """Shows the settings of collection, or changes one at run time. A change needs scope probe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
