@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One collective operation, from its call to its end, is one record. While it is open it lies in `operations`; what is
- * closed goes to the ring `collectives` and is gone from the map, so a reader that dies at any time loses nothing.
+ * A collective operation, from its call to its end, is one record. An open operation lies in the map `operations`; one
+ * that is closed moves to the ring `collectives`, so a reader that dies at any time loses nothing.
  */
 #ifndef PROBING_COLLECTIVES_BPF_H
 #define PROBING_COLLECTIVES_BPF_H
@@ -29,7 +29,7 @@ enum operation_state {
 	STATE_DONE = 3,
 	STATE_FAILED = 4,
 	STATE_ABANDONED = 5,
-	STATE_UNSEEN = 6, /* its end cannot be seen by the probes that there are */
+	STATE_UNSEEN = 6, /* no probe can see its end */
 	STATE_LAUNCHED = 7, /* open, and on its stream */
 };
 
@@ -37,24 +37,24 @@ enum timing_source {
 	TIMING_EXACT = 1,
 	TIMING_SYNC = 2,
 	TIMING_ENQUEUE_ONLY = 3,
-	TIMING_WATCHDOG = 4,	  /* another thread asked for the event behind it */
-	TIMING_GRAPH = 5,	  /* captured into a CUDA graph: this is the capture, not a run */
-	TIMING_BLOCKING_WAIT = 6, /* the thread that called it asked for the event again and again */
+	TIMING_WATCHDOG = 4,	  /* another thread queried the event after it */
+	TIMING_GRAPH = 5,	  /* captured into a CUDA graph: the times are the capture's, not a run's */
+	TIMING_BLOCKING_WAIT = 6, /* the calling thread polled the event after it */
 };
 
 enum name_form {
 	NAME_NONE = 0,
 	NAME_TEXT = 1,
-	NAME_HASHED = 2, /* the first NAME_BYTES - 8 bytes, and a hash of all */
+	NAME_HASHED = 2, /* the first NAME_BYTES - 8 bytes, then a hash of the whole name */
 	NAME_NUMBER = 3, /* 8 bytes, shown as 16 hex digits */
 };
 
 /*
- * Times are CLOCK_MONOTONIC ns, 0 where not seen. `op`, `dtype` and `redop` are the numbers of the library itself.
- * UNKNOWN_* where not known.
+ * Times are CLOCK_MONOTONIC ns, 0 where not seen. `op`, `dtype` and `redop` are the library's own numbers. UNKNOWN_*
+ * stands for values that are not known.
  */
 struct collective_record {
-	__u64 object; /* the address that names the operation while it is open; of NCCL, the stream */
+	__u64 object; /* identifies the open operation. gloo: address of its work; NCCL: the stream */
 	__u64 position; /* NCCL: its place on that stream, from 1; gloo: 0 */
 	__u64 start_ns;
 	__u64 comm; /* address of the communicator or process group */
@@ -97,25 +97,25 @@ struct operation_key {
 };
 
 struct {
-	/* 15 MB that are there from the start: an element that is made for an operation costs its call 0.35 us more. */
+	/* 15 MB, preallocated: allocating an element for each operation costs its call 0.35 us more. */
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 32768);
 	__type(key, struct operation_key);
 	__type(value, struct collective_record);
 } operations SEC(".maps");
 
-/* What is read at once of a group, and of a tensor; WINDOW is a power of two (layouts.py checks that it is enough). */
+/* Bytes read at once of a group, and of a tensor. WINDOW is a power of two (layouts/gloo.py checks that it suffices). */
 #define WINDOW 128
 #define GROUP_BYTES 96
 #define TENSOR_BYTES 112
 
 /*
- * What a thread is about to enqueue: filled when a public function is entered, taken when the operation is made. The
- * names in `record` stay from call to call, for as long as `group` is the group and its head is as it was.
+ * The draft of an operation: filled at the entry of a public function, taken when the library creates the operation.
+ * The names in `record` are kept from call to call while `group` and its head are unchanged.
  */
 struct call {
 	__u64 stack_pointer;
-	__u64 attachment; /* what of the cookie is the attacher's */
+	__u64 attachment; /* the part of the cookie above the slot */
 	__u64 outer;	  /* address of a public function that may be making this call for its caller */
 	__u64 returns_to;
 	__u64 group; /* 0: `record` has no names */
@@ -141,7 +141,7 @@ static __always_inline __u64 return_address(void *ctx)
 	return target_arch == ARCH_X86_64 ? stack_word(ctx, 0) : CTX_LOAD(ctx, ARM64_X(30));
 }
 
-/* The draft of the calling thread, emptied. In a map, because a record is too much for the stack of a program. */
+/* The cleared draft of the calling thread. It lies in a map because a record exceeds a program's stack. */
 static __always_inline struct call *call_begin(void *ctx, struct probe *probe, __u8 backend)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
@@ -149,7 +149,7 @@ static __always_inline struct call *call_begin(void *ctx, struct probe *probe, _
 	struct collective_record *r;
 
 	if (call) {
-		/* In place: a new element of the map costs more than all that is written here. */
+		/* In place: a new map element costs more than all writes here. */
 		__builtin_memset(&call->record, 0, offsetof(struct collective_record, name));
 		__builtin_memset(call->record.error, 0, sizeof(call->record.error));
 	} else {
@@ -193,7 +193,7 @@ static __always_inline struct operation_key operation_key(__u64 object)
 	return key;
 }
 
-/* An object at the same address means that the older one is gone, and that its end was not seen. */
+/* A new object at the same address means that the older one was freed and its end was not seen. */
 static __always_inline void operation_open(struct operation_key *key, struct collective_record *record)
 {
 	struct collective_record *older;

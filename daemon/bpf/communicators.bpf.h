@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happened to a communicator, a record each, in the ring `communicators`. */
+/* The ring `communicators`: a record for each event of a communicator. */
 #ifndef PROBING_COMMUNICATORS_BPF_H
 #define PROBING_COMMUNICATORS_BPF_H
 
@@ -10,12 +10,12 @@
 #define UNIQUE_ID_BYTES 128
 
 enum communicator_event {
-	COMM_SEEN = 1, /* met in a call: it was made before we came, or where no call shows it */
-	COMM_MADE = 2, /* the call that makes it has returned; `result` says how */
+	COMM_SEEN = 1, /* first met in a call: made before the probes, or by a call without a probe */
+	COMM_MADE = 2, /* the call that makes it has returned, with `result` */
 	COMM_FINALIZED = 3,
 	COMM_DESTROYED = 4,
 	COMM_ABORTED = 5,
-	COMM_ERROR = 6, /* ncclCommGetAsyncError gave another result than before */
+	COMM_ERROR = 6, /* the result of ncclCommGetAsyncError has changed */
 };
 
 enum communicator_maker {
@@ -29,12 +29,12 @@ enum communicator_maker {
 	MADE_GROW = 7,
 };
 
-/* enum communicator_identity: where hash, rank and size come from */
+/* enum communicator_identity: the origin of hash, rank and size */
 enum communicator_identity {
 	IDENTITY_NONE = 0,
 	IDENTITY_STRUCT = 1,	/* read from struct ncclComm */
 	IDENTITY_UNIQUE_ID = 2, /* commHash computed from the unique id of the call (bootstrap.cc, getHash) */
-	IDENTITY_DERIVED = 3,	/* of a split whose hash cannot be read: from parent, count of splits and color */
+	IDENTITY_DERIVED = 3,	/* for a split without a readable hash: from parent, number of the split and color */
 };
 
 /* UNKNOWN_* (collectives.bpf.h) where not known. */
@@ -43,7 +43,7 @@ struct communicator_record {
 	__u64 start_ns;
 	__u64 comm; /* address of struct ncclComm */
 	__u64 hash;
-	__u64 parent; /* hash of the communicator that it was split from; 0: none */
+	__u64 parent; /* hash of the parent of a split; 0: none */
 	__u64 bus_id;
 	__u64 duration_ns; /* of the call that made it */
 	__u32 tgid;
@@ -56,7 +56,7 @@ struct communicator_record {
 	__s32 color;
 	__s32 key;
 	__u8 event;
-	__u8 result; /* ncclResult_t of the call; of COMM_ERROR and COMM_SEEN, the asynchronous one; 0xff not known */
+	__u8 result; /* ncclResult_t of the call; in COMM_ERROR and COMM_SEEN the asynchronous one; 0xff: not known */
 	__u8 maker;
 	__u8 identity;
 	__u8 aborted; /* 0, 1, or UNKNOWN_BYTE */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When work on a CUDA stream was done, as far as its process asks for it. A stream ends its work in order, so whoever
- * learns that an event behind an operation has come knows it of all operations before it as well.
+ * Learns when work on a CUDA stream was done from the calls by which the process itself asks for it. A stream completes
+ * its work in order, so a completed event proves that all operations before it are done as well.
  *
- * The operations of a stream have positions from 1 on; the open ones are those of `operations` from `oldest` to `next`.
- * Nothing here takes a lock: a count that two threads change at once may only err so that less is claimed.
+ * The operations of a stream have positions from 1 on; those from `oldest` to `next` are open in `operations`. Nothing
+ * here takes a lock: if two threads change a count at once, the error must lead to fewer claims, never to wrong ones.
  */
 #ifndef PROBING_COMPLETION_BPF_H
 #define PROBING_COMPLETION_BPF_H
@@ -19,30 +19,30 @@
 #define PLACE_TRIES 8
 #define SKIPPED_A_HIT 8
 
-/* Handles that stand for a stream of each device, or of each thread (cudaStreamLegacy, cudaStreamPerThread). */
+/* Handles of the implicit streams, one per device or per thread (cudaStreamLegacy, cudaStreamPerThread). */
 #define STREAM_LEGACY 1
 #define STREAM_PER_THREAD 2
 #define LEAST_HANDLE 0x10000
 
 enum evidence_kind {
-	EVIDENCE_SYNC = 1, /* somebody waited */
-	EVIDENCE_POLL = 2, /* somebody asked */
-	EVIDENCE_NONE = 3, /* the operations leave without one */
+	EVIDENCE_SYNC = 1, /* a thread waited */
+	EVIDENCE_POLL = 2, /* a thread queried */
+	EVIDENCE_NONE = 3, /* the operations are closed without evidence */
 };
 
-/* That all operations up to `position` were done at `t`. */
+/* Evidence that all operations up to `position` were done at `t`. */
 struct evidence {
 	__u64 position;
-	__u64 since; /* CLOCK_MONOTONIC ns: it says nothing of what was called later */
+	__u64 since; /* CLOCK_MONOTONIC ns: it does not cover operations called later */
 	__u64 t;
-	__u32 tid; /* who learned it */
+	__u32 tid; /* the thread that learned it */
 	__u16 error; /* cudaError that ended them, or 0 */
 	__u8 kind;
 	__u8 reserved;
 };
 
 struct stream_key {
-	__u64 object; /* the handle, or what stands for one stream of an implicit handle */
+	__u64 object; /* the handle, or a number for one stream of an implicit handle */
 	__u64 start_ns;
 	__u64 tgid;
 };
@@ -50,16 +50,16 @@ struct stream_key {
 struct stream_state {
 	__u64 next;
 	__u64 oldest;
-	__u64 launched;	 /* all up to this position are certainly on the stream */
-	__u64 marked;	 /* the last position behind which an event was recorded */
-	__u64 destroyed; /* up to this position they were put on an older stream of the same handle */
-	__u64 run_first; /* since this position one thread calls, in one group */
+	__u64 launched;	 /* all operations up to this position are on the stream for sure */
+	__u64 marked;	 /* the last position after which an event was recorded */
+	__u64 destroyed; /* operations up to this position are on an older stream of the same handle */
+	__u64 run_first; /* from this position on one thread calls, in one group */
 	__u64 run_group;
 	__u32 run_tid;
 	__s32 device;
-	__u64 rest;	 /* 1: there is more in `cuda_rests` */
-	__u64 asked;	 /* 1: an event was recorded on it, or somebody asked for it */
-	__u64 given_up;	 /* when nobody had for long, as where a library has a CUDA runtime of its own */
+	__u64 rest;	 /* 1: `cuda_rests` has evidence that is not used up */
+	__u64 asked;	 /* 1: an event was recorded on it, or the stream was queried */
+	__u64 given_up;	 /* when that had not happened for long, as in a library with its own CUDA runtime */
 };
 
 struct {
@@ -70,7 +70,7 @@ struct {
 	__type(value, struct stream_state);
 } cuda_streams SEC(".maps");
 
-/* What is known to be done and could not be closed in one hit. An element is only ever replaced as a whole. */
+/* Evidence that one hit could not use up. Elements are only replaced as a whole. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -80,16 +80,16 @@ struct {
 } cuda_rests SEC(".maps");
 
 /*
- * Processes that use events or wait for streams: only theirs can be seen to end. A process is in it from its first hit
- * of such a probe on, until the collector takes it out.
+ * Processes that use events or wait for streams: only the ends of their operations can be seen. A process is added at
+ * its first hit of such a probe and removed by the collector.
  */
 struct cuda_process {
 	__u64 start_ns;
-	__u64 open; /* operations on its streams that lie open, or more */
+	__u64 open; /* at least the number of open operations on its streams */
 	__u32 captures;
 	__u32 generation;
-	__u64 made; /* streams that were met: one process must not take all room */
-	__u64 streams[PROCESS_STREAMS]; /* objects of the first ones; 0 where there is none */
+	__u64 made; /* streams that were met, counted so that one process cannot fill the map */
+	__u64 streams[PROCESS_STREAMS]; /* objects of the first ones; 0: none */
 };
 
 struct {
@@ -100,9 +100,9 @@ struct {
 	__type(value, struct cuda_process);
 } cuda_processes SEC(".maps");
 
-/* The current device of a thread, where it was seen to be set. */
+/* The current device of a thread, once cudaSetDevice was seen. */
 struct cuda_device {
-	__u64 started; /* the thread, since boot, ns: numbers of threads come again */
+	__u64 started; /* start of the thread since boot, ns: thread ids are reused */
 	__s32 number;
 	__u32 generation;
 };
@@ -114,14 +114,14 @@ struct {
 	__type(value, struct cuda_device);
 } cuda_devices SEC(".maps");
 
-/* What is being closed on this CPU. */
+/* The closing in progress on this CPU. */
 struct closing {
 	__u64 thread;
 	struct stream_key stream;
 	struct evidence evidence;
-	struct evidence rest; /* of positions up to its own; what a hit before this one has left */
+	struct evidence rest; /* evidence that an earlier hit left, for positions up to its own */
 	__u64 destroyed;      /* as of the stream */
-	__u64 lo; /* a time at which the operation before, and so the next one, was not done */
+	__u64 lo; /* a time at which the previous operation, and so this one, was not done */
 	struct collective_record record;
 };
 
@@ -138,7 +138,7 @@ static __always_inline struct cuda_process *cuda_process_of(__u32 tgid, __u64 st
 
 	if (!process || process->start_ns == start_ns)
 		return process;
-	/* 0: it is being made. Else it is of an older process of this number. */
+	/* 0: being created. Otherwise of an older process with this pid. */
 	if (process->start_ns)
 		bpf_map_delete_elem(&cuda_processes, &tgid);
 	return 0;
@@ -152,13 +152,13 @@ static __always_inline __u32 current_generation(void)
 	return c ? c->generation : 0;
 }
 
-/* Whether a stream of the process captures: what it enqueues may become part of a CUDA graph. */
+/* Whether a stream of the process is capturing: its operations may become part of a CUDA graph. */
 static __always_inline int cuda_captures(struct cuda_process *process)
 {
 	return process->captures && process->generation == current_generation();
 }
 
-/* The same of the calling process. */
+/* The same for the calling process. */
 static __always_inline int stream_captures(void)
 {
 	struct cuda_process *process = cuda_process_of(current_tgid(), current_start_ns());
@@ -166,7 +166,7 @@ static __always_inline int stream_captures(void)
 	return process && cuda_captures(process);
 }
 
-/* -1 where it is not known. */
+/* -1: not known. */
 static __always_inline __s32 current_device(void)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
@@ -178,8 +178,8 @@ static __always_inline __s32 current_device(void)
 }
 
 /*
- * What names the stream of a handle: handles are addresses, but for the implicit ones, which exist once a device or a
- * thread. 0 where the device is not known, or there is no such handle.
+ * A number for the stream of a handle: the handle itself, which is an address, or for implicit handles one per device
+ * or thread. 0: the device is not known, or no such handle exists.
  */
 static __always_inline __u64 stream_object(__u64 handle)
 {
@@ -257,8 +257,8 @@ static __always_inline struct closing *closing_begin(struct stream_key *stream)
 }
 
 /*
- * Close the operation at `position`, as `closing` says; of several that try, one does. A function that is verified by
- * itself, for the loops that call it.
+ * Closes the operation at `position` with the data in `closing`; if several programs try, one succeeds. A global
+ * function, which is verified once and not again in each iteration of the loops that call it.
  */
 __noinline int operation_finish(__u64 position)
 {
@@ -277,13 +277,13 @@ __noinline int operation_finish(__u64 position)
 	e = position <= work->rest.position ? work->rest : work->evidence;
 	if (position > e.position)
 		return FINISH_REFUSED;
-	/* What came later on a stream of the same handle says nothing of this one. */
+	/* Evidence from a newer stream of the same handle does not count for this operation. */
 	if (position <= work->destroyed && e.position > work->destroyed)
 		e.kind = EVIDENCE_NONE;
 	open = bpf_map_lookup_elem(&operations, &key);
 	if (!open)
 		return FINISH_ABSENT;
-	/* Where programs can be preempted, another one may have had this CPU in between. */
+	/* A preempted program may have left the element to another one on this CPU. */
 	if (work->thread != thread || open->t_call > e.since)
 		return FINISH_REFUSED;
 	bpf_probe_read_kernel(copy, sizeof(*copy), open);
@@ -307,7 +307,7 @@ static __always_inline void stream_advance(struct stream_state *s, __u64 positio
 		s->oldest = position + 1;
 }
 
-/* Too many lie open on a stream of the calling process: the oldest leaves. */
+/* Too many operations are open on a stream of the calling process: the oldest is closed. */
 __noinline int stream_overflow(__u64 object, __u64 start_ns, __u64 now)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -334,7 +334,7 @@ __noinline int stream_overflow(__u64 object, __u64 start_ns, __u64 now)
 	return 0;
 }
 
-/* The state of a stream of the calling process that was not met before. */
+/* A new state for a stream of the calling process. */
 __noinline int stream_make(__u64 object, __u64 start_ns, __s32 device)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -365,8 +365,8 @@ static __always_inline struct stream_state *stream_of(struct stream_key *key, __
 }
 
 /*
- * Who calls again has come back from the call before, and what he called in another group is launched. Only that
- * counts as being on the stream: an event says nothing of a call that is still under way on another thread.
+ * A thread that calls again has returned from its previous call, and its operations of earlier groups are launched.
+ * Only these count as being on the stream: an event does not cover a call that is in progress on another thread.
  */
 static __always_inline void stream_run(struct stream_state *s, struct collective_record *r)
 {
@@ -383,7 +383,7 @@ static __always_inline void stream_run(struct stream_state *s, struct collective
 	s->run_first = next;
 }
 
-/* Returns the position that the operation got, or 0. `process` is that of `r`, or none. */
+/* Returns the position of the operation, or 0. `process` is that of `r`, or NULL. */
 static __always_inline __u64 stream_place(struct collective_record *r, struct cuda_process *process)
 {
 	struct stream_key key = {.start_ns = r->start_ns, .tgid = r->tgid};
@@ -398,11 +398,11 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 		return 0;
 	}
 	key.object = stream_object(r->stream);
-	/* Of an implicit stream: the library puts it on that of the communicator's device. */
+	/* An implicit stream: the library uses that of the communicator's device. */
 	if (!key.object || (r->stream < LEAST_HANDLE && current_device() != r->cuda_device))
 		return 0;
 	s = stream_of(&key, r->cuda_device);
-	/* Not for ever: events are not looked at while nothing lies open. */
+	/* Only for now: without open operations events are not followed. */
 	if (!s || (s->given_up && !s->asked && r->t_call < s->given_up + GIVEN_UP_NS))
 		return 0;
 	stream_run(s, r);
@@ -418,7 +418,7 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 				stream_overflow(key.object, key.start_ns, r->t_call);
 			return operation.position;
 		}
-		/* Another thread has it already, and is about to say so. */
+		/* Another thread has it already, and is about to write it. */
 		operation.position++;
 	}
 	__sync_fetch_and_add(&process->open, -1);
@@ -426,9 +426,9 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 }
 
 /*
- * `r` was put on the stream `r->stream` by the calling thread, of `process`, where that is followed. Takes a place on
- * the stream and lies in `operations` until its end is seen; where nothing of this process would show that, it goes to
- * the ring at once. Returns the key of the open operation, or one of position 0.
+ * The calling thread has put `r` on the stream `r->stream`; `process` is its process if that is followed. The operation
+ * gets a position on the stream and stays in `operations` until its end is seen; in a process that shows no ends it goes
+ * to the ring at once. Returns the key of the open operation, or one of position 0.
  */
 static __always_inline struct operation_key stream_enqueue(struct collective_record *r, struct cuda_process *process)
 {
@@ -447,7 +447,7 @@ static __always_inline struct operation_key stream_enqueue(struct collective_rec
 	return key;
 }
 
-/* The group that the operation was called in has been launched. */
+/* The group of the operation was launched. */
 static __always_inline void stream_launched(struct operation_key *key, __u64 now)
 {
 	struct collective_record *r = bpf_map_lookup_elem(&operations, key);

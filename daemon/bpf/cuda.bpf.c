@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The calls of the CUDA runtime that tell when work on a stream was done (cuda_runtime_api.h): a thread records an event
- * behind it, and asks or waits for the event, its stream or its device.
+ * The calls of the CUDA runtime that show when work on a stream was done (cuda_runtime_api.h): a thread records an event
+ * after the work, and queries or waits for the event, its stream or its device.
  */
 #include "completion.bpf.h"
 
@@ -14,7 +14,7 @@
 #define CUDA_CAPTURE_UNMATCHED 903
 #define CUDA_CAPTURE_WRONG_THREAD 908
 
-/* What the attacher says in the cookie, above the slot. */
+/* The part of the attach cookie above the slot. */
 enum cuda_call_kind {
 	CALL_NONE = 0,
 	CALL_STREAM_SYNC = 1,
@@ -34,9 +34,9 @@ enum cuda_call_kind {
 #define EVENT_PROBES 3
 
 struct cuda_settings {
-	__u64 void_before; /* CLOCK_MONOTONIC ns: what was recorded earlier may mean something else by now */
+	__u64 void_before; /* CLOCK_MONOTONIC ns: events recorded earlier may have been recorded anew unseen */
 	__u32 syncs;	   /* 1: calls that wait become records */
-	__u32 event_slots[EVENT_PROBES]; /* of the probes without which one cannot know what an event means */
+	__u32 event_slots[EVENT_PROBES]; /* of the probes without which the meaning of an event is not known */
 };
 
 struct {
@@ -46,7 +46,7 @@ struct {
 	__type(value, struct cuda_settings);
 } cuda_settings SEC(".maps");
 
-/* Handles come again, so what holds of one is what was recorded last. */
+/* Handles are reused: the last recording counts. */
 struct event_key {
 	__u64 event;
 	__u64 start_ns;
@@ -59,8 +59,8 @@ struct event_state {
 	__u64 recorded;
 	__u64 stream; /* the handle */
 	__u32 generation;
-	__u32 tight; /* the first event behind that operation, recorded by who called it: it is not done before it */
-	__u64 check; /* over all of it and the event: it is written in place, while others read */
+	__u32 tight; /* the first event after that operation, recorded by its caller: it was not done before */
+	__u64 check; /* checksum over all fields and the event: it is written in place while others read */
 };
 
 struct {
@@ -76,7 +76,7 @@ struct cuda_call {
 	__u64 stack_pointer;
 	__u64 stream;
 	__u64 event;
-	struct event_state asked; /* position 0: nothing that is followed */
+	struct event_state asked; /* position 0: no operation that is followed */
 	__u64 kind;
 };
 
@@ -87,7 +87,7 @@ struct {
 	__type(value, struct cuda_call);
 } cuda_calls SEC(".maps");
 
-/* For a thread that waits for its device: what was on the streams of the process, by index in its list. */
+/* For a thread that waits for its device: the positions on the process's streams, by index in its list. */
 struct device_wait {
 	__u64 positions[PROCESS_STREAMS];
 };
@@ -99,7 +99,7 @@ struct {
 	__type(value, struct device_wait);
 } cuda_device_waits SEC(".maps");
 
-/* Streams that capture. */
+/* Streams in capture. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -140,7 +140,7 @@ struct {
 const volatile struct cuda_process no_process = {};
 const volatile struct device_wait no_wait = {};
 
-/* The calling process is one that uses these calls. */
+/* Notes that the calling process uses these calls. */
 static __always_inline void be_witness(void)
 {
 	__u32 tgid = current_tgid();
@@ -153,7 +153,7 @@ static __always_inline void be_witness(void)
 		process->start_ns = current_start_ns();
 }
 
-/* The calling process where it has operations open, else nothing. */
+/* The calling process if it has open operations, else NULL. */
 static __always_inline struct cuda_process *process_with_open(void)
 {
 	__u32 tgid = current_tgid();
@@ -184,7 +184,7 @@ static __always_inline __u64 stream_argument(struct probe *probe, __u64 handle)
 	return stream_object(!handle && COOKIE_PER_THREAD(probe) ? STREAM_PER_THREAD : handle);
 }
 
-/* Whether the operation of the calling process is certainly on its stream: launched, or none of those that lie open. */
+/* Whether the operation of the calling process is on its stream for sure: it was launched, or is no longer open. */
 __noinline int operation_sure(__u64 object, __u64 position, __u64 start_ns)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -194,7 +194,7 @@ __noinline int operation_sure(__u64 object, __u64 position, __u64 start_ns)
 	return !r || r->state == STATE_LAUNCHED || (r->tid == current_tid() && !r->group_id);
 }
 
-/* The last operation up to `last` that is certainly on the stream. */
+/* The last operation up to `last` that is on the stream for sure. */
 __noinline __u64 stream_walk(__u64 object, __u64 last, __u64 start_ns)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -218,12 +218,12 @@ __noinline __u64 stream_walk(__u64 object, __u64 last, __u64 start_ns)
 }
 
 /*
- * The last operation that is certainly on the stream now: all before it are, and the calling thread has come back from
- * those that it called.
+ * The last operation that is on the stream for sure now: all before it are, and the calling thread has returned from its
+ * own calls.
  */
 static __always_inline __u64 stream_sure(struct stream_key *key, struct stream_state *s)
 {
-	/* First: what is put on it from here on is not meant. */
+	/* Read first: operations that are put on the stream from here on do not count. */
 	__u64 last = *(volatile __u64 *)&s->next - 1;
 
 	s->asked = 1;
@@ -234,7 +234,7 @@ static __always_inline __u64 stream_sure(struct stream_key *key, struct stream_s
 	return stream_walk(key->object, last, key->start_ns);
 }
 
-/* The operation at `position` was not done at `t`. */
+/* Notes that the operation at `position` was not done at `t`. */
 static __always_inline void not_done_before(struct stream_key *key, __u64 position, __u64 t)
 {
 	struct operation_key operation = placed_at(key, position);
@@ -245,8 +245,8 @@ static __always_inline void not_done_before(struct stream_key *key, __u64 positi
 }
 
 /*
- * Close what the evidence covers, as far as one hit may. What a hit before this one has left is closed by its own
- * evidence first.
+ * Closes the operations that the evidence covers, as many as one hit may. Those that an earlier hit left are closed by
+ * its own evidence first.
  */
 static __always_inline int close_covered(struct stream_key *key, struct evidence *e)
 {
@@ -264,7 +264,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		work->rest = *known;
 	work->evidence = *e;
 	work->destroyed = s->destroyed;
-	/* 0: there is none. Read again, as below: the verifier would follow each way to here through the loop. */
+	/* 0: there is none. Read again, as below: else the verifier would follow each path to here through the loop. */
 	rest = *(volatile __u64 *)&work->rest.position;
 	first = position = s->oldest;
 	for (i = 0; i < CLOSED_A_HIT; i++) {
@@ -276,7 +276,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		stream_advance(s, position);
 		position++;
 	}
-	/* Others may have gone on from there. */
+	/* Other threads may have closed more meanwhile. */
 	position = *(volatile __u64 *)&s->oldest;
 	if (position - first >= CLOSED_A_HIT && position <= e->position && e->position > rest) {
 		s->rest = 1;
@@ -290,7 +290,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 	return position - first;
 }
 
-/* A function that is verified by itself, for the loop over streams. `how`: kind, and from bit 8 the error. */
+/* A global function, for the loop over streams. `how`: the kind, and from bit 8 on the error. */
 __noinline int stream_learn(__u64 object, __u64 position, __u64 since, __u64 t, __u64 how)
 {
 	struct stream_key key = {.object = object, .start_ns = current_start_ns(), .tgid = current_tgid()};
@@ -332,7 +332,7 @@ static __always_inline void bind_event(struct stream_key *key, struct stream_sta
 	s->marked = position;
 	state.check = event_check(&state, event->event);
 	known = bpf_map_lookup_elem(&cuda_events, event);
-	/* In place: a new element costs twice what the rest of this does. */
+	/* In place: a new element costs twice as much as the rest. */
 	if (known)
 		*known = state;
 	else
@@ -377,7 +377,7 @@ UPROBE(cuda_event_destroy)
 	bpf_map_delete_elem(&cuda_events, &event);
 }
 
-/* What was put on it can only be known by events from now on, and the next stream may have the same handle. */
+/* From now on only events show the ends of its operations, and the next stream may have the same handle. */
 UPROBE(cuda_stream_destroy)
 {
 	struct cuda_process *process = process_with_open();
@@ -404,7 +404,7 @@ static __always_inline void call_enter(void *ctx, struct probe *probe, struct cu
 	call->t = probe->now;
 	call->kind = COOKIE_KIND(probe);
 	call->stack_pointer = user_stack_pointer(ctx);
-	/* In place, as events are. It can only be taken for another thread's call by one of that thread's stack. */
+	/* In place, as for events. Only a call at the same stack pointer could be taken for it. */
 	if (last)
 		*last = *call;
 	else
@@ -420,7 +420,7 @@ static __always_inline void call_forget(void)
 		call->kind = CALL_NONE;
 }
 
-/* Whether no hit was refused since the event was recorded that could have shown it recorded elsewhere. */
+/* Whether no hit was refused, since the event was recorded, that could have recorded it anew. */
 static __always_inline int still_means(struct event_state *state)
 {
 	__u32 zero = 0, slot;
@@ -526,7 +526,7 @@ UPROBE(cuda_stream_sync)
 		call_enter(ctx, probe, &call);
 }
 
-/* Positions of the streams of the thread's device. */
+/* Notes the positions on the streams of the thread's device. */
 static __always_inline void ask_device(struct cuda_process *process)
 {
 	struct stream_key key = {.start_ns = process->start_ns, .tgid = current_tgid()};
@@ -582,7 +582,7 @@ static __always_inline void learn_device(struct cuda_call *call, __u64 now, __u6
 	bpf_map_delete_elem(&cuda_device_waits, &thread);
 }
 
-/* Whether nothing of the process that was asked of the device is done after this (driver_types.h). */
+/* Whether the device does no more work for the process after this error (driver_types.h). */
 static __always_inline int is_fatal(__u32 error)
 {
 	switch (error) {
@@ -634,7 +634,7 @@ static __always_inline int call_returns(void *ctx, struct probe *probe, struct c
 	return call->stack_pointer + popped == user_stack_pointer(ctx);
 }
 
-/* At the return of a call that waits or asks. */
+/* At the return of a call that waits or queries. */
 UPROBE(cuda_returned)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), how;
@@ -662,7 +662,7 @@ UPROBE(cuda_returned)
 		stream_learn(call.asked.object, call.asked.position, call.asked.recorded, probe->now, how);
 }
 
-/* Begin and end of a capture (stream, ...), and cudaSetDevice(device): they count when they succeed. */
+/* Begin and end of a capture (stream, ...), and cudaSetDevice(device): they count if they succeed. */
 UPROBE(cuda_switch)
 {
 	struct cuda_call call = {};
@@ -690,7 +690,7 @@ static __always_inline void capture(struct stream_key *key, __u32 result, __u64 
 
 	if (!process)
 		return;
-	/* While the programs were off, a capture may have ended. */
+	/* A capture may have ended while the programs were off. */
 	if (process->generation != generation) {
 		process->generation = generation;
 		process->captures = 0;
@@ -748,7 +748,7 @@ UPROBE(cuda_launch)
 		count->kernels++;
 }
 
-/* Run by the collector for a stream of which more is done than is closed: object, start_ns, tgid. */
+/* Run by the collector for a stream with evidence that is not used up: object, start_ns, tgid. */
 SEC("raw_tp")
 int cuda_close_rest(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -762,8 +762,8 @@ int cuda_close_rest(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /*
- * Run by the collector for a stream of which nobody wants to know anything: object, start_ns, tgid. What is on it would
- * lie open for ever. Closes as many as a hit does.
+ * Run by the collector for a stream that its process neither queries nor waits for: object, start_ns, tgid. Its
+ * operations would stay open for ever. Closes as many as a hit may.
  */
 SEC("raw_tp")
 int cuda_give_up(struct bpf_raw_tracepoint_args *ctx)

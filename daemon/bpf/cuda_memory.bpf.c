@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What memory is asked of the CUDA runtime (cuda_runtime_api.h), summed up by stack and size in the kernel: a loop that
- * allocates and frees makes no more rows than one that does so once.
+ * Allocations of the CUDA runtime (cuda_runtime_api.h), summed by stack and size in the kernel: allocating and freeing in
+ * a loop makes no more rows than doing so once.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -11,7 +11,7 @@
 #define FRAMES 32
 #define CLASS_BITS 6
 
-/* What the attacher says in the cookie, above the slot. */
+/* The part of the attach cookie above the slot. */
 enum memory_kind {
 	MEMORY_DEVICE = 1,
 	MEMORY_ASYNC = 2,
@@ -22,7 +22,7 @@ enum memory_kind {
 
 /* The call that a thread is in. */
 struct memory_call {
-	__u64 pointer; /* where the address goes */
+	__u64 pointer; /* the variable that gets the address */
 	__u64 size;
 	__u64 stack_pointer;
 	__u64 returns_to;
@@ -98,7 +98,7 @@ struct {
 	__type(value, struct stack_frames);
 } cuda_memory_stacks SEC(".maps");
 
-/* Allocations that found no room in a map are lost in these counters: nothing is ever pushed. */
+/* Allocations without room in a map are counted here: this object pushes no records. */
 struct memory_lost {
 	__u64 sums;
 	__u64 live;
@@ -125,9 +125,9 @@ static __always_inline void count_lost(int live)
 }
 
 /*
- * The hash of the calling thread's stack, which is kept under it. At the return of a function its own frame is gone, and
- * the frame pointer is that of its caller; what the kernel takes for the innermost frame is not the same in all versions,
- * so that frame is what the function returned to.
+ * The hash of the calling thread's stack, under which its frames are kept. At the return of a function its own frame is
+ * gone and the frame pointer is its caller's. Kernels differ in the innermost frame that they give, so the address that
+ * the function returned to is used for it.
  */
 static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 {
@@ -183,7 +183,7 @@ static __always_inline void freed(struct pointer_key *key)
 	if (!found)
 		return;
 	live = *found;
-	/* Of two that free it, one does. */
+	/* If two threads free it, one succeeds. */
 	if (bpf_map_delete_elem(&cuda_memory_live, key))
 		return;
 	sum = bpf_map_lookup_elem(&cuda_memory_sums, &live.of);
@@ -201,7 +201,7 @@ static __always_inline void allocated(struct memory_key *of, struct memory_sum *
 
 	__sync_fetch_and_add(&sum->allocations, 1);
 	__sync_fetch_and_add(&sum->bytes, size);
-	/* One at the same address means that the older one was freed by a way that is not watched. */
+	/* An older one at the same address was freed by a call that is not probed. */
 	freed(&key);
 	if (bpf_map_update_elem(&cuda_memory_live, &key, &live, BPF_ANY)) {
 		count_lost(1);
@@ -211,7 +211,7 @@ static __always_inline void allocated(struct memory_key *of, struct memory_sum *
 	__sync_fetch_and_add(&sum->live_bytes, size);
 }
 
-/* cudaMalloc(pointer, size) and its kin, which begin alike */
+/* cudaMalloc(pointer, size) and related calls, with the same first arguments */
 UPROBE(cuda_allocate)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
@@ -256,8 +256,8 @@ UPROBE(cuda_allocated)
 }
 
 /*
- * cudaFree(pointer) and its kin. At the entry: when it returns, another thread may have the address already. One that
- * fails leaves memory that nobody gets at any more.
+ * cudaFree(pointer) and related calls. At the entry: when it returns, another thread may have the address already. A call
+ * that fails leaves memory that cannot be used any more.
  */
 UPROBE(cuda_free)
 {

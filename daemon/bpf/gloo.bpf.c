@@ -4,11 +4,11 @@
  *
  *	ProcessGroupGloo::allreduce(...)	the call: group, tensors, options
  *	AsyncWork::AsyncWork(...)		inside of it, on the same thread: object, operation type, sequence number
- *	AsyncWork::execute(work)		a thread of gloo begins
- *	AsyncWork::finishWorkGloo()		and ends, or finishWorkGlooError(exception)
+ *	AsyncWork::execute(work)		a thread of gloo starts it
+ *	AsyncWork::finishWorkGloo()		and ends it, or finishWorkGlooError(exception)
  *	SendWork, RecvWork			have no such end: Work::finishAndThrow, which their wait() calls, closes them
  *
- * An operation counts from its call: one whose call was not seen is not claimed.
+ * An operation whose call was not seen is not reported.
  */
 #include "collectives.bpf.h"
 
@@ -31,7 +31,7 @@
 #define OP_BARRIER 15
 #define OP_ALLREDUCE_SPARSE 18
 
-/* Offsets in bytes, ABSENT where that build has no such member; written by layouts.py, one entry a build. */
+/* Offsets in bytes, ABSENT for a missing member; written from layouts/gloo.py, one entry per build. */
 struct gloo_layout {
 	__u16 present;
 	__u16 backend_rank;
@@ -66,7 +66,7 @@ struct {
 	__type(value, struct gloo_layout);
 } gloo_layouts SEC(".maps");
 
-/* What the attacher says in the cookie, above the slot. */
+/* The part of the attach cookie above the slot. */
 #define LAYOUT_INDEX(probe) ((__u32)((probe)->cookie >> 16))
 
 struct vector {
@@ -84,8 +84,8 @@ static __always_inline __u64 read_word(__u64 address)
 }
 
 /*
- * Argument `n` of a member function that returns an intrusive_ptr; 0 is `this`. The place for what it returns comes
- * before them on x86-64, and in a register of its own (x8) on arm64.
+ * Argument `n` of a member function that returns an intrusive_ptr; 0 is `this`. The address for the return value is an
+ * argument before them on x86-64, and has a register of its own (x8) on arm64.
  */
 static __always_inline __u64 member_argument(void *ctx, const int n)
 {
@@ -93,8 +93,8 @@ static __always_inline __u64 member_argument(void *ctx, const int n)
 }
 
 /*
- * Of the words of a long text and its last 8 bytes. A function of its own, and without a branch on what was read: inlined
- * with one, the verifier walks each way through the loop with each way through its caller.
+ * A hash of the words of a long text and its last 8 bytes. A global function without a branch on the data: inlined and
+ * with one, the verifier would walk each path through the loop with each path through its caller.
  */
 static __noinline __u64 hash_of(__u64 text, __u64 length)
 {
@@ -119,7 +119,7 @@ static __always_inline void hash_name(struct collective_record *r, __u64 text, _
 	__builtin_memcpy(r->name + NAME_BYTES - 8, &hash, 8);
 }
 
-/* A libstdc++ std::string at `address`, or nothing when it cannot be one. Returns its length. */
+/* Reads a libstdc++ std::string at `address`. Returns its length, or 0 if it cannot be one. */
 static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, __u64 *text)
 {
 	struct {
@@ -135,20 +135,20 @@ static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, 
 	if (s.length < SSO_BYTES && s.text != address + SSO_BYTES && read_word(address + SSO_BYTES) < s.length)
 		return 0;
 	size = s.length < room ? s.length : room;
-	/* The verifier has to see both bounds on the value that it passes. */
+	/* The verifier needs both bounds on the value that is passed. */
 	if (size == 0 || size > room || bpf_probe_read_user(into, size, (const void *)s.text))
 		return 0;
 	*text = s.text;
 	return s.length;
 }
 
-/* `offset` of a field from the first that is read with it; what does not lie in the window reads as something else. */
+/* Offset of a field in the window; one outside of the window wraps around and reads another value. */
 static __always_inline __u64 word_at(const __u8 *window, __u32 offset)
 {
 	return *(const __u64 *)(window + (offset & (WINDOW - 8)));
 }
 
-/* Whether the string at `offset` of the window, which is at `address`, lies there whole. */
+/* Whether the string at `offset` of the window, which is at `address`, lies wholly in the window. */
 static __always_inline int in_place(const __u8 *window, __u32 offset, __u64 address)
 {
 	return word_at(window, offset) == address + SSO_BYTES && word_at(window, offset + 8) < SSO_BYTES;
@@ -182,9 +182,9 @@ static __always_inline void read_names(struct collective_record *r, struct gloo_
 }
 
 /*
- * Rank, size and names of the group, which lie in its first bytes from the rank on (layouts.py). Names that lie there
- * whole are read again only when they have changed. Returns 0 when the offsets are not those of this build: then
- * nothing that is read with them is to be believed.
+ * Rank, size and names of the group, from the window that begins at its rank (layouts/gloo.py). Names that lie wholly in
+ * the window are read again only after a change. Returns 0 if the offsets do not fit this build: then no value that was
+ * read with them counts.
  */
 static __noinline int read_group(struct call *call, struct gloo_layout *layout, __u64 group)
 {
@@ -224,7 +224,7 @@ unknown:
 	return 0;
 }
 
-/* The sizes have to give the number of elements: a check that the offsets are those of this build. */
+/* The product of the sizes must be the number of elements: a check that the offsets fit this build. */
 static __always_inline int is_tensor(const __u8 *window, __u64 numel)
 {
 	const __u64 *shape = (const __u64 *)window;
@@ -240,7 +240,7 @@ static __always_inline int is_tensor(const __u8 *window, __u64 numel)
 
 /*
  * Adds the elements of one tensor to the draft of the calling thread; tensors of several types together have no type.
- * Returns 0 where it cannot be a tensor. Verified by itself: a loop that calls it costs the verifier the loop alone.
+ * Returns 0 if it cannot be a tensor. A global function, verified once and not for each iteration of a loop.
  */
 __noinline int add_tensor(__u32 index, __u64 tensor)
 {
@@ -287,7 +287,7 @@ static __always_inline void add_tensors(struct collective_record *r, __u32 layou
 		r->count = UNKNOWN_WORD;
 }
 
-/* std::vector<std::vector<Tensor>>: gloo takes one list only, and scatter none where the rank is not the root. */
+/* std::vector<std::vector<Tensor>>: gloo takes one list only, and for scatter none except on the root. */
 static __always_inline void add_nested(struct collective_record *r, __u32 layout, __u64 vector)
 {
 	struct vector v;
@@ -319,8 +319,8 @@ static __always_inline void read_root(struct collective_record *r, __u64 options
 }
 
 /*
- * Gloo has no reduce_scatter: torch makes one of allreduces. Called from within the function that was noted, an
- * allreduce is part of that.
+ * Gloo has no reduce_scatter: torch implements it with allreduces. An allreduce that is called within a noted function
+ * is part of it.
  */
 static __always_inline void note_outer(void *ctx)
 {
@@ -372,7 +372,7 @@ GLOO_CALL(gloo_broadcast)
 	read_async(r, options, layout->broadcast_async);
 }
 
-/* allreduce and allreduce_coalesced, whose options begin alike */
+/* allreduce and allreduce_coalesced: their options begin with the same members */
 GLOO_CALL(gloo_allreduce)
 {
 	__u64 options = member_argument(ctx, 2);
@@ -412,7 +412,7 @@ GLOO_CALL(gloo_scatter)
 {
 	__u64 options = member_argument(ctx, 3);
 
-	/* The type is that of the outputs; only the root contributes. */
+	/* The type is that of the outputs. Only the root contributes elements. */
 	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	r->count = r->count == UNKNOWN_WORD ? UNKNOWN_WORD : 0;
 	add_nested(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
@@ -473,8 +473,8 @@ GLOO_CALL(gloo_recv_any)
 }
 
 /*
- * The operation that this thread is in the call of. A call that threw before it made its operation left its draft
- * behind: one further down the stack than the caller's caller is not ours.
+ * The draft of the call that this thread is in. A call that threw before it created its operation left its draft
+ * behind, so a draft from further down the stack than the caller's caller is not used.
  */
 static __always_inline void open_work(void *ctx, __u64 object, __u64 op, __u64 seq)
 {
@@ -494,7 +494,7 @@ static __always_inline void open_work(void *ctx, __u64 object, __u64 op, __u64 s
 	if (op == OP_ALLREDUCE_SPARSE)
 		call->record.count = UNKNOWN_WORD;
 	operation_open(&key, &call->record);
-	/* Taken: the draft belongs to one operation. */
+	/* A draft is used for one operation. */
 	call->record.backend = 0;
 }
 
@@ -542,8 +542,8 @@ UPROBE(gloo_finish)
 }
 
 /*
- * What an exception says: std::runtime_error and c10::Error both hold a pointer to the text behind their vtable.
- * Gloo begins with "[file:line] ", which would be all there is room for.
+ * The text of an exception: std::runtime_error and c10::Error both hold a pointer to it after their vtable. The prefix
+ * "[file:line] " of gloo is skipped, as it would take all the room.
  */
 static __always_inline void read_error(struct collective_record *r, __u64 exception)
 {
@@ -578,7 +578,7 @@ UPROBE(gloo_finish_error)
 	operation_close(&key, record, STATE_FAILED);
 }
 
-/* Work::finishAndThrow(this, exception_ptr): the caller has waited, so the end lies before now. */
+/* Work::finishAndThrow(this, exception_ptr): the caller has waited, so the operation has ended before now. */
 UPROBE(gloo_waited)
 {
 	struct operation_key key = operation_key(argument(ctx, 0));
@@ -604,9 +604,9 @@ struct {
 } collectives_leaving SEC(".maps");
 
 /*
- * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. Moving it here, in
- * one run, means that it is in the map or in the ring, whenever the collector dies; whoever takes it out of the map
- * tells it. Returns 1 when there was such an operation.
+ * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. One run moves it, so
+ * it is in the map or in the ring whenever the collector dies; the program that takes it out of the map reports it.
+ * Returns 1 if there was such an operation.
  */
 SEC("raw_tp")
 int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
@@ -624,11 +624,11 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 	if (!open || !draft)
 		return 0;
 	bpf_probe_read_kernel(draft, sizeof(*draft), open);
-	/* It was told by what closed it meanwhile. */
+	/* The program that closed it meanwhile has reported it. */
 	if (bpf_map_delete_elem(&operations, &key))
 		return 0;
 	draft->state = STATE_ABANDONED;
-	/* No room in the ring: back it goes, and the collector comes again. */
+	/* No room in the ring: it is put back, and the collector tries again. */
 	if (RING_PUSH(collectives, draft))
 		bpf_map_update_elem(&operations, &key, draft, BPF_NOEXIST);
 	return 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every program does before its own work: stop when it is paused or when nobody has listened for a minute, count
- * the hit, and keep to the budget of its probe and process.
+ * The prologue of every program: it stops when programs are paused or the collector has been silent for a minute, counts
+ * the hit, and keeps to the budget of its probe and process.
  */
 #ifndef PROBING_GUARD_BPF_H
 #define PROBING_GUARD_BPF_H
@@ -13,14 +13,14 @@
 #define SECOND_NS 1000000000ULL
 #define PROBE_SLOTS 256
 #define BUDGET_PROCESSES 4096
-/* A probe that a CPU sees hit so many times its budget in one second, by processes that keep to theirs, is switched off. */
+/* A probe is switched off when a CPU counts so many times its budget in a second, from processes that keep to theirs. */
 #define PROBE_BUDGETS 8
 
 /* Written by the loader (session.py). */
 struct control {
 	__u64 heartbeat_ns; /* CLOCK_MONOTONIC */
 	__u32 paused;
-	__u32 generation; /* another one when programs were off meanwhile: what they had begun is void */
+	__u32 generation; /* changes when programs were off meanwhile: calls that had begun are void */
 };
 
 struct {
@@ -30,10 +30,10 @@ struct {
 	__type(value, struct control);
 } control SEC(".maps");
 
-/* On each CPU: sharing one counter between CPUs would cost more than the rest of the guard. */
+/* Per CPU: a counter shared between CPUs would cost more than the rest of the guard. */
 struct hit {
 	__u64 hits;
-	__u64 refused; /* of the hits: their programs did nothing */
+	__u64 refused; /* hits whose programs did nothing */
 	__u64 second;
 	__u64 in_second; /* not refused */
 };
@@ -46,13 +46,13 @@ struct {
 } hits SEC(".maps");
 
 /*
- * In each second, anybody may make the first half of `budget` on a CPU: that costs no look into another map. Behind it
- * each process may make the other half, whatever others do.
+ * In each second, the first half of `budget` on a CPU is for all processes and costs no lookup in another map. After it,
+ * each process has the other half for itself.
  */
 struct budget {
-	__u64 off_ns;	  /* since when the probe is switched off for all; the loader clears it */
+	__u64 off_ns;	  /* when the probe was switched off for all; the loader clears it */
 	__u64 budget;	  /* 0: none */
-	__u64 refused_ns; /* when a process was last refused a hit, or before */
+	__u64 refused_ns; /* not later than the last refusal of a hit */
 };
 
 struct {
@@ -69,12 +69,12 @@ struct process_budget_key {
 
 struct process_budget {
 	__u64 second;
-	__u64 in_second; /* hits behind the first half, on all CPUs */
+	__u64 in_second; /* hits after the first half, on all CPUs */
 	__u64 refused;
 	__u64 refused_ns; /* the last of them */
 };
 
-/* Processes that have hit a probe behind the first half of its budget; the loader reads how many hits each was refused. */
+/* Processes that hit a probe after the first half of its budget; the loader reads how many hits each was refused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, BUDGET_PROCESSES);
@@ -82,7 +82,7 @@ struct {
 	__type(value, struct process_budget);
 } process_budgets SEC(".maps");
 
-/* Written and read by the collector alone, so that refusals while none runs are reported by the next (losses.py). */
+/* For the collector alone: refusals while none runs are reported by the next one (losses.py). */
 struct refusals_reported {
 	__u64 refused;
 	__u64 ts; /* UTC ns */
@@ -95,14 +95,14 @@ struct {
 	__type(value, struct refusals_reported);
 } refusals_reported SEC(".maps");
 
-/* What the kernel has, found by trying, set before loading: what it lacks is dead code to the verifier. */
+/* Features of the kernel, probed and set before loading: code for missing ones is dead to the verifier. */
 const volatile __u32 has_cookie = 0;
-/* The cookie of this copy of the program, where the kernel has no attach cookies. */
+/* The cookie of this copy of the program, for kernels without attach cookies. */
 const volatile __u64 fixed_cookie = 0;
 
 /*
- * Kernels from 6.13 assume that no program of this type is preempted, and uprobes are (OBI #3056). A compile-time
- * choice, and an object of its own: 5.13 to 5.15 refuse a call of an unknown kernel function even in dead code
+ * Kernels from 6.13 on assume that no program of this type is preempted, but uprobes are (OBI #3056). This needs its
+ * own object, chosen at compile time: 5.13 to 5.15 refuse a call of an unknown kernel function even in dead code
  * (Linux kernel commit a5d827275241 ("bpf: Be conservative while processing invalid kfunc calls") (in v5.16)).
  */
 #ifdef PROBING_PREEMPT
@@ -129,8 +129,8 @@ static __always_inline int guard_open(__u64 now)
 }
 
 /*
- * Whether the calling process may make one more hit of a probe whose CPU has seen half its budget in this second. A
- * function of its own: it is rare, and inlined it would cost each program's verification.
+ * Whether the calling process may hit a probe once more after the CPU has used half the budget in this second. A
+ * function of its own: it runs rarely, and inlined it would lengthen the verification of each program.
  */
 static __noinline int guard_process(struct budget *budget, struct hit *hit, __u32 slot, __u64 now)
 {
@@ -186,7 +186,7 @@ static __always_inline int guard_budget(__u32 slot, __u64 now)
 	return 1;
 }
 
-/* Whether the calling process may have been refused a hit of the probe since `t`. */
+/* Whether a hit of the probe by the calling process may have been refused since `t`. */
 static __always_inline int guard_refused_since(__u32 slot, __u64 t)
 {
 	struct process_budget_key key = {.tgid = bpf_get_current_pid_tgid() >> 32, .slot = slot};
@@ -206,10 +206,10 @@ static __always_inline __u64 guard_cookie(void *ctx)
 	return has_cookie ? bpf_get_attach_cookie(ctx) : fixed_cookie;
 }
 
-/* A program on a tracepoint that is attached when somebody asks for it (session.py), not when the session opens. */
+/* A program on a tracepoint that is attached on request (session.py), not when the session opens. */
 #define ON_DEMAND(name) const volatile __u8 name##_on_demand = 1
 
-/* UPROBE(name) { ... } is a program on user code; its body sees `void *ctx` and `struct probe *probe`. */
+/* UPROBE(name) { ... } is a program on user code; its body can use `void *ctx` and `struct probe *probe`. */
 #define UPROBE(name)                                                                                                   \
 	static __always_inline void name##_body(void *ctx, struct probe *probe);                                       \
 	SEC("uprobe") int name(void *ctx)                                                                              \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which inode really lies behind a mapping of the calling process. A file of an overlay has the overlay's number, one for
- * each mount, and probes belong to the inode below; nothing in /proc tells it.
+ * Finds the inode behind a mapping of the calling process. A file of an overlay shows the overlay's inode number, one for
+ * each mount; probes belong to the inode below it, which /proc does not show.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -45,7 +45,7 @@ static long look(struct task_struct *task, struct vm_area_struct *vma, struct id
 	return 0;
 }
 
-/* args[0]: an address in the mapping. Returns 0, or 1 when there is none or its map is locked. */
+/* args[0]: an address in the mapping. Returns 0, or 1 if there is no mapping or the memory map is locked. */
 SEC("raw_tp")
 int real_inode(struct bpf_raw_tracepoint_args *ctx)
 {

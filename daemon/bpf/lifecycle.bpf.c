@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Processes that start, change their program, are chosen by the kernel that is out of memory, and end: one record each.
+ * One record for each process start, program change (execve), choice by the kernel's out-of-memory killer, and exit.
  * Threads have none.
  */
 #include "guard.bpf.h"
@@ -11,7 +11,7 @@ enum lifecycle_type {
 	LIFECYCLE_FORK = 1,
 	LIFECYCLE_EXEC = 2,
 	LIFECYCLE_EXIT = 3,
-	LIFECYCLE_OOM = 4, /* before its EXIT; start_ns is 0 where the kernel gives a pid alone */
+	LIFECYCLE_OOM = 4, /* before its EXIT; start_ns is 0 if the kernel gives only a pid */
 };
 
 /* PID_MAX_LIMIT of include/linux/threads.h. */
@@ -34,7 +34,7 @@ struct exit_key {
 
 RING(lifecycle, struct lifecycle_record, 1 << 20);
 
-/* The last two threads of a process can both see that none is left. */
+/* The last two threads of a process may both see that no other is left. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What trainers write to stdout and stderr, from the functions of libc that write: attached to one process each, so that
- * no other pays for it. Where the descriptor leads to does not matter.
+ * The output of trainers on stdout and stderr, from libc's write functions. The probes are attached for one process each,
+ * so that no other pays for them. The target of the descriptor does not matter.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -15,10 +15,10 @@
 enum piece_end {
 	PIECE_GOES_ON = 0,
 	PIECE_IS_LAST = 1,
-	PIECE_IS_CUT = 2, /* the last that is shown; more was written by the same call */
+	PIECE_IS_CUT = 2, /* the last piece that is kept; the call wrote more */
 };
 
-/* A call that writes more than a piece takes is several records of one `t`. */
+/* A call that writes more than one piece makes several records with the same `t`. */
 struct log_record {
 	__u64 t; /* CLOCK_MONOTONIC ns */
 	__u64 start_ns;
@@ -33,15 +33,15 @@ struct log_record {
 
 RING(log_writes, struct log_record, 1 << 20);
 
-/* Of a piece: the descriptor, from bit 8 `enum piece_end`, from bit 16 the size, from bit 32 the offset. */
+/* A packed piece: the descriptor, from bit 8 `enum piece_end`, from bit 16 the size, from bit 32 the offset. */
 static __always_inline __u64 piece_of(__u32 fd, __u8 end, __u32 size, __u32 offset)
 {
 	return (__u64)offset << 32 | size << 16 | end << 8 | fd;
 }
 
 /*
- * Pushes one piece; returns 0 when it cannot be read or pushed. A function that is verified by itself: a loop that calls
- * it costs the verifier the loop alone.
+ * Pushes one piece; returns 0 if it cannot be read or pushed. A global function, verified once and not for each iteration
+ * of a loop.
  */
 __noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 {
@@ -57,7 +57,7 @@ __noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 	};
 	__u32 size = r.size;
 
-	/* One bound: of two the compiler makes one of another value, and the verifier does not see it on this one. */
+	/* One bound only: the compiler would merge two into a bound on another value, which the verifier does not connect. */
 	if (size > PIECE_BYTES)
 		return 0;
 	if (bpf_probe_read_user(r.text, size, (const void *)text)) {
@@ -68,8 +68,8 @@ __noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 }
 
 /*
- * Pushes up to MAX_PIECES pieces of `text`, as `piece` says of the first one. A piece that cannot be read or pushed ends
- * it: what follows would look like its continuation. Returns 0 when it ended. Also verified by itself.
+ * Pushes up to MAX_PIECES pieces of `text`; `piece` describes the first one. Stops at a piece that cannot be read or
+ * pushed, as later ones would look like its continuation, and returns 0 then. Also a global function.
  */
 __noinline int push_text(__u64 now, __u64 piece, __u64 text, __u64 length)
 {

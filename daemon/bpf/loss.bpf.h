@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rings of records of one size, with what was pushed and what was lost counted beside each.
+ * Rings of records of one size, each with counters of pushed and lost records.
  *
  *	RING(name, struct record, BYTES);
  *	...
@@ -52,7 +52,7 @@ static __always_inline long ring_push(void *ring, void *counters, void *record, 
 	return error;
 }
 
-/* For an event that never became a record: no room in a map, an argument that could not be read. */
+/* Counts an event that never became a record: no room in a map, an argument that could not be read. */
 static __always_inline void loss_count(void *counters)
 {
 	__u32 zero = 0;
@@ -62,9 +62,9 @@ static __always_inline void loss_count(void *counters)
 		loss->lost++;
 }
 
-/* Readers look by themselves: to wake one costs the calling thread an interrupt. */
+/* Readers poll: waking one costs the calling thread an interrupt. */
 #define RING_PUSH(name, record) RING_PUSH_FLAGS(name, record, BPF_RB_NO_WAKEUP)
-/* `flags`: BPF_RB_NO_WAKEUP or BPF_RB_FORCE_WAKEUP, where the program knows who waits for what. */
+/* `flags`: BPF_RB_NO_WAKEUP or BPF_RB_FORCE_WAKEUP, for programs that decide when the reader is woken. */
 #define RING_PUSH_FLAGS(name, record, flags) ring_push(&name, &name##_loss, record, sizeof(*(record)), flags)
 #define RING_LOST(name) loss_count(&name##_loss)
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * NCCL. Operations are seen in ncclEnqueueCheck, through which all of them go, where a library has its symbol, and in
- * the public calls else (symbols.py chooses). They enqueue and return: completion.bpf.h follows them on their stream.
+ * Collectives of NCCL. All operations go through ncclEnqueueCheck, which is probed if the library has its symbol, else
+ * the public calls are (symbols.py chooses). They enqueue and return; completion.bpf.h follows them on their stream.
  */
 #include "nccl_comm.bpf.h"
 #include "nccl_making.bpf.h"
 
-/* What the attacher says in the cookie of a public call, above the slot and what tells the file. */
+/* The part of the attach cookie of a public call above the slot and the tag of the file. */
 #define COOKIE_OPERATION(probe) ((probe)->cookie >> 48)
 
 /* ncclFunc_t (nccl_common.h) */
@@ -42,8 +42,8 @@ struct nccl_info {
 };
 
 /*
- * One file seen through two overlay mounts has two inodes to be attached to and runs both programs at each call: the
- * second is told by its attachment, at the stack pointer of the first.
+ * A file that is seen through two overlay mounts has two inodes, and both attached programs run at each call. The second
+ * run is recognised by another attachment at the same stack pointer.
  */
 static __always_inline int is_echo(void *ctx, struct probe *probe, struct nccl_thread *thread, __u8 op)
 {
@@ -51,7 +51,7 @@ static __always_inline int is_echo(void *ctx, struct probe *probe, struct nccl_t
 	       thread->attachment != probe->cookie >> 16 && thread->stack_pointer == user_stack_pointer(ctx);
 }
 
-/* The draft of the call that this thread makes. */
+/* The draft of the call that this thread is in. */
 static __always_inline struct collective_record *begin(void *ctx, struct probe *probe, struct nccl_thread *thread,
 						       __u8 op)
 {
@@ -83,7 +83,7 @@ static __always_inline struct collective_record *begin(void *ctx, struct probe *
 	return r;
 }
 
-/* The place among the counted collectives of the communicator. NCCL drops empty ones before it counts them. */
+/* The number among the counted collectives of the communicator. NCCL drops empty ones before it counts. */
 static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm,
 				   struct cuda_process *process)
 {
@@ -149,7 +149,7 @@ static __always_inline void set_root(struct collective_record *r, __s32 root)
 	}
 }
 
-/* The call that this thread makes, as `info` says what it needs of it. */
+/* Opens the operation that `info` describes. */
 static __always_inline void operation(void *ctx, struct probe *probe, struct nccl_thread *thread,
 				      struct nccl_info *info)
 {
@@ -175,7 +175,7 @@ UPROBE(nccl_enqueue)
 	operation(ctx, probe, thread, &info);
 }
 
-/* The type always follows the count, and the stream the communicator. */
+/* The type always follows the count, and the stream follows the communicator. */
 static __always_inline void read_call(void *ctx, struct nccl_info *info, const int count, const int comm)
 {
 	info->count = argument(ctx, count);
@@ -184,7 +184,7 @@ static __always_inline void read_call(void *ctx, struct nccl_info *info, const i
 	info->stream = argument(ctx, comm + 1);
 }
 
-/* A public call; the cookie says which. One program for all: each is verified with all that it does. */
+/* A public call, which the cookie names. One program for all: each more would be verified with all its callees. */
 UPROBE(nccl_call)
 {
 	struct nccl_info info = {.coll = COOKIE_OPERATION(probe)};
@@ -243,7 +243,7 @@ UPROBE(nccl_group_start)
 	thread->depth++;
 }
 
-/* The outermost one launches what was called in the group. */
+/* The outermost call launches the operations of the group. */
 UPROBE(nccl_group_end)
 {
 	struct nccl_thread *thread = this_thread();
@@ -257,7 +257,7 @@ UPROBE(nccl_group_end)
 	group_launched(thread, probe->now);
 }
 
-/* Ends the group, and launches nothing. */
+/* Ends the group and launches nothing. */
 UPROBE(nccl_group_simulate_end)
 {
 	struct nccl_thread *thread = this_thread();
@@ -270,8 +270,8 @@ UPROBE(nccl_group_simulate_end)
 }
 
 /*
- * ncclGetErrorString(result): what a program does with a result that is not success. It is of the call that this
- * thread made last.
+ * ncclGetErrorString(result): programs call it for a result other than success. The result is taken for that of the last
+ * call of this thread.
  */
 UPROBE(nccl_error_string)
 {
@@ -293,7 +293,7 @@ static __always_inline __u64 id_argument(void *ctx)
 	return target_arch == ARCH_X86_64 ? user_stack_pointer(ctx) + 8 : argument(ctx, 2);
 }
 
-/* Arguments behind the id, from 0. */
+/* The arguments after the id, from 0. */
 static __always_inline __u64 after_id(void *ctx, const int n)
 {
 	return target_arch == ARCH_X86_64 ? argument(ctx, n + 2) : argument(ctx, n + 3);
@@ -325,7 +325,7 @@ UPROBE(nccl_init_rank_config)
 		making_config(&making->record, after_id(ctx, 1));
 }
 
-/* (comm *, nranks, rank, number of ids, ids *, config): named by the first id (src/init.cc) */
+/* (comm *, nranks, rank, number of ids, ids *, config): the first id gives the hash (src/init.cc) */
 UPROBE(nccl_init_rank_scalable)
 {
 	struct nccl_making *making = making_begin(ctx, probe, MADE_INIT_RANK_SCALABLE, argument(ctx, 0));
@@ -376,8 +376,8 @@ UPROBE(nccl_shrink)
 }
 
 /*
- * (comm, nranks, id *, rank, comm *, config): the old ranks pass no id and -1, the new ones no communicator. The id
- * does not name it for all, so only its struct does.
+ * (comm, nranks, id *, rank, comm *, config): old ranks pass no id and -1, new ones no communicator. As not all ranks
+ * have the id, only the struct gives the identity.
  */
 UPROBE(nccl_grow)
 {
@@ -463,7 +463,7 @@ UPROBE(nccl_async_error_told)
 	if (bpf_probe_read_user(&result, sizeof(result), (const void *)thread->asked_where))
 		result = NCCL_IN_PROGRESS;
 	thread->asked_where = 0;
-	/* One in progress is not whole yet. */
+	/* A communicator in progress is not complete yet. */
 	if (result == NCCL_IN_PROGRESS)
 		return;
 	comm = comm_at(thread, thread->asked_comm, probe->now);
@@ -484,8 +484,8 @@ struct {
 } nccl_closing SEC(".maps");
 
 /*
- * Run by the collector for an open operation whose communicator is gone: object, position, start_ns, tgid, and 1 where
- * it was aborted. Returns 1 when there was such an operation.
+ * Run by the collector for an open operation whose communicator was destroyed or aborted: object, position, start_ns,
+ * tgid, and 1 for an abort. Returns 1 if there was such an operation.
  */
 SEC("raw_tp")
 int nccl_close(struct bpf_raw_tracepoint_args *ctx)

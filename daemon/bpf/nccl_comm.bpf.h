@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Communicators by the address of their struct ncclComm. The struct is read by the layouts of known builds, and only
- * where NCCL's magic words lie at both its ends; what of it names the communicator is compared again at a call, where
- * the thread has not just done so, because an address can be freed and used again.
+ * Communicators by the address of their struct ncclComm. The struct is read by the layouts of known builds, and only if
+ * NCCL's magic words lie at both its ends. Its identity is compared again at a call, unless the thread has just done so,
+ * because an address can be freed and used again.
  */
 #ifndef PROBING_NCCL_COMM_BPF_H
 #define PROBING_NCCL_COMM_BPF_H
@@ -17,12 +17,12 @@
 /* seqNumber counts broadcast, reduce, all_gather, reduce_scatter and all_reduce. */
 #define COUNTED 5
 #define NCCL_IN_PROGRESS 7
-/* Calls after which a layout that did not fit is looked for again. A power of two. */
+/* Calls after which an unknown layout is searched again. A power of two. */
 #define LOOK_AGAIN 64
-/* A communicator is not freed and another one made in that time: its ranks have to find each other. */
+/* Too short a time to free a communicator and make another one, whose ranks have to find each other. */
 #define HELD_NS 1000000
 
-/* Offsets in struct ncclComm, in bytes, ABSENT where that build has no such field. `end_magic` 0 ends the list. */
+/* Offsets in struct ncclComm in bytes, ABSENT for a missing field. `end_magic` 0 ends the list. */
 struct nccl_layout {
 	__u32 end_magic;
 	__u32 comm_hash; /* followed by rank, nRanks, cudaDev, nvmlDev */
@@ -36,7 +36,7 @@ struct nccl_layout {
 	__u32 seq_count;
 };
 
-/* Written by source.py, and added to while programs run. */
+/* Written by operations/source.py; entries are added while programs run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NCCL_LAYOUTS);
@@ -53,20 +53,20 @@ struct comm_key {
 struct nccl_comm {
 	__u64 hash;
 	__u64 count;	 /* counted collectives that were seen */
-	__u64 base;	 /* how many there were before; UNKNOWN_WORD: not known */
+	__u64 base;	 /* counted collectives before these; UNKNOWN_WORD: not known */
 	__u32 layout;	 /* index, or NO_LAYOUT */
-	__u32 scanned;	 /* entries of the list that did not fit */
+	__u32 scanned;	 /* entries of the list that were tried and do not fit */
 	__u32 end_magic; /* offsets of the layout */
 	__u32 comm_hash;
 	__s32 rank;
 	__s32 size;
 	__s32 device;
-	__u32 children; /* splits and shrinks, where `maker` is known */
+	__u32 children; /* number of splits and shrinks, if `maker` is known */
 	__u8 identity;
 	__u8 maker;
 	__u8 magic;	   /* whether it begins with the magic word */
-	__u8 async_result; /* the last one told */
-	__u8 met;	   /* how often it was met since its layout was looked for in vain */
+	__u8 async_result; /* the last one reported */
+	__u8 met;	   /* calls since its layout was searched in vain */
 	__u8 reserved[3];
 };
 
@@ -106,12 +106,12 @@ static __always_inline int read_block(struct comm_block *block, __u64 address)
 }
 
 enum layout_fit {
-	LAYOUT_NONE = 0, /* the list has ended */
+	LAYOUT_NONE = 0, /* end of the list */
 	LAYOUT_FITS = 1,
 	LAYOUT_OTHER = 2,
 };
 
-/* Whether the layout fits what begins with the magic word at `address`. Verified by itself, for the loop. */
+/* Whether the layout fits the struct that begins with the magic word at `address`. A global function, for the loop. */
 __noinline int layout_fits(__u32 index, __u64 address)
 {
 	struct nccl_layout *layout = bpf_map_lookup_elem(&nccl_layouts, &index);
@@ -122,8 +122,8 @@ __noinline int layout_fits(__u32 index, __u64 address)
 }
 
 /*
- * `thread->found` is the index of the layout that fits what begins with the magic word at `address`, `thread->scanned`
- * how many were tried in vain. In the map, where the verifier knows no values: else it walks what follows for each.
+ * Sets `thread->found` to the index of the layout that fits the struct at `address`, and `thread->scanned` to the number
+ * tried in vain. In the map, where the verifier knows no values: else it would walk the rest for each of them.
  */
 static __always_inline void find_layout(struct nccl_thread *thread, __u64 address)
 {
@@ -184,7 +184,7 @@ static __always_inline void read_name(struct communicator_record *r, __u64 point
 		r->name[0] = 0;
 }
 
-/* What else the struct says; each field alone may fail to be read. */
+/* The other fields of the struct; each may fail to be read by itself. */
 static __noinline int comm_details(struct communicator_record *r, struct nccl_layout *layout, __u64 address)
 {
 	__u64 word = 0;
@@ -213,8 +213,8 @@ static __noinline int comm_details(struct communicator_record *r, struct nccl_la
 }
 
 /*
- * Takes the identity from the struct, where there is one to be read that is not another communicator's than the call
- * that made it said. Returns 1 when it did, and -1 when it is another's.
+ * Takes the identity from the struct if it can be read. Returns 1 when it did, and -1 when the struct is that of another
+ * communicator than the call that made it.
  */
 static __always_inline int comm_adopt(struct nccl_comm *comm, __u64 address)
 {
@@ -264,8 +264,8 @@ static __always_inline void comm_tell(struct nccl_thread *thread, struct nccl_co
 }
 
 /*
- * What is at `address` is new, or no longer what it was, or may be known better now. Afterwards the map has it as it
- * is, or does not have it. Verified by itself, for the programs' common way goes past it.
+ * Updates the map for a communicator at `address` that is new, has changed, or may be known better now. Afterwards the
+ * map has its current state, or no entry. A global function, as the programs' common path does not call it.
  */
 __noinline int comm_meet(__u64 address, __u64 now)
 {
@@ -279,7 +279,7 @@ __noinline int comm_meet(__u64 address, __u64 now)
 		return 0;
 	key = comm_key(thread, address);
 	known = bpf_map_lookup_elem(&nccl_comms, &key);
-	/* One that was read from its struct, and is not as it was, is another one. */
+	/* If the identity that was read from a struct differs now, it is another communicator. */
 	if (known && known->identity != IDENTITY_STRUCT && known->magic == has_magic(address))
 		comm = *known;
 	else if (!has_magic(address))
@@ -296,7 +296,7 @@ __noinline int comm_meet(__u64 address, __u64 now)
 		comm.children = 0;
 		adopted = comm_adopt(&comm, address);
 	}
-	/* Half made, and not by a call that we saw. */
+	/* Half made, and not by a call that was seen. */
 	if (!adopted && comm.layout != NO_LAYOUT && comm.maker == MADE_UNKNOWN)
 		goto gone;
 	if (adopted || !known) {
@@ -311,13 +311,13 @@ gone:
 	return 0;
 }
 
-/* Whether what is at the address is still the communicator that is in the map, as far as that can be told. */
+/* Whether the communicator at the address is still the one in the map, as far as can be seen. */
 static __always_inline int comm_holds(struct nccl_comm *comm, __u64 address)
 {
 	struct comm_block block = {};
 	struct nccl_layout *next;
 
-	/* The hash says more than the magic words: one that is freed has no rank any more (init.cc, commPoison). */
+	/* Hash and rank prove more than the magic words: a freed communicator has no rank any more (init.cc, commPoison). */
 	if (comm->identity == IDENTITY_STRUCT)
 		return !bpf_probe_read_user(&block, sizeof(block), (const void *)(address + comm->comm_hash)) &&
 		       block.hash == comm->hash && block.rank == comm->rank && block.size == comm->size &&
@@ -326,12 +326,12 @@ static __always_inline int comm_holds(struct nccl_comm *comm, __u64 address)
 		return 0;
 	if (!comm->magic)
 		return 1;
-	/* A layout came since, or its end was not in memory when it was looked at. */
+	/* A layout was added since, or the end of the struct was not in memory at the last try. */
 	next = bpf_map_lookup_elem(&nccl_layouts, &comm->scanned);
 	return !(next && next->end_magic) && ++comm->met % LOOK_AGAIN;
 }
 
-/* The communicator at `address`, or none where nothing is known of it. */
+/* The communicator at `address`, or NULL if nothing is known of it. */
 static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u64 address, __u64 now)
 {
 	struct comm_key key = comm_key(thread, address);
@@ -349,8 +349,8 @@ static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u
 }
 
 /*
- * The counts in the struct are of launches: outside of a group, with nothing in progress, all calls before this one
- * are in it.
+ * The counts in the struct are of launches: outside of a group, with nothing in progress, they include all calls before
+ * this one.
  */
 static __noinline int comm_count_from(struct nccl_comm *comm, __u64 address)
 {

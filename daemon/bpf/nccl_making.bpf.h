@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls that make communicators: what their arguments say at the entry, and what became of it at the return. */
+/* The calls that make communicators: their arguments at the entry, their result at the return. */
 #ifndef PROBING_NCCL_MAKING_BPF_H
 #define PROBING_NCCL_MAKING_BPF_H
 
@@ -11,7 +11,7 @@
 #define CONFIG_MAGIC 0xcafebeef
 #define CONFIG_COMM_NAME 48
 #define CONFIG_MAX_BYTES 4096
-/* Where a shrink has no color, for a name of its own. */
+/* Stands for the color of a shrink, which has none, in a derived name. */
 #define COLOR_OF_SHRINK (-2)
 
 /* getHash of NCCL's src/misc/utils.cc, over the bytes of the unique id */
@@ -73,7 +73,7 @@ static __always_inline struct nccl_making *making_begin(void *ctx, struct probe 
 	return making;
 }
 
-/* Of a child: what its parent is, and the how many-th it is, where all were seen. */
+/* For a child: its parent, and its number among the parent's children if all were seen. */
 static __always_inline void making_parent(struct nccl_making *making, __u64 parent, __u64 now)
 {
 	struct nccl_thread *thread = this_thread();
@@ -101,8 +101,8 @@ static __always_inline void eat_hash(__u64 *first, __u64 *second, __u64 chunk, _
 }
 
 /*
- * As NCCL from 2.27 on names a split (src/init.cc: parent, count of splits, color; digestHash of bitops.h); for other
- * children it is a name of our own, the same on all ranks.
+ * The hash that NCCL from 2.27 on gives a split (src/init.cc: parent, count of splits, color; digestHash of bitops.h);
+ * for other children a hash of our own, the same on all ranks.
  */
 static __always_inline __u64 child_hash(__u64 parent, __u32 child, __s32 color)
 {
@@ -134,7 +134,7 @@ static __always_inline void making_child(struct nccl_thread *thread, struct nccl
 	r->identity = IDENTITY_DERIVED;
 }
 
-/* The communicator is at `address`, as the call's arguments and its return say. */
+/* Enters the communicator at `address`, as the call's arguments and its return describe it. */
 static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 {
 	struct nccl_making *making = &thread->making;
@@ -157,7 +157,7 @@ static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 		comm.end_magic = making->end_magic;
 		comm.comm_hash = making->comm_hash;
 	}
-	/* What is being made is read when it is used. A name of our own is not one where the real one can be read. */
+	/* A communicator in progress is read when it is used. A derived hash gives way to the real one if that can be read. */
 	if (comm.layout != NO_LAYOUT && comm.identity == IDENTITY_DERIVED) {
 		comm.identity = IDENTITY_NONE;
 		comm.hash = 0;
@@ -169,7 +169,7 @@ static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 	bpf_map_update_elem(&nccl_comms, &key, &comm, BPF_ANY);
 }
 
-/* The `index`-th communicator that the call of this thread was to make. Verified by itself, for the loop. */
+/* The `index`-th communicator of the making call of this thread. A global function, for the loop. */
 __noinline int made_at(__u32 index)
 {
 	struct nccl_thread *thread = same_thread();
@@ -187,13 +187,13 @@ __noinline int made_at(__u32 index)
 		    bpf_probe_read_user(&r->cuda_device, 4, (const void *)(thread->making.devices + index * 4)))
 			r->cuda_device = UNKNOWN_INT;
 	}
-	/* Who passes no color gets no communicator. */
+	/* A rank that passes no color gets no communicator. */
 	if (address)
 		comm_made(thread, address);
 	return 0;
 }
 
-/* They are of one library, and so of one layout. */
+/* All are of one library, so they have one layout. */
 static __always_inline void making_lay_out(struct nccl_thread *thread, struct nccl_making *making)
 {
 	struct nccl_comm like = {};
@@ -221,7 +221,7 @@ static __always_inline void making_return(void *ctx, struct probe *probe)
 	r = &making->record;
 	count = making->count;
 	making->count = 0;
-	/* A return of another call than the one whose entry was seen. */
+	/* The return of another call than the one whose entry was seen. */
 	if (user_stack_pointer(ctx) < making->stack_pointer || user_stack_pointer(ctx) > making->stack_pointer + 16)
 		return;
 	making->whole = !result && !thread->depth;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread is doing with NCCL: the group it is in, its last operations, the communicator it is making. */
+/* The NCCL state of a thread: its group, its last operations, the communicator that it is making. */
 #ifndef PROBING_NCCL_THREAD_BPF_H
 #define PROBING_NCCL_THREAD_BPF_H
 
@@ -8,11 +8,11 @@
 
 /* A power of two. */
 #define GROUP_STREAMS 8
-/* Operations of one group that are followed to its end. */
+/* How many operations of one group are followed to its end. */
 #define GROUP_OPERATIONS 512
-/* Operations of one group that are marked with the group's error. */
+/* How many operations of one group are marked with the group's error. */
 #define FAILED_OPERATIONS 64
-/* Older groups are ones whose end was not seen, as where its hit was one too many for its budget. */
+/* An older group has ended unseen, as when that hit exceeded the budget. */
 #define GROUP_NS (60 * SECOND_NS)
 
 enum last_call {
@@ -37,8 +37,8 @@ struct nccl_making {
 	__u32 count; /* 0: the thread makes none */
 	__u32 child; /* number of this child of the parent, from 1; 0: not known */
 	struct communicator_record record;
-	__u32 whole; /* 1: the call has done all its work */
-	/* The layout that they are of. */
+	__u32 whole; /* 1: the call has completed all its work */
+	/* Their layout. */
 	__u32 layout;
 	__u32 scanned;
 	__u32 end_magic;
@@ -48,13 +48,13 @@ struct nccl_making {
 
 struct nccl_thread {
 	__u64 start_ns;
-	__u64 started; /* the thread, since boot, ns: numbers of threads come again */
+	__u64 started; /* start of the thread since boot, ns: thread ids are reused */
 	__u64 stack_pointer;
-	__u64 attachment; /* what of the cookie is the attacher's */
+	__u64 attachment; /* the part of the cookie above the slot */
 	__u64 group_id;
 	__u64 asked_comm; /* ncclCommGetAsyncError */
 	__u64 asked_where;
-	__u64 held_comm; /* what comm_holds was last sure of, and when */
+	__u64 held_comm; /* the last communicator that comm_holds confirmed, and when */
 	__u64 held;
 	__u32 generation;
 	__u32 depth;
@@ -66,7 +66,7 @@ struct nccl_thread {
 	__u64 cursor_position;
 	struct stream_range range[GROUP_STREAMS];
 	struct nccl_making making;
-	/* Drafts: records are too much for the stack of a program. */
+	/* Drafts: records exceed a program's stack. */
 	struct communicator_record said;
 	struct collective_record record;
 };
@@ -80,7 +80,7 @@ struct {
 
 const volatile struct nccl_thread no_thread = {};
 
-/* For functions that are verified by themselves, and so get no pointers, of a thread that is known. */
+/* For global functions, which cannot take pointers: the state of a thread that has one. */
 static __always_inline struct nccl_thread *same_thread(void)
 {
 	__u64 id = bpf_get_current_pid_tgid();
@@ -88,7 +88,7 @@ static __always_inline struct nccl_thread *same_thread(void)
 	return bpf_map_lookup_elem(&nccl_threads, &id);
 }
 
-/* The state of the calling thread; what it had begun before the programs were off is void. */
+/* The state of the calling thread, reset if the programs were off since. */
 static __always_inline struct nccl_thread *this_thread(void)
 {
 	__u64 id = bpf_get_current_pid_tgid(), started = thread_started();
@@ -125,7 +125,7 @@ static __always_inline int in_group(struct nccl_thread *thread, __u64 now)
 	return thread->depth != 0;
 }
 
-/* The operation lies open at `key`: what the end of the group, or an error, will be told to. */
+/* Notes the open operation at `key` for the end of the group, or an error. */
 static __always_inline void range_add(struct nccl_thread *thread, struct operation_key *key)
 {
 	struct stream_range *range;
@@ -148,7 +148,7 @@ static __always_inline void range_add(struct nccl_thread *thread, struct operati
 	thread->ranges++;
 }
 
-/* Whoever takes the record out of the map pushes it: two that close it at once tell it once. */
+/* The program that takes the record out of the map pushes it: two that close it at once report it once. */
 static __always_inline void operation_take(struct operation_key *key, struct collective_record *draft)
 {
 	struct cuda_process *process = bpf_map_lookup_elem(&cuda_processes, &draft->tgid);
@@ -187,8 +187,8 @@ static __always_inline int range_next(struct nccl_thread *thread, struct operati
 }
 
 /*
- * The next operation of the group at the thread's cursor was launched at `now`; 0 where there is none. Like all functions
- * here that are not static, verified by itself: a loop that calls it costs the verifier the loop alone.
+ * Marks the next operation of the group at the thread's cursor as launched at `now`; returns 0 at the end. Like all
+ * functions here that are not static, it is verified once, and not for each iteration of a loop that calls it.
  */
 __noinline int launch_next(__u64 now)
 {
@@ -220,7 +220,7 @@ static __always_inline void group_launched(struct nccl_thread *thread, __u64 now
 	}
 }
 
-/* The next operation of the group has failed; 0 where there is none. */
+/* Closes the next operation of the group as failed; returns 0 at the end. */
 __noinline int fail_next(__u8 result)
 {
 	struct nccl_thread *thread = same_thread();

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * When optimizers run: calls of the operators of torch that hardly anything but an optimizer calls. Calls that follow
- * each other closely are one burst, counted here, so that an optimizer of many groups of parameters makes one record.
+ * Runs of optimizers: calls of torch operators that hardly any other code calls. Calls that follow each other closely are
+ * counted as one burst, so that an optimizer with many groups of parameters makes one record.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
 #include "process.bpf.h"
 #include "regs.bpf.h"
 
-/* No training has steps as short as this. */
+/* Steps of a training are longer. */
 #define BURST_GAP_NS 1000000ULL
 #define BURSTS_A_SECOND 512
 #define MAX_STREAMS 4096
-/* A polynomial, so that two bursts have the sign that they would have as one (step_bursts.py). */
+/* A polynomial hash: the signs of two bursts give that of both as one (steps/optimizer_steps.py). */
 #define SIGN_FACTOR 0x9E3779B97F4A7C15ULL
 
-/* A burst begins. What is known of the one before: `calls` is 0 where nothing is. */
+/* The begin of a burst, with the data of the one before; `before_calls` is 0 without them. */
 struct optimizer_burst {
 	__u64 t; /* of its first call, CLOCK_MONOTONIC ns */
 	__u64 start_ns;
 	__u64 before_last; /* when the last call of the burst before was */
-	__u64 before_sign; /* of how many tensors each of its calls was, in their order */
+	__u64 before_sign; /* hash of the number of tensors of each of its calls, in their order */
 	__u32 before_calls;
-	__u32 left_out; /* bursts since the record before: too many in a second, or no room */
+	__u32 left_out; /* bursts without a record since the last one: too many in a second, or no room */
 	__u32 tgid;
 	__u32 tid;
 	__u32 which; /* the slot of the probe */
@@ -37,7 +37,7 @@ struct stream {
 };
 
 struct burst {
-	__u64 start_ns; /* looked up when a burst begins only: no other process has the pid within its gap */
+	__u64 start_ns; /* looked up at the begin of a burst only: a pid is not reused within the gap */
 	__u64 last;
 	__u64 sign;
 	__u64 second;
@@ -83,7 +83,7 @@ static __always_inline void begin(struct stream *stream, struct burst *burst, __
 	__u32 generation = generation_now();
 	__u64 start_ns = current_start_ns();
 
-	/* What came while the programs were off was not seen; or it was another process. */
+	/* The programs were off meanwhile, or it was another process. */
 	if (burst->generation != generation || burst->start_ns != start_ns)
 		burst->calls = 0;
 	burst->generation = generation;
@@ -119,7 +119,7 @@ UPROBE(optimizer_list)
 			return;
 		}
 	}
-	/* Threads may come in any order. */
+	/* Threads may arrive in any order. */
 	if (probe->now > burst->last + BURST_GAP_NS)
 		begin(&stream, burst, probe->now);
 	burst->last = probe->now;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who runs: the kernel's fields that programs need, with offsets relocated at load time (CO-RE), so no vmlinux.h.
+ * The running task: the kernel's fields that programs need. Offsets are relocated at load time (CO-RE), so no vmlinux.h.
  */
 #ifndef PROBING_PROCESS_BPF_H
 #define PROBING_PROCESS_BPF_H
@@ -25,9 +25,9 @@ struct task_struct {
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct signal_struct *signal;
-	struct mm_struct *mm; /* none: a thread of the kernel, or one that is ending */
+	struct mm_struct *mm; /* NULL for a kernel thread and for one that is exiting */
 	__u64 start_boottime;
-	unsigned long nvcsw; /* switches away from it, of its own will and not */
+	unsigned long nvcsw; /* voluntary and involuntary context switches */
 	unsigned long nivcsw;
 	unsigned int flags;
 	int pid;
@@ -36,13 +36,13 @@ struct task_struct {
 	char comm[16];
 } __attribute__((preserve_access_index));
 
-/* The start of a task's process since boot, ns, cut as /proc/PID/stat cuts it. */
+/* The start of a task's process since boot, ns, rounded down as in /proc/PID/stat. */
 static __always_inline __u64 start_ns_of(struct task_struct *task)
 {
 	return BPF_CORE_READ(task, group_leader, start_boottime) / TICK_NS * TICK_NS;
 }
 
-/* From 5.11 on a program may follow the calling task's pointers by itself, at a fraction of what a read costs. */
+/* From 5.11 on a program may follow the calling task's pointers directly, at a fraction of the cost of a read. */
 static __always_inline __u64 current_start_ns(void)
 {
 	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_get_current_task_btf))
@@ -50,7 +50,7 @@ static __always_inline __u64 current_start_ns(void)
 	return start_ns_of((struct task_struct *)bpf_get_current_task());
 }
 
-/* The start of the calling thread since boot, ns: numbers of threads come again. */
+/* The start of the calling thread since boot, ns: thread ids are reused. */
 static __always_inline __u64 thread_started(void)
 {
 	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_get_current_task_btf))

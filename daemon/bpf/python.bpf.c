@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Samples of the Python stacks of the threads that run, at each tick of a CPU's clock. A tick that hits any other task
- * costs a look into one map.
+ * Samples the Python stacks of running threads at each tick of a CPU's clock. A tick that hits any other task costs one
+ * map lookup.
  */
 #include "python_walk.bpf.h"
 
@@ -20,13 +20,13 @@ struct {
 	__type(value, struct python_running);
 } python_running SEC(".maps");
 
-/* Nanoseconds between two ticks, which stand behind the registers in struct bpf_perf_event_data. */
+/* Nanoseconds between two ticks, which follow the registers in struct bpf_perf_event_data. */
 static __always_inline __u64 tick_period(void *ctx)
 {
 	return target_arch == ARCH_X86_64 ? CTX_LOAD(ctx, X86_REGS_BYTES) : CTX_LOAD(ctx, ARM64_REGS_BYTES);
 }
 
-/* So that a process that is sampled less often than the clock ticks gets a random part of the ticks. */
+/* A process with a lower rate than the clock's gets a random part of the ticks. */
 static __always_inline int ticked(__u32 rate, __u64 period)
 {
 	__u64 part = rate * period;
@@ -34,7 +34,7 @@ static __always_inline int ticked(__u32 rate, __u64 period)
 	return part + period > SECOND_NS || (__u64)bpf_get_prandom_u32() * SECOND_NS >> 32 < part;
 }
 
-/* The context holds the registers of what was interrupted: the thread's own code, or the kernel's. */
+/* The context holds the registers at the interrupt, of the thread's own code or the kernel's. */
 static __always_inline __u64 interrupted_ip(void *ctx)
 {
 	int user = target_arch == ARCH_X86_64 ? (CTX_LOAD(ctx, X86_CS) & 3) != 0 : (CTX_LOAD(ctx, ARM64_PSTATE) & 15) == 0;
@@ -59,7 +59,7 @@ int python_on_cpu(struct bpf_perf_event_data *ctx)
 	process = bpf_map_lookup_elem(&python_processes, &tgid);
 	if (!process)
 		return 0;
-	/* Its memory is being taken down. */
+	/* Its memory is being freed. */
 	if (BPF_CORE_READ(task, flags) & PF_EXITING)
 		return 0;
 	now = bpf_ktime_get_ns();

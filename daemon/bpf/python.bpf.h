@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the sampler of Python stacks is told of the processes that it samples, and the record of one sample.
+ * The sampler's input for each process that it samples, and the record of one sample.
  *
- * The collector says where a CPython keeps its things (struct python_layout), and which PyThreadState belongs to which
- * thread: programs only check that this still holds. Code objects are told by address; names and lines are read from
- * outside, and `check` proves that what is read there later is what was there when the sample was taken.
+ * The collector provides the layout of a CPython (struct python_layout) and the PyThreadState of each thread; programs
+ * only check that these still hold. Code objects are recorded by address; names and lines are read later from outside,
+ * and `check` proves that the code object is still the one that was there when the sample was taken.
  */
 #ifndef PROBING_PYTHON_BPF_H
 #define PROBING_PYTHON_BPF_H
@@ -15,21 +15,21 @@
 #define PYTHON_FRAMES 128
 #define ABSENT 0xffff
 
-/* What the word at `frame_instr` is. */
+/* The meaning of the word at `frame_instr`. */
 enum python_instr {
 	INSTR_BYTES = 1,   /* int, bytes into the code (3.8, 3.9) */
 	INSTR_UNITS = 2,   /* int, units of 2 bytes (3.10) */
 	INSTR_ADDRESS = 3, /* an address in the code, which begins at code + code_adaptive (3.11+) */
 };
 
-/* How the holder of the GIL is found. */
+/* How to find the holder of the GIL. */
 enum python_gil {
 	GIL_UNKNOWN = 0,
 	GIL_CURRENT = 1, /* `gil` is the address of the pointer to the PyThreadState that holds it (up to 3.11) */
 	GIL_STRUCT = 2,	 /* `gil` is the address of a struct with gil_holder and gil_locked (3.12+) */
 };
 
-/* Offsets in bytes; ABSENT where this version has no such field. */
+/* Offsets in bytes; ABSENT for a field that this version lacks. */
 struct python_layout {
 	__u16 thread_id; /* in PyThreadState: pthread_self() */
 	__u16 thread_frame;
@@ -40,31 +40,31 @@ struct python_layout {
 	__u16 frame_owner; /* one byte */
 	__u16 code_firstlineno;
 	__u16 code_filename;
-	__u16 code_name;       /* the qualified name, where there is one */
-	__u16 code_short_name; /* the plain one */
+	__u16 code_name;       /* the qualified name, if the version has one */
+	__u16 code_short_name; /* the plain name */
 	__u16 code_linetable;
 	__u16 code_adaptive;
 	__u16 gil_holder;
 	__u16 gil_locked;
 	__u8 instr;
 	__u8 gil_kind;
-	__u8 shim_owner; /* frames with this owner or a higher one are no Python code; 0xff: there are none */
-	__u8 tag_mask;	 /* low bits of frame_code that are no part of the address */
+	__u8 shim_owner; /* frames with at least this owner are no Python code; 0xff: there are none */
+	__u8 tag_mask;	 /* low bits of frame_code that do not belong to the address */
 };
 
 /* By tgid. */
 struct python_process {
 	__u64 start_ns;
 	__u64 gil;
-	__u32 rate;	/* samples a second of each CPU; at most the rate of the clock */
-	__u32 off_rate; /* walks a second and thread at which it leaves the CPU; 0: off-CPU time is not sampled */
+	__u32 rate;	/* samples per second and CPU; at most the rate of the clock */
+	__u32 off_rate; /* walks per second and thread when it leaves the CPU; 0: off-CPU time is not sampled */
 	struct python_layout layout;
 };
 
 /* By tid, as the host sees it. */
 struct python_thread {
 	__u64 state;	 /* address of its PyThreadState */
-	__u64 thread_id; /* what stands there at thread_id */
+	__u64 thread_id; /* the word at thread_id in it */
 	__u64 start_ns;	 /* of its process */
 };
 
@@ -76,7 +76,7 @@ enum python_sample_kind {
 
 enum python_sample_flags {
 	FLAG_CUT = 1,	      /* more frames than a record holds */
-	FLAG_FAULT = 2,	      /* a page was not there: outer frames are missing */
+	FLAG_FAULT = 2,	      /* a page was not in memory: outer frames are missing */
 	FLAG_GIL = 4,	      /* the thread held the GIL */
 	FLAG_GIL_UNKNOWN = 8,
 };
@@ -91,7 +91,7 @@ struct python_frame {
 /* Frames are innermost first; `hash` is equal for equal frames of a process. */
 struct python_sample {
 	__u64 start_ns;
-	__u64 ktime; /* when it was taken; off CPU: when the thread left the CPU, or was last told of */
+	__u64 ktime; /* when it was taken; off CPU: when the thread left the CPU, or was last reported */
 	__u64 hash;
 	__u64 duration_ns; /* off CPU: the time that the sample stands for; 0 on CPU */
 	__u64 user_ip;	   /* where the thread was in its own code, native or not; 0 where not known */
@@ -104,13 +104,13 @@ struct python_sample {
 	struct python_frame frames[PYTHON_FRAMES];
 };
 
-/* In a str, of every version. */
+/* Offset in a str, in every version. */
 #define STR_HASH 24
 
 /*
- * The proof that a code object is the one that was seen: a new one at the same address has another name, file, line
- * table or first line. All of their addresses can be used again as well, so the hash of the plain name counts too: the
- * interpreter has computed that of every code object's. The same arithmetic is in python_stack/sampled_codes.py.
+ * A checksum that identifies a code object: a new one at the same address has another name, file, line table or first
+ * line. Their addresses can be reused too, so the hash of the plain name is included, which the interpreter has computed
+ * for every code object. sampling/codes.py has the same arithmetic.
  */
 static __always_inline __u32 code_check(__u64 filename, __u64 name, __u64 linetable, __u32 firstlineno, __u64 name_hash)
 {

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Off-CPU time of Python threads: where a thread was when it left the CPU, and for how long it was away.
+ * Off-CPU time of Python threads: the stack with which a thread left the CPU, and how long it was away.
  *
- * Of the times that a thread leaves, a random part is walked, and each stands for those that were not: its time counts
- * 1 / chance times, so sums are right whatever the chance was. But a wait of a second or more counts once, as one that is
- * told of while it lasts cannot stand for others; of those that were not chosen, and of threads that were away before
- * anybody looked, user space makes the entry (python_stack/sampled_away.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ * A random part of a thread's switches is walked, and each stands for those that were not: its time counts 1 / chance
+ * times, so sums are right for any chance. A wait of a second or more counts once, as it is reported while it lasts and
+ * cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
+ * user space makes the entry (sampling/away.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
  */
 #include "python_walk.bpf.h"
 
 #define TOLD_AFTER_NS SECOND_NS
 #define AWAY_ENTRIES 2048
-/* So many of them are for one process (sampled_away.py). */
+/* How many of them one process may have (sampling/away.py). */
 #define AWAY_SHARE (AWAY_ENTRIES / 4)
 
 /*
- * A thread that is off the CPU. `since` is 0 while nobody may tell of it; whoever changes it owns the time before.
- * `sample.ktime` is when it left.
+ * A thread that is off the CPU. `since` is 0 while it must not be reported; a program that changes it owns the time
+ * before. `sample.ktime` is when it left.
  */
 struct python_off {
 	__u64 since;
-	__u64 switches; /* of this thread so far: it has not run since */
+	__u64 switches; /* context switches so far: unchanged while it has not run */
 	__u32 rate;
 	__u32 out_of;
 	__u32 generation;
@@ -49,7 +49,7 @@ struct {
 	__type(value, struct python_switches);
 } python_switches SEC(".maps");
 
-/* How many flushes there were: each counts the entries of all processes. */
+/* The number of flushes: each counts the entries of all processes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -69,7 +69,7 @@ struct {
 	__type(value, struct python_leaving);
 } python_leaving SEC(".maps");
 
-/* Of the flush, which a switch of tasks may interrupt. */
+/* For the flush, which a context switch may interrupt. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -78,7 +78,7 @@ struct {
 } python_telling SEC(".maps");
 
 
-/* How often this thread leaves in a second, at least once. */
+/* How often this thread leaves the CPU per second, at least once. */
 static __always_inline __u32 leaves_a_second(__u32 tid, __u64 now)
 {
 	struct python_switches *known = bpf_map_lookup_elem(&python_switches, &tid);
@@ -182,7 +182,7 @@ static __always_inline void leave(struct task_struct *prev)
 		return;
 	walk = &leaving->walk;
 	entry = &leaving->entry;
-	/* Who is not resolved here is told of when it runs. */
+	/* A thread that is not resolved here is reported when it runs. */
 	if (!plan_make(&walk->plan, &process->layout) || !same_thread(prev, &walk->plan.layout, thread))
 		return;
 	sample_begin(&entry->sample, process->start_ns, now, SAMPLE_OFF_CPU);
@@ -248,7 +248,7 @@ struct flush {
 	__u32 told;
 };
 
-/* Whether the thread of this entry is still to be told of. */
+/* Whether the thread of this entry is still to be reported. */
 static __always_inline int sampled(struct python_off *entry)
 {
 	__u32 tgid = entry->sample.tgid;
@@ -271,7 +271,7 @@ static __always_inline void count_away(__u32 tgid, __u64 pass)
 	__sync_fetch_and_add(&share->away, 1);
 }
 
-/* The sample is copied before the entry is claimed: once the thread runs, another may have its place. */
+/* The sample is copied before the entry is claimed: once the thread runs, another one may use the entry. */
 static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct flush *flush)
 {
 	__u64 since = entry->since, next = 0;
@@ -297,7 +297,7 @@ static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct fl
 	return 0;
 }
 
-/* Tells of the threads that have been away for a second, as far as that has not been told. Returns how many. */
+/* Reports the threads that have been away for a second and are not reported yet. Returns how many. */
 SEC("raw_tp")
 int python_off_flush(void *ctx)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The maps of the Python sampler, and the walk of the calling thread's Python frames. The thread does not run meanwhile,
- * so its chain of frames holds still; what it points at may be anything, so all that is read is bounded.
+ * so its chain of frames does not change; its pointers may hold anything, so every read is bounded.
  */
 #ifndef PROBING_PYTHON_WALK_BPF_H
 #define PROBING_PYTHON_WALK_BPF_H
@@ -12,16 +12,16 @@
 #include "python.bpf.h"
 #include "regs.bpf.h"
 
-/* The fields of a frame, and those of a code object, lie within so many bytes. */
+/* Bytes within which the fields of a frame, and those of a code object, lie. */
 #define WINDOW 128
 #define NO_SHIMS 0xff
 #define PF_EXITING 0x4
-/* No byte is so large: no owner is a shim. */
+/* Larger than any byte: no owner is a shim. */
 #define ABOVE_BYTES 0x100
 #define X86_CS 136
 #define ARM64_PSTATE 264
 
-/* Preallocated, as programs on perf events want it. */
+/* Preallocated, as programs on perf events require. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 2048);
@@ -36,7 +36,7 @@ struct {
 	__type(value, struct python_thread);
 } python_threads SEC(".maps");
 
-/* Stacks that were told already: only a new one wakes whoever decodes them. */
+/* Stacks that were reported already: only a new one wakes the decoder. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -46,18 +46,18 @@ struct {
 
 RING(python_samples, struct python_sample, 8 << 20);
 
-/* Under these numbers left_out counts samples, and times off the CPU, of processes that had their share. */
+/* The slots under which left_out counts samples, and times off the CPU, of processes that used up their share. */
 #define SAMPLES_SLOT 254
 #define AWAY_SLOT 255
-/* While the ring is half full or more, so much of it is for one process: one of so many parts. */
+/* While the ring is at least half full, one process may have one of so many parts of it. */
 #define RING_SHARES 8
 
-/* What a process has of the ring and of the map `python_off`, by tgid. */
+/* A process's share of the ring and of the map `python_off`, by tgid. */
 struct python_share {
-	__u64 since; /* position of the ring from which `used` counts; once that is read, it counts anew */
+	__u64 since; /* position in the ring from which `used` counts; it restarts once that was read */
 	__u64 used;  /* bytes */
-	__u64 pass;  /* of the flush that counted `away` last */
-	__u64 away;  /* threads in python_off, or a few more or less */
+	__u64 pass;  /* the flush that counted `away` last */
+	__u64 away;  /* threads in python_off, give or take a few */
 };
 
 struct {
@@ -67,7 +67,7 @@ struct {
 	__type(value, struct python_share);
 } python_shares SEC(".maps");
 
-/* The layout, what is read at once of frames and code objects, and the owner from which on frames do not count. */
+/* The layout, the windows that are read of frames and code objects, and the first owner whose frames do not count. */
 struct python_plan {
 	struct python_layout layout;
 	__u32 frame_size;
@@ -89,7 +89,7 @@ struct task_struct___x86 {
 	} thread;
 } __attribute__((preserve_access_index));
 
-/* Chance rate / out_of. */
+/* True with the chance rate / out_of. */
 static __always_inline int chosen(__u32 rate, __u32 out_of)
 {
 	return rate >= out_of || (__u64)bpf_get_prandom_u32() * out_of >> 32 < rate;
@@ -126,7 +126,7 @@ static __always_inline __u64 mixed(__u64 hash, __u64 value)
 	return hash ^ hash >> 29;
 }
 
-/* Whether this thread still has this PyThreadState. Of another architecture than x86-64 only the state is asked. */
+/* Whether this thread still has this PyThreadState. On other architectures than x86-64 only the state is checked. */
 static __always_inline int same_thread(struct task_struct *task, const struct python_layout *layout,
 				       const struct python_thread *thread)
 {
@@ -179,10 +179,10 @@ static __always_inline int plan_make(struct python_plan *plan, const struct pyth
 }
 
 /*
- * Fill the sample's frames, depth, hash and flags, as `scratch->plan` says. What is behind its frames stays as it was.
+ * Fills the sample's frames, depth, hash and flags according to `scratch->plan`. Bytes after the frames do not change.
  *
- * The verifier follows the loop once for each combination of what it knows of the variables. So the plan and the depth
- * are read from memory at each use: of what lies there it knows nothing.
+ * The verifier follows the loop once for each combination of values that it knows. So the plan and the depth are read
+ * from memory at each use, whose values it does not know.
  */
 static __always_inline void python_walk(struct python_scratch *scratch, struct python_sample *sample, __u64 state)
 {
@@ -237,7 +237,7 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 	sample->hash = hash;
 }
 
-/* Where the calling thread was in its own code; 0 before Linux 5.15. */
+/* The address in the calling thread's own code; 0 before Linux 5.15. */
 static __always_inline __u64 task_user_ip(void)
 {
 	__u64 regs, ip = 0;
@@ -249,7 +249,7 @@ static __always_inline __u64 task_user_ip(void)
 	return ip;
 }
 
-/* A sample of the calling thread, but for its frames. */
+/* A sample of the calling thread without its frames. */
 static __always_inline void sample_begin(struct python_sample *sample, __u64 start_ns, __u64 now, __u8 kind)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
@@ -264,7 +264,7 @@ static __always_inline void sample_begin(struct python_sample *sample, __u64 sta
 	sample->reserved = 0;
 }
 
-/* Its hash is of the thread, so that each wakes the reader once. */
+/* Hashed by thread, so that each wakes the reader once. */
 static __always_inline void sample_unresolved(struct python_sample *sample)
 {
 	sample->kind = SAMPLE_UNRESOLVED;
@@ -273,7 +273,7 @@ static __always_inline void sample_unresolved(struct python_sample *sample)
 	sample->hash = mixed(SAMPLE_UNRESOLVED, sample->tid);
 }
 
-/* Counts a record that was left out because its process had its share, as a refused hit of `slot` (refusals.py). */
+/* Counts a record that was left out because its process used up its share, as a refused hit of `slot` (refusals.py). */
 static __noinline int left_out(__u32 slot, __u32 tgid, __u64 now)
 {
 	struct process_budget first = {.refused = 1, .refused_ns = now}, *own;
@@ -304,7 +304,7 @@ static __noinline struct python_share *share_of(__u32 tgid)
 	return bpf_map_lookup_elem(&python_shares, &tgid);
 }
 
-/* Whether there is room for one more sample of a process: one that makes very many must leave others theirs. */
+/* Whether there is room for one more sample of a process: one with very many must leave room for the others. */
 static __always_inline int share_take(struct python_sample *sample)
 {
 	__u64 size = bpf_ringbuf_query(&python_samples, BPF_RB_RING_SIZE);
@@ -326,7 +326,7 @@ static __always_inline int share_take(struct python_sample *sample)
 	return 1;
 }
 
-/* Wakes the reader for what it has not seen yet. */
+/* Wakes the reader for records that it has not seen yet. */
 static __always_inline void sample_push(struct python_sample *sample)
 {
 	__u64 key = mixed(sample->hash, sample->start_ns);

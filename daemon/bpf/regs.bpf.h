@@ -14,8 +14,8 @@
 const volatile __u32 target_arch = ARCH_X86_64;
 
 /*
- * A load of the context has to have a constant offset. Written in assembly, so that the compiler cannot merge the loads
- * of both architectures into one with a computed offset.
+ * A load from the context needs a constant offset. Assembly keeps the compiler from merging the loads of both
+ * architectures into one with a computed offset.
  */
 #define CTX_LOAD(ctx, offset)                                                                                          \
 	({                                                                                                             \
@@ -63,8 +63,8 @@ static __always_inline __u64 stack_word(void *ctx, __u32 index)
 }
 
 /*
- * Argument `n` (a constant, from 0) of integers and pointers; 0 where its stack word cannot be read. Probe points are
- * chosen so that the stack pointer is still the one at entry (probe_points.py).
+ * Argument `n` (a constant, from 0) among integers and pointers; 0 if its stack word cannot be read. At the probe points
+ * the stack pointer is still that of the entry (probe_points.py).
  */
 static __always_inline __u64 argument(void *ctx, const int n)
 {
