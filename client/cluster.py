@@ -32,8 +32,8 @@ from probing.client.messages import (
     value_of,
 )
 from probing.client.settings import DEFAULT_TARGET
-from probing.federation.answer import Answer, Reply, Rows
-from probing.federation.fanout import Answered, Gathered, fan_out
+from probing.federation.execution.answer import Answer, Reply, Rows
+from probing.federation.execution.fanout import Answered, Gathered, fan_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from probing.api.tables.schema import View
     from probing.client.stream import Stream
-    from probing.federation.split import Plan
+    from probing.federation.planning.split import Plan
 
 __all__ = ("Cluster", "Stacks", "Variables")
 
@@ -134,7 +134,7 @@ class Cluster:
 
     def asked(self, sql: str) -> tuple[str, ...]:
         """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""
-        from probing.federation.names import wants_all_nodes
+        from probing.federation.sql.names import wants_all_nodes
 
         if self.many:
             return self.addresses()
@@ -171,7 +171,7 @@ class Cluster:
         asked = self.asked(text)
         if not asked:
             return self._stream_one(text)
-        from probing.federation.streams import concatenates, pour
+        from probing.federation.execution.streams import concatenates, pour
 
         split = self.plan(text)
         if not concatenates(split):
@@ -232,8 +232,8 @@ class Cluster:
         return {name: reply.table for name, reply in zip(statements, replies, strict=True)}
 
     def _merged_all(self, statements: Mapping[str, str], each: Container[str]) -> dict[str, pa.Table]:
-        from probing.federation.merge import run_all
-        from probing.federation.split import each_node
+        from probing.federation.execution.merge import run_all
+        from probing.federation.planning.split import each_node
 
         now_ns = time.time_ns()
         plans = {
@@ -273,7 +273,7 @@ class Cluster:
         return Answer(reply.table, gathered)
 
     def _merged(self, split: Plan, asked: tuple[str, ...]) -> Answer:
-        from probing.federation.merge import run_all
+        from probing.federation.execution.merge import run_all
 
         return run_all(
             {"": split}, asked, self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
@@ -286,15 +286,15 @@ class Cluster:
         Raises QueryRejected, NotFound, QueryError.
         """
         from probing.api.tables.views import VIEWS
-        from probing.federation.names import names_user_views
-        from probing.federation.split import plan
+        from probing.federation.planning.split import plan
+        from probing.federation.sql.names import names_user_views
 
         now = time.time_ns() if now_ns is None else now_ns
         views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
         if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
             return plan(sql, now, views=views)
         # Only the nodes know the tables of users' probes.
-        from probing.federation.catalog import Catalog, api_schemas
+        from probing.federation.planning.catalog import Catalog, api_schemas
 
         catalog = Catalog({**api_schemas(), **self._user_schemas()})
         try:
@@ -304,7 +304,7 @@ class Cluster:
 
     def _views(self) -> dict[str, View]:
         """Returns the target's views of users; all nodes are asked by their definitions."""
-        from probing.federation.views import views_from
+        from probing.federation.sql.views import views_from
 
         return views_from(self._node(self.target, _VIEWS, self.timeout).table.to_pylist())
 
@@ -428,7 +428,7 @@ def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:
 def _bound(sql: str, params: Mapping[str, Any] | None) -> str:
     if not params and "$" not in sql:
         return sql
-    from probing.federation.parameters import bind
+    from probing.federation.sql.parameters import bind
 
     return bind(sql, params or {})
 

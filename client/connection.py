@@ -31,7 +31,7 @@ from probing.api.wire import ERROR_KEY, UNLIMITED
 from probing.client.interrupt import closed, sheltered
 from probing.client.statements import read_statements
 from probing.client.stream import Stream
-from probing.federation.answer import Reply
+from probing.federation.execution.answer import Reply
 
 __all__ = ("Connection", "diagnose")
 

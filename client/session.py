@@ -13,7 +13,7 @@ from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.federation.fanout import Gathered, OutcomeReport
+    from probing.federation.execution.fanout import Gathered, OutcomeReport
 
 __all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
 

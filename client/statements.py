@@ -11,7 +11,7 @@ from probing.api.errors import PeerError, ProbingError, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.interrupt import sheltered
 from probing.client.stream import MAX_WARNINGS, Stream, require_all_rows
-from probing.federation.answer import Reply
+from probing.federation.execution.answer import Reply
 
 if TYPE_CHECKING:
     import pyarrow as pa

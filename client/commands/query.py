@@ -72,7 +72,7 @@ def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, obj
 def _parameters(given: Sequence[str]) -> dict[str, object]:
     if not given:
         return {}
-    from probing.federation.parameters import parameter
+    from probing.federation.sql.parameters import parameter
 
     found: dict[str, object] = {}
     for text in given:
@@ -85,7 +85,7 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
     """Writes the SQL that each node would be asked. Asks for the peers alone."""
-    from probing.federation.parameters import bind
+    from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
     rows: list[dict[str, str]] = []

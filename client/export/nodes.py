@@ -12,7 +12,7 @@ from probing.client.export.files import Counts, Directory, OneFile, Place
 from probing.client.export.plan import COLUMNS, TABLES, Day, Found, Plan, Wanted
 from probing.client.render.progress import Progress
 from probing.client.version import program
-from probing.federation.fanout import FailedReport, fan_out
+from probing.federation.execution.fanout import FailedReport, fan_out
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

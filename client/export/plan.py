@@ -13,7 +13,7 @@ from probing.client.render.rows import Record, rows_of
 from probing.client.render.text import utc
 from probing.client.session import sql_text
 from probing.client.settings import seconds
-from probing.federation.answer import Reply
+from probing.federation.execution.answer import Reply
 
 __all__ = ("COLUMNS", "TABLES", "Day", "Found", "Plan", "Wanted", "wanted")
 

@@ -22,7 +22,7 @@ from probing.client.shell.statement import command_in, statements
 from probing.client.shell.words import COMMANDS
 
 if TYPE_CHECKING:
-    from probing.federation.answer import Rows
+    from probing.federation.execution.answer import Rows
 
 __all__ = ("Shell", "run")
 
@@ -178,7 +178,7 @@ class Shell:
 
     def _set_param(self, argument: str) -> None:
         if argument:
-            from probing.federation.parameters import parameter
+            from probing.federation.sql.parameters import parameter
 
             name, value = parameter(argument)
             self.params[name.lower()] = value

@@ -12,7 +12,7 @@ A query is parsed four times on a node, on purpose, since each parser sees what 
 3. the worker's ``extract_statements`` lets DuckDB's parser confirm that the text is one SELECT;
 4. ``connection.sql`` parses it once more to run it.
 
-For several nodes the asker parses it before that, to plan the parts (``federation/split.py``).
+For several nodes the asker parses it before that, to plan the parts (``federation/planning/split.py``).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_
 from probing.daemon.query.bounds import check_sizes
 from probing.daemon.query.pruning import needs_of
 from probing.daemon.store.needs import Need
-from probing.federation.dialect import evaluates_code, needs_helper
-from probing.federation.names import GLOBAL, USER_VIEWS
-from probing.federation.reading import statements
-from probing.federation.times import fix_times
-from probing.federation.views import expand, known_columns
+from probing.federation.sql.dialect import evaluates_code, needs_helper
+from probing.federation.sql.names import GLOBAL, USER_VIEWS
+from probing.federation.sql.reading import statements
+from probing.federation.sql.times import fix_times
+from probing.federation.sql.views import expand, known_columns
 
 __all__ = ("Checked", "check")
 

@@ -16,8 +16,8 @@ from probing.api.errors import PeerError, ProbingError, QueryRejected
 from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.daemon.query.gate import check
-from probing.federation.names import USER_VIEWS
-from probing.federation.views import base_tables
+from probing.federation.sql.names import USER_VIEWS
+from probing.federation.sql.views import base_tables
 
 __all__ = ("UserViews",)
 

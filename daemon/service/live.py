@@ -11,7 +11,7 @@ from probing.api.tables.schema import TEXT, View
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.host.rdma import read_ports
-from probing.federation.views import base_tables, known_columns, views_from
+from probing.federation.sql.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)
 

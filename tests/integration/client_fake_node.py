@@ -20,9 +20,9 @@ from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.tables import TABLES
-from probing.federation.dialect import parse, to_sql
-from probing.federation.errors import from_duckdb
-from probing.federation.times import fix_times
+from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.errors import from_duckdb
+from probing.federation.sql.times import fix_times
 
 SECOND = 1_000_000_000
 _SETTINGS = {"sampling.hz": "19", "sampling.off_cpu": "true", "variables.watch": "", "variables.interval_s": "1.0"}

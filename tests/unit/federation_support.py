@@ -10,12 +10,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from probing.federation.answer import Answer, Reply
-from probing.federation.catalog import Catalog
-from probing.federation.dialect import parse, to_sql
-from probing.federation.merge import run
-from probing.federation.split import Plan, plan
-from probing.federation.times import fix_times
+from probing.federation.execution.answer import Answer, Reply
+from probing.federation.execution.merge import run
+from probing.federation.planning.catalog import Catalog
+from probing.federation.planning.split import Plan, plan
+from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.times import fix_times
 
 NOW_NS = 1_790_000_000_123_456_789
 SCHEMAS = {

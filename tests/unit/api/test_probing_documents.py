@@ -11,7 +11,7 @@ import pytest
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
-from probing.federation.split import plan
+from probing.federation.planning.split import plan
 
 NOW_NS = 1_795_000_000_000_000_000
 REFUSED = "-- refused: "

@@ -18,9 +18,9 @@ from probing.api.tables.views import VIEWS
 from probing.daemon.query.gate import check
 from probing.daemon.query.pruning import SLACK_NS
 from probing.daemon.store.needs import EVER, Range
-from probing.federation.dialect import parse, to_sql
-from probing.federation.names import names_user_views, wants_all_nodes
-from probing.federation.views import base_tables, expand, views_from
+from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.names import names_user_views, wants_all_nodes
+from probing.federation.sql.views import base_tables, expand, views_from
 
 NOW_NS = 1_795_000_000_123_456_789
 SECOND = 10**9

@@ -13,13 +13,13 @@ from federation_support import assert_same
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
-from probing.federation.answer import Reply
-from probing.federation.catalog import api_catalog
-from probing.federation.dialect import parse, to_sql
-from probing.federation.merge import run
-from probing.federation.split import Plan, plan
-from probing.federation.times import fix_times
-from probing.federation.views import expand
+from probing.federation.execution.answer import Reply
+from probing.federation.execution.merge import run
+from probing.federation.planning.catalog import api_catalog
+from probing.federation.planning.split import Plan, plan
+from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.times import fix_times
+from probing.federation.sql.views import expand
 
 NOW_NS = 1_790_000_000_123_456_789
 SECOND = 10**9

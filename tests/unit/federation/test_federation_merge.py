@@ -17,10 +17,10 @@ from probing.api.errors import (
     QueryRejected,
     QueryTimeout,
 )
-from probing.federation.answer import Reply
-from probing.federation.fanout import fan_out
-from probing.federation.merge import Ask, run
-from probing.federation.split import plan
+from probing.federation.execution.answer import Reply
+from probing.federation.execution.fanout import fan_out
+from probing.federation.execution.merge import Ask, run
+from probing.federation.planning.split import plan
 
 ROWS = {"comm.ops": [{"ts": NOW_NS, "op": "send", "seq": i, "bytes": 2**62} for i in range(4)]}
 

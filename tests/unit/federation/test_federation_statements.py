@@ -8,9 +8,9 @@ import pytest
 from federation_support import CATALOG, NOW_NS, Nodes
 
 from probing.api.errors import PeerError, QueryMemory
-from probing.federation.answer import Answer, Reply
-from probing.federation.merge import run_all
-from probing.federation.split import each_node
+from probing.federation.execution.answer import Answer, Reply
+from probing.federation.execution.merge import run_all
+from probing.federation.planning.split import each_node
 
 QUESTIONS = {
     "rows": "SELECT * EXCLUDE (ts) FROM comm.ops ORDER BY ALL",

@@ -14,7 +14,7 @@ from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.daemon.query import allowed
 from probing.daemon.query.gate import check
-from probing.federation.reading import MAX_TEXT
+from probing.federation.sql.reading import MAX_TEXT
 
 NOW_NS = 1_795_000_000_123_456_789
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probing.api.errors import QueryRejected, UsageError
-from probing.federation.parameters import Typed, bind, parameter
+from probing.federation.sql.parameters import Typed, bind, parameter
 
 
 @pytest.fixture(scope="module")

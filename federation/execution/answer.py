@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from probing.federation.fanout import Gathered
+from probing.federation.execution.fanout import Gathered
 
 if TYPE_CHECKING:
     import pyarrow as pa

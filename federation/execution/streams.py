@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError
-from probing.federation.answer import Rows
-from probing.federation.catalog import open_database, quoted_column
-from probing.federation.fanout import Gathered, fan_out
-from probing.federation.merge import SAME_VERSION, create_part
-from probing.federation.shapes import PART
-from probing.federation.split import Plan
+from probing.federation.execution.answer import Rows
+from probing.federation.execution.fanout import Gathered, fan_out
+from probing.federation.execution.merge import SAME_VERSION, create_part
+from probing.federation.planning.catalog import open_database, quoted_column
+from probing.federation.planning.shapes import PART
+from probing.federation.planning.split import Plan
 
 __all__ = ("NodeStream", "OpenStream", "concatenates", "pour")
 

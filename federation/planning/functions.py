@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from probing.federation.catalog import open_database
-from probing.federation.dialect import to_sql
-from probing.federation.shapes import Unsplittable
+from probing.federation.planning.catalog import open_database
+from probing.federation.planning.shapes import Unsplittable
+from probing.federation.sql.dialect import to_sql
 
 __all__ = ("is_aggregate", "require_row_function", "require_row_functions")
 

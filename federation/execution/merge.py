@@ -9,11 +9,11 @@ import duckdb
 import pyarrow as pa
 
 from probing.api.errors import PeerError, ProbingError, QueryMemory, QueryTimeout
-from probing.federation.answer import Answer, Reply
-from probing.federation.catalog import create_table, open_database, quoted
-from probing.federation.errors import from_duckdb
-from probing.federation.fanout import Answered, Failed, Gathered, fan_out
-from probing.federation.split import Part, Plan
+from probing.federation.execution.answer import Answer, Reply
+from probing.federation.execution.fanout import Answered, Failed, Gathered, fan_out
+from probing.federation.planning.catalog import create_table, open_database, quoted
+from probing.federation.planning.split import Part, Plan
+from probing.federation.sql.errors import from_duckdb
 
 __all__ = ("SAME_VERSION", "Ask", "AskAll", "create_part", "run", "run_all")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from probing.federation.catalog import Catalog, Columns, quoted_column
-from probing.federation.dialect import table_name, to_sql
-from probing.federation.functions import is_aggregate, require_row_function, require_row_functions
-from probing.federation.partials import Recipe, recipe
-from probing.federation.shapes import PART, Draft, Unsplittable, plain_select
+from probing.federation.planning.catalog import Catalog, Columns, quoted_column
+from probing.federation.planning.functions import is_aggregate, require_row_function, require_row_functions
+from probing.federation.planning.partials import Recipe, recipe
+from probing.federation.planning.shapes import PART, Draft, Unsplittable, plain_select
+from probing.federation.sql.dialect import table_name, to_sql
 
 __all__ = ("aggregate_plan",)
 

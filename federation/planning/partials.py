@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from probing.federation.dialect import to_sql
-from probing.federation.shapes import Unsplittable
+from probing.federation.planning.shapes import Unsplittable
+from probing.federation.sql.dialect import to_sql
 
 __all__ = ("Recipe", "recipe")
 

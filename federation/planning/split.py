@@ -18,14 +18,14 @@ from sqlglot import exp
 from probing.api.errors import QueryError, QueryRejected
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
-from probing.federation.aggregate import aggregate_plan
-from probing.federation.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
-from probing.federation.dialect import parse, table_name, tables_in, to_sql
-from probing.federation.functions import require_row_functions
-from probing.federation.gather_rows import ship_parts
-from probing.federation.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
-from probing.federation.times import fix_times
-from probing.federation.views import expand, known_columns, set_apart
+from probing.federation.planning.aggregate import aggregate_plan
+from probing.federation.planning.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
+from probing.federation.planning.functions import require_row_functions
+from probing.federation.planning.gather_rows import ship_parts
+from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
+from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
+from probing.federation.sql.times import fix_times
+from probing.federation.sql.views import expand, known_columns, set_apart
 
 __all__ = ("Part", "Plan", "each_node", "plan")
 

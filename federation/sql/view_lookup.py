@@ -12,9 +12,9 @@ from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import USER_NAME
 from probing.api.tables.views import VIEWS
-from probing.federation.dialect import parse, table_name
-from probing.federation.filters import looks_at_many_rows
-from probing.federation.names import GLOBAL, LOCAL, USER_VIEWS
+from probing.federation.sql.dialect import parse, table_name
+from probing.federation.sql.filters import looks_at_many_rows
+from probing.federation.sql.names import GLOBAL, LOCAL, USER_VIEWS
 
 __all__ = ("REDUCING", "NamesOf", "base_tables", "is_local", "known_columns", "named_view", "tree_of", "views_from")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from sqlglot import exp
 
-from probing.federation.dialect import expression
+from probing.federation.sql.dialect import expression
 
 __all__ = ("fix_times",)
 

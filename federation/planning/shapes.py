@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from probing.api.errors import QueryError
-from probing.federation.catalog import Columns
-from probing.federation.dialect import to_sql
+from probing.federation.planning.catalog import Columns
+from probing.federation.sql.dialect import to_sql
 
 __all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows", "plain_select")
 

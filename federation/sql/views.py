@@ -16,10 +16,10 @@ from sqlglot import exp
 from probing.api.errors import QueryRejected
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
-from probing.federation.dialect import table_name
-from probing.federation.filters import certain_of, looks_at_many_rows, names_whole_rows, select_of
-from probing.federation.names import GLOBAL, LOCAL, names_user_views, wants_all_nodes
-from probing.federation.view_lookup import (
+from probing.federation.sql.dialect import table_name
+from probing.federation.sql.filters import certain_of, looks_at_many_rows, names_whole_rows, select_of
+from probing.federation.sql.names import GLOBAL, LOCAL, names_user_views, wants_all_nodes
+from probing.federation.sql.view_lookup import (
     REDUCING,
     NamesOf,
     base_tables,

@@ -8,7 +8,7 @@ import sqlglot
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
-from probing.federation.reading import statements
+from probing.federation.sql.reading import statements
 
 __all__ = ("evaluates_code", "expression", "first_line", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
 

@@ -76,12 +76,12 @@ def bind(sql: str, values: Mapping[str, Any]) -> str:
 def _parse(sql: str) -> exp.Expr:
     from sqlglot.errors import SqlglotError
 
-    from probing.federation.reading import statements
+    from probing.federation.sql.reading import statements
 
     try:
         found = statements(sql)
     except (SqlglotError, RecursionError) as e:
-        from probing.federation.dialect import first_line
+        from probing.federation.sql.dialect import first_line
 
         raise QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
     if len(found) != 1:

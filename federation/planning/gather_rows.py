@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from probing.federation.catalog import Catalog, Columns, quoted, quoted_column
-from probing.federation.dialect import table_name, tables_in, to_sql
-from probing.federation.filters import certain_of, names_whole_rows
-from probing.federation.shapes import Part
+from probing.federation.planning.catalog import Catalog, Columns, quoted, quoted_column
+from probing.federation.planning.shapes import Part
+from probing.federation.sql.dialect import table_name, tables_in, to_sql
+from probing.federation.sql.filters import certain_of, names_whole_rows
 
 __all__ = ("ship_parts",)
 

@@ -32,7 +32,7 @@ def _places(sql: str) -> list[tuple[str, str]]:
     """Returns catalog and schema of each table in the query, in lower case."""
     from sqlglot import exp
 
-    from probing.federation.dialect import parse
+    from probing.federation.sql.dialect import parse
 
     try:
         return [(table.catalog.lower(), table.db.lower()) for table in parse(sql).find_all(exp.Table)]

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound
 from probing.api.tables import TABLES
-from probing.federation.dialect import needs_helper, parse, table_name, tables_in
-from probing.federation.errors import from_duckdb
+from probing.federation.sql.dialect import needs_helper, parse, table_name, tables_in
+from probing.federation.sql.errors import from_duckdb
 
 __all__ = (
     "Catalog",
