@@ -25,6 +25,7 @@ from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.engine import End, Engine, StatementEnd
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.snapshot import Segment, Snapshot
+from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 
 T0 = 1_795_000_000_000_000_000
@@ -77,6 +78,20 @@ class FileSegment:
 
     def needed(self, need: Need) -> bool:
         return need.holds(self.first, self.last, self.jobs)
+
+
+@contextmanager
+def snapshot_of(store: Store, needs: Mapping[str, Need]) -> Iterator[Snapshot]:
+    """A snapshot of all that ``store`` has of the tables in ``needs``."""
+    found = store.snapshot()
+    tables = found["tables"]
+    try:
+        yield Snapshot(
+            {name: [Segment(s["path"], s["rows"]) for s in tables.get(name, ())] for name in needs},
+            [(part["path"], part["length"]) for part in found["parts"]],
+        )
+    finally:
+        store.release(found["generation"])
 
 
 class Files:

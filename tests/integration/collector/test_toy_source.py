@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from query_helpers import T0, Inetd, answer, gates
+from query_helpers import T0, Inetd, answer, gates, snapshot_of
 from toy_source import planted
 from toy_source.source import LoadSource
 from toy_source.tables import LOAD, LOAD_NOW
@@ -21,10 +21,12 @@ from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.source_set import SourceSet
 from probing.daemon.config import Config
 from probing.daemon.context import Context
-from probing.daemon.query.engine import Engine, Need, Segment, Snapshot
+from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.snapshot import Snapshot
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store import Store
+from probing.daemon.store.needs import Need
 
 PLANTED = (planted.__file__, "probing.daemon.confined.sql_worker")
 SOURCES = (LoadSource,)
@@ -43,19 +45,10 @@ class Node:
         context = Context(config=Config(), node="n1", sink=self.buffer, clock=self.clock, **parts)
         self.sources.build(SOURCES, context, ExitStack())
 
-    @contextmanager
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
-    ) -> Iterator[Snapshot]:
-        found = self.store.snapshot()
-        segments = {
-            name: [Segment(s["path"], s["rows"], s["ts_min"], s["ts_max"]) for s in found["tables"].get(name, ())]
-            for name in needs
-        }
-        try:
-            yield Snapshot(segments, [(part["path"], part["length"]) for part in found["parts"]])
-        finally:
-            self.store.release(found["generation"])
+    ) -> AbstractContextManager[Snapshot]:
+        return snapshot_of(self.store, needs)
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         return ipc_bytes(self.sources.live_tables[table](self.clock.pair()))

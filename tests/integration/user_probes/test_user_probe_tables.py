@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from query_helpers import T0, Inetd, answer, gates
+from query_helpers import T0, Inetd, answer, gates, snapshot_of
 
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
@@ -17,7 +17,7 @@ from probing.api.tables.user import user_table_from
 from probing.daemon.clock import FakeClock
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import Segment, Snapshot
+from probing.daemon.query.snapshot import Snapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 from probing.daemon.user_probes.spec import Attach, Field, Spec
@@ -40,19 +40,10 @@ class Collector:
         self.store.close()
         self.open()
 
-    @contextmanager
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
-    ) -> Iterator[Snapshot]:
-        found = self.store.snapshot()
-        segments = {
-            name: [Segment(s["path"], s["rows"]) for s in found["tables"].get(name, ())]
-            for name in needs
-        }
-        try:
-            yield Snapshot(segments, [(part["path"], part["length"]) for part in found["parts"]])
-        finally:
-            self.store.release(found["generation"])
+    ) -> AbstractContextManager[Snapshot]:
+        return snapshot_of(self.store, needs)
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         raise AssertionError(table)
