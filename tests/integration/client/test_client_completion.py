@@ -1,4 +1,4 @@
-"""Completion in bash, and what zsh and fish ask for: packaging/completion."""
+"""Completion in bash, and the answers to zsh and fish: packaging/completion."""
 
 from __future__ import annotations
 

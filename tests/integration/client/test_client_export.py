@@ -110,11 +110,11 @@ def test_a_directory_has_every_row_once(pair: tuple[FakeNode, FakeNode], ctl: Ru
         assert db.sql(wrong).fetchall() == [(0,)]
         kept = db.sql(f"SELECT ts FROM {read} WHERE node = 'alpha' AND job = 'j1'").to_arrow_table()
     assert sorted(kept.column("ts").cast("int64").to_pylist()) == sorted(row["ts"] for row in _operations("alpha"))
-    told = json.loads((target / "export.json").read_text())
-    assert [node["node"] for node in told["nodes"]] == ["alpha", "be/ta"]
-    assert told["nodes"][0]["tables"]["comm.ops"]["rows"] == 200
-    assert (told["since"], told["format"], told["failed"]) == (None, "parquet", [])
-    assert told["nodes"][0]["version"] == "0.1.0"
+    report = json.loads((target / "export.json").read_text())
+    assert [node["node"] for node in report["nodes"]] == ["alpha", "be/ta"]
+    assert report["nodes"][0]["tables"]["comm.ops"]["rows"] == 200
+    assert (report["since"], report["format"], report["failed"]) == (None, "parquet", [])
+    assert report["nodes"][0]["version"] == "0.1.0"
     assert oct(target.stat().st_mode & 0o777) == oct(0o777 & ~_umask())
 
 
@@ -142,9 +142,9 @@ def test_a_range_a_job_and_other_formats(pair: tuple[FakeNode, FakeNode], ctl: R
             read = "read_csv" if kind == "csv" else "read_json"
             found = db.sql(f"SELECT count(*) FROM {read}('{target}/comm.ops/*/*.{kind}')").fetchall()
         assert found == [(len(rows),)]
-        told = json.loads((target / "export.json").read_text())
-        assert told["nodes"][0]["left_out"] == ["probing.losses"]
-        assert told["job"] == "j1"
+        report = json.loads((target / "export.json").read_text())
+        assert report["nodes"][0]["left_out"] == ["probing.losses"]
+        assert report["job"] == "j1"
 
 
 def test_one_table_into_one_file(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
     assert code == 0
     assert "is missing: " in err
     assert not [name for name in _files(target) if "be_ta" in name]
-    told = json.loads((target / "export.json").read_text())
-    assert [node["address"] for node in told["failed"]] == [pair[1].address]
+    report = json.loads((target / "export.json").read_text())
+    assert [node["address"] for node in report["failed"]] == [pair[1].address]
     strict = tmp_path / "strict"
     assert ctl("export", *_both(pair), "--strict", "-o", str(strict))[0] == 4
     pair[0].meanwhile = fail
@@ -211,9 +211,9 @@ def test_wrong_use(
         (("-o", "out", "--tables", "no.such"), "there is no table no.such"),
         (("-o", "/nonexistent/out"), "cannot write"),
     )
-    for arguments, says in cases:
+    for arguments, message in cases:
         code, _, err = ctl("export", *arguments)
         assert code in (1, 2)
-        assert says in err.splitlines()[0]
+        assert message in err.splitlines()[0]
         assert len(err.splitlines()) == 2
         assert not (tmp_path / "out").exists()

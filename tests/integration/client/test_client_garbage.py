@@ -1,4 +1,4 @@
-"""A node that answers garbage: one line says so, whatever was asked, and nothing of it reaches the terminal raw."""
+"""A node that answers garbage: every command reports it on one line, and no raw byte reaches the terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _evil_code(method: str, context: grpc.ServicerContext) -> bytes:
 
 @contextmanager
 def _node(address: str, answer: Answer) -> Iterator[None]:
-    """Answers every method of the service with what ``answer`` gives."""
+    """Answers every method of the service with the result of ``answer``."""
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:

@@ -56,7 +56,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def until(self, pattern: str) -> str:
-        """What came up to and with ``pattern``, without what moves the cursor."""
+        """Returns the output up to the end of ``pattern``, without cursor movements."""
         deadline = time.monotonic() + _SECONDS
         while (match := re.search(pattern, self._seen)) is None:
             left = deadline - time.monotonic()
@@ -112,7 +112,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     assert "\\x1b]0;owned\\x07train.py" in wide
     assert "(the first 1,000 rows; \\o FILE writes all" in terminal.ask("SELECT seq FROM comm.ops;", r"writes all")
     target = tmp_path / "rows.csv"
-    # Its name says the format, and the next answer is a table again.
+    # The name decides the format, and the next answer is a table again.
     terminal.ask(f"\\o {target}", r"goes to: \S+ as csv")
     terminal.ask("SELECT seq FROM comm.ops ORDER BY seq;", r"\(1,500 rows in \S+rows.csv, ")
     terminal.ask("SELECT 5 AS five;", r"five\s+5\s+\(1 row, ")
@@ -127,7 +127,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     terminal.ask("\\all on", r"all nodes: on")
     assert "there is no command \\nope" in terminal.ask("\\nope", r"hint: ")
     terminal.ask("\\?", r"leave, as exit")
-    # Up and Enter: what was typed last but one comes again.
+    # Up and Enter repeat the input before the last one.
     terminal.until(r"all>")
     terminal.send("\x1b[A\x1b[A\r")
     terminal.until(r"there is no command")
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_query_and_not_the_shell(terminal: Terminal, node: FakeN
         node.hold.set()
         node.hold = None
     assert "5" in terminal.ask("SELECT 5 AS five;", r"\(1 row")
-    # At the prompt it drops what was typed.
+    # At the prompt it drops the input.
     terminal.until(r"sql>")
     terminal.send("SELECT \x03")
     terminal.ask("\\q", "")

@@ -327,16 +327,16 @@ def test_progress_says_what_is_known() -> None:
 
 
 def test_progress_reaches_who_asks(pair: tuple[FakeNode, FakeNode]) -> None:
-    told: list[tuple[str, float]] = []
+    reported: list[tuple[str, float]] = []
     pair[0].garbage = [pb.QueryReply(progress=pb.QueryProgress(fraction=0.25)), *_whole(pair, "SELECT 1 AS x")]
     try:
         with Cluster(pair[0].address) as cluster:
-            cluster.watch = lambda address, said: told.append((address, said.fraction))
+            cluster.watch = lambda address, progress: reported.append((address, progress.fraction))
             with cluster.stream("SELECT 1 AS x") as rows:
                 assert [batch.num_rows for batch in rows] == [1]
     finally:
         pair[0].garbage = None
-    assert told == [(pair[0].address, 0.25)]
+    assert reported == [(pair[0].address, 0.25)]
 
 
 def test_an_error_of_the_node_comes_before_any_row(pair: tuple[FakeNode, FakeNode]) -> None:

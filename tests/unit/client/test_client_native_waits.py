@@ -1,4 +1,4 @@
-"""What native frames say that a process waits in."""
+"""The function that a process waits in, by its native frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``profile`` makes of its command line."""
+"""Options of ``profile``: the request that they make, and which are refused."""
 
 from __future__ import annotations
 

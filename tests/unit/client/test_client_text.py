@@ -1,4 +1,4 @@
-"""What the client prints: escaped, aligned, with units; and how it reads its options."""
+"""Text for terminals: escaped, aligned, with units; and the global options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answered, who did not, and what is made of strange answers."""
+"""Which nodes answered, which failed, and strange answers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "error", "says"),
+    ("sql", "error", "message"),
     [
         ("SELECT * FROM comm.opss", NotFound, "there is no table comm.opss"),
         ("SELECT opp FROM comm.ops", QueryError, "opp"),
@@ -155,8 +155,8 @@ def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
         ("SELECT " + "(" * 5000 + "1" + ")" * 5000, QueryRejected, "nested too deeply"),
     ],
 )
-def test_what_is_no_query_is_refused_before_any_node_is_asked(sql: str, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says) as caught:
+def test_what_is_no_query_is_refused_before_any_node_is_asked(sql: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         plan(sql, NOW_NS, CATALOG)
     assert "\n" not in str(caught.value)
 

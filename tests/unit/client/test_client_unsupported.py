@@ -1,4 +1,4 @@
-"""Commands of Probing that are not there yet, and formats that a file's name asks for."""
+"""Commands of Probing that need code in the job, and formats by the name of a file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def test_what_code_names_can_be_read_from_outside(code: str, names: str) -> None
 @pytest.mark.parametrize(
     "code", ["import torch.distributed as dist; print(dist.get_rank())", "print(1", "", "(" * 5000, "\0"]
 )
-def test_other_code_is_told_of_ps(code: str) -> None:
+def test_other_code_gets_a_hint_to_ps(code: str) -> None:
     assert "probingctl ps" in nearest(code)
 
 
 @pytest.mark.parametrize("words", [["eval", "1"], ["repl"], ["launch", "-r", "python"], ["inject", "-D", "k=v"]])
 def test_the_commands_are_known(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert "\nhint: " in told
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert "\nhint: " in err
 
 
 def test_where_the_daemon_listens_is_not_changed_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
