@@ -1,4 +1,4 @@
-"""Arrow batches from rows, for tables with few rows; the hot path builds its columns with numpy."""
+"""Arrow batches from rows (dicts), for tables with few rows, and their bytes. The hot path uses ``daemon.columns``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("Gathered", "batch_of", "integers", "ipc_bytes", "texts_and_indices")
 
 
 class Gathered(io.RawIOBase):
-    """A Python file for Arrow to write to, which is emptied as it fills. ``size``: bytes that wait to be taken."""
+    """A writable Python file whose content is taken while Arrow writes. ``size``: bytes not taken yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Gathered(io.RawIOBase):
 
 
 def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Rows as a batch in the physical schema of ``table`` (its logical one for a live table); absent keys are NULL."""
+    """Rows as a batch in the physical schema of ``table`` (a live table's logical one); missing keys become NULL."""
     schema = table_named(table).physical
     return pa.RecordBatch.from_arrays(
         [_array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema
@@ -53,9 +53,9 @@ def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
-    """An array of integers or timestamps with ``null`` for NULL.
+    """Integers or timestamps as 64-bit integers, with ``null`` for NULL.
 
-    From its buffers: pyarrow.compute takes 25 ms and some megabytes to import.
+    Reads the buffers: importing pyarrow.compute takes 25 ms and some megabytes.
     """
     kind: Any = "<i8" if pa.types.is_timestamp(array.type) else array.type.to_pandas_dtype()
     valid: Any
@@ -70,7 +70,7 @@ def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
 
 
 def texts_and_indices(array: Any) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """Of a dictionary array: (the distinct texts and at last None, for each row the index of its text)."""
+    """(the texts of a dictionary array and None at the end, for each row the index of its text)."""
     texts = [*array.dictionary.to_pylist(), None]
     return texts, integers(array.indices, len(texts) - 1)
 

@@ -11,15 +11,16 @@ __all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "RAS")
 
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
-# Of an exact end its difference to t_call is stored. Of others the time itself: operations that one wait or one look
-# of a watchdog has found finished share it, and then it costs nothing; and how much earlier the end can have been.
-# Rows of before that have differences for both. Each of these is NULL where the other is used.
+# An exact end is stored as its difference to t_call (`done_hi_ns`). Another end is stored as the time itself
+# (`done_hi`), which all operations that one wait or one look of a watchdog found finished share, so that it compresses
+# well, and as the width of the interval (`done_within_ns`). The columns of the other form are NULL. Old rows have both
+# differences.
 _HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
 _BEFORE_DONE = "make_timestamp_ns(epoch_ns(done_hi) - done_within_ns)"
 _WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
 _LO = f"coalesce(done_lo_ns, {_HI} - done_within_ns)"
-# Of an operation on a CUDA stream the start is not seen, and its end lies in an interval: from its launch to the
-# middle, where the interval is a tenth of that at most.
+# An operation on a CUDA stream has no visible start, and its end lies in an interval. Its duration is taken from the
+# launch to the middle of the interval, if the interval is at most a tenth of it.
 _MIDDLE = f"({_LO} + {_HI}) // 2 - coalesce(launch_ns_after, 0)"
 _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
@@ -113,7 +114,7 @@ _OPS_COLUMNS = (
     Column(
         "state",
         NAME,
-        "done, failed, or abandoned (its end was missed: the process ended, say); NULL where no end is seen.",
+        "done, failed, or abandoned (its end was missed, as the process ended); NULL if the end cannot be seen.",
     ),
     Column("error", TEXT, "What the library reported, for state failed."),
     Column("step", I64, "Training step the operation belongs to; NULL when not known."),
@@ -186,13 +187,13 @@ _COMMUNICATOR_COLUMNS = (
     Column(
         "state",
         NAME,
-        "active, finalized, destroyed, aborted, or failed (it could not be made); a process that ended says no more.",
+        "active, finalized, destroyed, aborted, or failed (it could not be made); a process that ended adds no row.",
     ),
     Column(
         "made_by",
         NAME,
         "Call that made it: init_rank, init_rank_config, init_rank_scalable, init_all, split, shrink, grow; NULL when"
-        " it was made before we came.",
+        " it was made before the probes were attached.",
     ),
     Column("init_ns", I64, "Time that call took, ns; NULL when it was not seen."),
     Column("parent", NAME, "Communicator that it was split from; NULL when there is none or it was not seen."),
@@ -202,11 +203,11 @@ _COMMUNICATOR_COLUMNS = (
     Column(
         "identity",
         NAME,
-        "Where comm, rank and size come from: struct (read from the library's own), unique_id (computed from the call"
+        "Origin of comm, rank and size: struct (read from the library's own), unique_id (computed from the call"
         " that made it), derived (our own name of a split whose hash cannot be read), none; NULL for gloo.",
     ),
     Column("parallel_role", NAME, "world, tp, pp, dp, ep or unknown."),
-    Column("parallel_role_why", TEXT, "What parallel_role was concluded from."),
+    Column("parallel_role_why", TEXT, "The evidence for parallel_role."),
 )
 
 COMMUNICATORS = Table(
@@ -221,7 +222,7 @@ _RAS_COUNTS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduc
 _RAS_COLUMNS = (
     *IDENTITY,
     Column("comm", NAME, "Communicator: commHash as 16 hex digits."),
-    Column("secondary_hash", NAME, "What tells communicators of equal hash apart, as RAS gives it."),
+    Column("secondary_hash", NAME, "Second hash, which distinguishes communicators of equal hash, as RAS gives it."),
     Column("size", I32, "Number of ranks of the communicator."),
     Column("comm_rank", I32, "The rank that this row is about, within the communicator."),
     Column("host", TEXT, "Its host, as RAS names it."),
@@ -230,7 +231,7 @@ _RAS_COLUMNS = (
     Column("nvml_device", I32, "The same as NVML counts."),
     Column("missing", BOOL, "Whether RAS could not reach the rank."),
     Column("unresponsive", BOOL, "Whether RAS calls a missing rank unresponsive."),
-    Column("considered_dead", BOOL, "Whether RAS has given a missing rank up for ever."),
+    Column("considered_dead", BOOL, "Whether RAS considers a missing rank dead."),
     Column("init_state", TEXT, "State of its initialization, as RAS words it."),
     Column("async_error", TEXT, "Its asynchronous error, as RAS words it; NULL when there is none."),
     Column("finalize_called", BOOL, "Whether it has called ncclCommFinalize."),
@@ -244,7 +245,7 @@ _RAS_COLUMNS = (
 
 RAS = Table(
     "comm.ras",
-    "What NCCL's own RAS says of each rank of each communicator, a second witness; pid is the process that answered.",
+    "The state of each rank of each communicator as NCCL's own RAS reports it; pid is the process that answered.",
     _RAS_COLUMNS,
     stored(_RAS_COLUMNS),
     sort_by=("job", "comm", "comm_rank", "ts"),

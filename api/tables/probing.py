@@ -1,4 +1,4 @@
-"""What the daemon says of itself and of its neighbours."""
+"""The daemon's own state: sources, losses, costs, tables and columns."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ COST = Table("probing.cost", "What the daemon itself costs.", _COST_COLUMNS, sto
 
 TABLE_DOCS = Table(
     "probing.table_docs",
-    "Every table and what it holds (live).",
+    "Every table, with its description (live).",
     (
         *_NODE,
         Column("table_schema", TEXT, "Schema of the table."),
@@ -74,7 +74,7 @@ TABLE_DOCS = Table(
 
 COLUMN_DOCS = Table(
     "probing.column_docs",
-    "Every column of every table and what it means (live).",
+    "Every column of every table, with its description (live).",
     (
         *_NODE,
         Column("table_schema", TEXT, "Schema of the table."),
@@ -92,7 +92,7 @@ VIEWS = Table(
         *_NODE,
         Column("name", TEXT, "Name of the view behind view."),
         Column("sql", TEXT, "Its SELECT; NULL where it cannot be used, see problem."),
-        Column("doc", TEXT, "What its first comment lines say."),
+        Column("doc", TEXT, "Its first comment lines."),
         Column("problem", TEXT, "Why it cannot be used; NULL where it can."),
     ),
 )

@@ -1,4 +1,4 @@
-"""Which processes train, and what became of them."""
+"""Processes that train, their identity and their exit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROCESS_COLUMNS = (
     Column("rank", I32, "Rank in the job; NULL unless the role is trainer."),
     Column("local_rank", I32, "Rank on the node; NULL unless the role is trainer."),
     Column("world_size", I32, "Ranks of the job; NULL unless the role is trainer."),
-    Column("node_rank", I32, "Index of the node in the job; NULL when the launcher does not say."),
+    Column("node_rank", I32, "Index of the node in the job; NULL if the launcher does not set it."),
     Column("ppid", I32, "Parent process."),
     Column("uid", I32, "User id of the process."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),

@@ -82,7 +82,7 @@ _VARIABLE_COLUMNS = (
     *IDENTITY,
     _RANK,
     _TID,
-    Column("step", I64, "Training step, where a watched variable says it; NULL when not known."),
+    Column("step", I64, "Training step, if a watched variable names it; NULL when not known."),
     Column("micro_step", I64, "The same as step; NULL when not known."),
     Column("func", TEXT, "Qualified name of the function, or name of the module, that holds the variable."),
     Column("name", TEXT, "The variable, as it was asked for."),
@@ -117,7 +117,7 @@ TRAINING_METRICS = Table(
 
 _FLIGHT_COLUMNS = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, as the dump or its name says."),
+    Column("rank", I32, "Rank in the job, from the dump or its name."),
     Column("world_size", I32, "Number of ranks of the job; NULL when not known."),
     Column("snapshot_id", U64, "Names the dump that the row is from."),
     Column("dump", TEXT, "Path of the dump, as the process sees it."),

@@ -1,7 +1,8 @@
-"""What a table is: rows as stored (physical), rows as shown (logical), and a doc for every column.
+"""Defines tables and views: stored columns (physical), shown columns (logical), and a description of every column.
 
-What is stored is not what is shown: a row stores ``t_call`` and deltas, and the logical column is an SQL expression
-over stored columns. The query engine builds its views from these; ``probing.column_docs`` is made of the docs.
+Stored and shown columns differ: a row stores ``t_call`` and differences to it, and a logical column is an SQL
+expression over stored columns. The query engine builds its views from these, and ``probing.column_docs`` lists the
+descriptions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ F64 = pa.float64()
 TEXT = pa.string()
 # Few distinct values: dictionary-encoded where stored, plain text where shown.
 NAME = pa.dictionary(pa.int32(), pa.string())
-# UTC by definition, without a zone, so that DuckDB reads it as TIMESTAMP_NS.
+# UTC by definition; without a zone, so that DuckDB reads it as TIMESTAMP_NS.
 TIME = pa.timestamp("ns")
 _SQL_TYPES = {
     BOOL: "BOOLEAN",
@@ -40,7 +41,7 @@ _PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 @dataclass(frozen=True)
 class Column:
-    """A column as users see it. ``sql`` computes it from stored columns; None: it is stored under its name."""
+    """A logical column. ``sql`` computes it from stored columns; None: it is stored under its name."""
 
     name: str
     type: pa.DataType
@@ -55,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """``storage`` is empty for a live table, which is filled for the query that names it, in its logical schema."""
+    """``storage`` is empty for a live table, whose rows are made for each query, in the logical schema."""
 
     name: str
     doc: str
@@ -69,7 +70,7 @@ class Table:
 
     @cached_property
     def physical(self) -> pa.Schema:
-        """The Arrow schema of stored rows; a live table's batches have its logical one."""
+        """The Arrow schema of stored rows; for a live table, which stores none, the logical one."""
         return pa.schema(list(self.storage)) if self.storage else self.logical
 
     @cached_property
@@ -85,12 +86,11 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """A name for a SELECT over tables and other views, which is put in where a query names it.
+    """A named SELECT over tables and other views, which replaces the name in a query.
 
-    ``columns`` may be empty where only a database can tell them. ``local``: what it makes of the rows of all nodes
-    together is what it makes of each node's by themselves, so that a node can answer for its own. ``single``: each
-    LEFT JOIN in it finds at most one row, so that one whose columns nobody names can be left out. ``problem``: why it
-    cannot be used; it has no ``sql`` then.
+    ``columns`` may be empty if only a database can derive them. ``local``: its result over all nodes is the union of
+    its results on each node, so that each node can compute its own. ``single``: each LEFT JOIN in it finds at most one
+    row, so a join whose columns are not used can be left out. ``problem``: why it cannot be used, without ``sql``.
     """
 
     name: str
@@ -103,7 +103,7 @@ class View:
 
 
 def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:
-    """A view of ``columns`` over what follows FROM in ``source``; without one it has no rows.
+    """A view of ``columns``; ``source`` is its FROM clause without the word. Without a source it has no rows.
 
     The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions that name more than a
     column are cast, so that each column has its type. Each LEFT JOIN of ``source`` must find at most one row.
@@ -122,6 +122,6 @@ def _typed(column: Column) -> str:
 def stored(
     columns: tuple[Column, ...], *extra: pa.Field[Any], without: tuple[str, ...] = ()
 ) -> tuple[pa.Field[Any], ...]:
-    """The storage of a table: its columns without an expression, and fields that only expressions read."""
+    """The storage of a table: its columns without an expression, and ``extra`` fields that only expressions read."""
     own = [pa.field(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

@@ -1,4 +1,4 @@
-"""Training steps, as they are concluded from what the ranks do."""
+"""Training steps, as concluded from the operations and optimizers of the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("comm_ns", I64, "Time of it in which an operation ran, ns; NULL when the operations' times are not known."),
     Column("wait_ns", I64, "Time of comm_ns that the rank spent waiting for the last one, ns; NULL when not known."),
     Column("ops", I32, "Collective operations in the step."),
-    Column("source", NAME, "What tells steps apart: collective_period, optimizer_frame, variable or span."),
+    Column("source", NAME, "The evidence: collective_period, optimizer_frame, variable or span."),
     Column("confidence", F64, "How sure that is, from 0 to 1."),
     Column("why", TEXT, "What the period was concluded from."),
 )

@@ -20,7 +20,7 @@ CLUSTER_NODES = view(
         Column("local_rank", I32, "Rank on the node.", "p.local_rank"),
         Column("rank", I32, "Rank in the job.", "p.rank"),
         Column("world_size", I32, "Ranks of the job.", "p.world_size"),
-        Column("group_rank", I32, "Index of the node in the job; NULL when the launcher does not say.", "p.node_rank"),
+        Column("group_rank", I32, "Index of the node in the job; NULL if the launcher does not set it.", "p.node_rank"),
         *unknown(I32, _LAUNCHER, "group_world_size"),
         *unknown(TEXT, _LAUNCHER, "role_name"),
         *unknown(I32, _LAUNCHER, "role_rank", "role_world_size"),
@@ -47,7 +47,7 @@ TABLES = view(
         Column("table_schema", TEXT, "Schema of the table.", "t.table_schema"),
         Column("table_name", TEXT, "Name of the table in its schema.", "t.table_name"),
         Column("table_type", TEXT, "BASE TABLE or VIEW.", _KINDS),
-        Column("node", TEXT, "Name of the node that says so.", "t.node"),
+        Column("node", TEXT, "Name of the node that answered.", "t.node"),
     ),
     "probing.table_docs AS t",
 )
@@ -61,7 +61,7 @@ COLUMNS = view(
         Column("table_name", TEXT, "Name of the table in its schema.", "c.table_name"),
         Column("column_name", TEXT, "Name of the column.", "c.column_name"),
         Column("data_type", TEXT, "Arrow type of the column.", "c.type"),
-        Column("node", TEXT, "Name of the node that says so.", "c.node"),
+        Column("node", TEXT, "Name of the node that answered.", "c.node"),
     ),
     "probing.column_docs AS c",
 )
