@@ -1,7 +1,7 @@
-"""Kernel clocks and wall time.
+"""Converts between kernel clocks and wall time.
 
-Records carry the kernel's monotonic time; ``ts`` is UTC. A ``ClockPair`` ties the two: it is taken at each drain and
-written into the log, so durations never see a step of the wall clock.
+Records carry the kernel's monotonic time; ``ts`` is UTC. A ``ClockPair`` relates the two. One is taken at each drain
+and written into the log, so a step of the wall clock changes no duration.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ClockPair:
 
     @property
     def mono_to_utc_ns(self) -> int:
-        """What to add to a monotonic time to get UTC, ns."""
+        """The offset from monotonic time to UTC, ns."""
         return self.real_ns - self.mono_ns
 
     @property
     def boot_to_utc_ns(self) -> int:
-        """What to add to a time since boot to get UTC, ns."""
+        """The offset from time since boot to UTC, ns."""
         return self.real_ns - self.boot_ns
 
 
@@ -41,7 +41,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. ``boot_id`` changes with every boot: no kernel time may be compared across it."""
+    """The machine's clocks. ``boot_id`` changes with every boot; kernel times of two boots are not comparable."""
 
     def __init__(self) -> None:
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

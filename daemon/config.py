@@ -1,7 +1,7 @@
 """The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
 
-Each option is a field here and nowhere else: the file's keys, the command line (``--store.max_bytes=N``), the
-help and the check of docs/config.md are read off the dataclasses.
+Each option is a field of the dataclasses here. The keys of the file, the command line (``--store.max_bytes=N``), the
+help and the check of docs/config.md come from them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = (
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
-# Where the service listens, in the runtime directory.
+# The service's socket, in the runtime directory.
 PUBLIC = "public/probingd.sock"
-# Likewise the collector's socket: a directory that the service may pass, and the socket in it.
+# The directory of the collector's socket there, which the service may pass.
 CONTROL = "control"
 # sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
@@ -62,7 +62,7 @@ def _option(default: _T, doc: str, least: float | None = None, most: float = 2.0
 
 @dataclass(frozen=True)
 class UsersConfig:
-    """Whom the processes run as: names, or numbers where no such user need exist."""
+    """The users of the processes: names, or numbers, which need no existing user."""
 
     collector: str = _option("probing", "user of the collector and the readers")
     service: str = _option("probing-service", "user of the gRPC service")
@@ -177,13 +177,13 @@ class Config:
 
     @property
     def public_socket(self) -> str:
-        """What clients are told: under the supervisor the service listens behind a link, at ``socket``."""
+        """The socket's path for clients; under the supervisor ``socket`` is behind a link."""
         inner = f"{self.runtime_dir}/{PUBLIC}"
         return self.runtime_dir.removesuffix(".d") if self.socket == inner else self.socket
 
     @property
     def control_socket(self) -> str:
-        """Where the collector answers the service."""
+        """The socket on which the collector answers the service."""
         return f"{self.runtime_dir}/{CONTROL}/collector.sock"
 
     @property
@@ -192,16 +192,16 @@ class Config:
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, object] | None = None) -> Config:
-        """``overrides`` by dotted key. ``file`` None: DEFAULT_FILE when it is there."""
+        """Loads ``file``, or DEFAULT_FILE if it exists (None), with ``overrides`` by dotted key."""
         values = dict(_flat(_read(file)))
         values.update(overrides or {})
         return _build(values)
 
     @classmethod
     def from_args(cls, args: Sequence[str], *, default_file: bool = False) -> Config:
-        """The configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
+        """Returns the configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
 
-        Without ``--config`` no file is read unless ``default_file``: a child gets just what its parent had.
+        Without ``--config`` no file is read unless ``default_file``, so that a child has its parent's values only.
         """
         file: Path | None = None
         texts: dict[str, str] = {}
@@ -216,7 +216,7 @@ class Config:
         return cls.load(file, overrides)
 
     def to_args(self) -> list[str]:
-        """The command line from which ``from_args`` makes this configuration again."""
+        """Returns a command line from which ``from_args`` builds this configuration again."""
         args = []
         for key, option in options():
             value = _get(self, key)
@@ -226,7 +226,7 @@ class Config:
 
 
 def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """(dotted key, field) of each option; a field's metadata has its ``doc``."""
+    """Yields (dotted key, field) of each option; the metadata of a field has its ``doc``."""
     for outer in dataclasses.fields(Config):
         if dataclasses.is_dataclass(outer.default):
             yield from ((f"{outer.name}.{inner.name}", inner) for inner in dataclasses.fields(outer.default))
@@ -238,14 +238,14 @@ _OPTIONS = dict(options())
 
 
 def checked_text(key: str, text: str) -> Any:
-    """The value of option ``key`` that ``text`` stands for, as on the command line. Raises ConfigError."""
+    """Parses a value of option ``key`` as on the command line. Raises ConfigError."""
     if key not in _OPTIONS:
         raise _unknown(key)
     return _checked(key, _parse(key, text))
 
 
 def text_of(config: Config, key: str) -> str:
-    """The value of option ``key``, as on the command line."""
+    """Returns the value of option ``key`` as text for the command line."""
     return _print(_get(config, key))
 
 

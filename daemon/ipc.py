@@ -1,8 +1,8 @@
-"""Framed messages over a Unix stream socket, between the daemon's own processes.
+"""Sends and receives framed messages between the daemon's own processes, over a Unix stream socket.
 
 A message is ``!II`` (header length, payload length), a JSON object, and raw bytes; file descriptors travel beside
-the header. Readers, parser workers, SQL workers and the collector's control socket all speak it, so it is the one
-place where a size from another process is believed, and bounded.
+the header. All confined processes and the collector's control socket use it, so this is the one place that bounds
+sizes from another process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Message:
     fds: list[int] = field(default_factory=list)
 
     def take_fd(self) -> int:
-        """The next descriptor, which the caller now owns."""
+        """Returns the next descriptor, which the caller then owns."""
         if not self.fds:
             raise InternalError("a message came without its descriptor")
         return self.fds.pop(0)
@@ -81,8 +81,10 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``timeout`` in seconds; None: what the last call left. Raises ChannelClosed when the other end is gone,
-        ChannelTimeout when it does not take the message, of which a part may have gone.
+        """Sends a message. ``timeout`` in seconds; None: that of the last call.
+
+        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not take the message, of which a
+        part may have been sent.
         """
         if timeout is not None:
             self._sock.settimeout(timeout)
@@ -102,7 +104,7 @@ class Channel:
             raise ChannelClosed(f"the other end is gone: {e.strerror}") from e
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message. ``timeout`` in seconds covers the whole message.
+        """Returns the next message. ``timeout`` in seconds covers the whole message.
 
         Raises ChannelClosed at the end of the stream, ChannelTimeout, or InternalError for a frame out of bounds.
         """
@@ -128,12 +130,12 @@ class Channel:
     def request(
         self, header: dict[str, Any], payload: bytes = b"", *, timeout: float | None = None, fds: Sequence[int] = ()
     ) -> Message:
-        """Send and wait for the answer; an answer that carries ``error`` is raised as that error."""
+        """Sends a request and returns the answer; raises the ``error`` that an answer carries."""
         self.send(header, payload, fds)
         return self.answer(timeout)
 
     def answer(self, timeout: float | None = None) -> Message:
-        """The answer to what was sent; one that carries ``error`` is raised as that error."""
+        """Returns the answer to a sent request; raises the ``error`` that it carries."""
         answer = self.receive(timeout)
         if error := answer.header.get("error"):
             answer.close_fds()
@@ -155,7 +157,7 @@ class Channel:
             else:
                 self._sock.settimeout(None)
             try:
-                # MSG_CMSG_CLOEXEC: a descriptor must not leak into a process we start.
+                # MSG_CMSG_CLOEXEC: a descriptor must not leak into a child.
                 count, ancillary, _, _ = self._sock.recvmsg_into(
                     [view], socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
                 )
@@ -175,7 +177,7 @@ class Channel:
 
 
 def connect(path: str, timeout: float = 5.0) -> Channel:
-    """Connect to a Unix socket. Raises ChannelClosed when nobody listens there."""
+    """Connects to a Unix socket. Raises ChannelClosed when nobody listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
@@ -187,7 +189,7 @@ def connect(path: str, timeout: float = 5.0) -> Channel:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the process at the other end, as the kernel knows them."""
+    """Returns (pid, uid, gid) of the process at the other end, from the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid

@@ -1,7 +1,7 @@
-"""Placing a program on user code: one uprobe_multi link, or perf events where the kernel lacks it.
+"""Attaches a program to user code: by one uprobe_multi link, or by perf events where the kernel lacks it.
 
-A probe belongs to an inode, for every process that maps it; the file is named through our own descriptor of it, so it
-is the file that was looked at and no other.
+A probe belongs to an inode, and so to every process that maps it. The file is named through our own descriptor, so no
+other file can take its place between reading and attaching.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ("attach_multi", "attach_perf", "attach_perf_by_ioctl", "refused")
 def attach_multi(
     program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool, pid: int = 0
 ) -> int:
-    """A link's descriptor. Raises OSError."""
+    """Returns the descriptor of one link for all offsets. Raises OSError."""
     path = f"/proc/self/fd/{fd}"
     return syscalls.link_uprobe_multi(program, path, offsets, cookies, on_return=on_return, pid=pid)
 
 
 def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool, pid: int = 0) -> int:
-    """A link's descriptor, for one offset. Raises OSError."""
+    """Returns the descriptor of a link for one offset. Raises OSError."""
     event = _open_event(fd, offset, on_return, pid)
     try:
         return syscalls.link_perf_event(program, event, cookie)
@@ -38,7 +38,7 @@ def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool
 
 
 def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool, pid: int = 0) -> int:
-    """The event's descriptor: the probe ends with it, since kernels before 5.15 cannot pin it. Raises OSError."""
+    """Returns the event's descriptor; kernels before 5.15 cannot pin it, so the probe ends with it. Raises OSError."""
     event = _open_event(fd, offset, on_return, pid)
     try:
         set_program(event, program)
@@ -50,14 +50,14 @@ def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool, pi
 
 
 def refused(error: OSError, what: str) -> AttachError | PrivilegeError:
-    """What a failed attachment means."""
+    """Maps the error of a failed attachment to one of the tree."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(f"{what}: the kernel refuses ({error.strerror})")
     return AttachError(f"{what}: {error.strerror}")
 
 
 def _open_event(fd: int, offset: int, on_return: bool, pid: int) -> int:
-    """perf_event_open(2) of the uprobe PMU. For ``pid``, or 0 for all: one CPU stands for all, as libbpf does it."""
+    """Opens an event of the uprobe PMU for ``pid``, or for all processes (0); one CPU stands for all, as in libbpf."""
     pmu = Path("/sys/bus/event_source/devices/uprobe")
     try:
         kind = int((pmu / "type").read_text())

@@ -1,4 +1,4 @@
-"""Types from an object's BTF, as numpy dtypes: a record is defined once, in C.
+"""Reads the BTF of an object as numpy dtypes, so that a record is defined once, in C.
 
 Format: Documentation/bpf/btf.rst of the Linux sources. Only objects that we built are read here.
 """
@@ -58,7 +58,7 @@ class Btf:
         return found
 
     def record(self, ring: str) -> np.dtype[Any]:
-        """The record type of a ring that was made by RING() in loss.bpf.h."""
+        """Returns the record type of a ring that RING() of loss.bpf.h defines."""
         variable = self.find(f"{ring}_record", VAR)
         pointer = variable and self._resolve(variable.ref)
         if not pointer or pointer.kind != PTR:
@@ -66,7 +66,7 @@ class Btf:
         return self.dtype(pointer.ref)
 
     def map_types(self, name: str) -> tuple[np.dtype[Any] | None, np.dtype[Any] | None]:
-        """(key, value) of a map defined in .maps; None for what it does not name."""
+        """Returns the (key, value) types of a map defined in .maps; None for one that it does not name."""
         variable = self.find(name, VAR)
         definition = variable and self._resolve(variable.ref)
         if not definition or definition.kind != STRUCT:
@@ -76,7 +76,7 @@ class Btf:
         return key, value
 
     def dtype(self, index: int, depth: int = 0) -> np.dtype[Any]:
-        """The numpy dtype of a type. A union is raw bytes; a ``char`` array is bytes, cut at its trailing NULs."""
+        """Returns the numpy dtype of a type. A union is raw bytes, a ``char`` array bytes without trailing NULs."""
         if depth > _MAX_DEPTH:
             raise FormatError("types nested too deep")
         t = self._resolve(index)
@@ -126,7 +126,7 @@ class Btf:
 
 
 def dtype_to_json(dtype: np.dtype[Any]) -> Any:
-    """What json can write, and ``dtype_from_json`` reads back, offsets and all."""
+    """Returns a JSON value with offsets and sizes; ``dtype_from_json`` reads it back."""
     if dtype.names is not None and dtype.fields is not None:
         fields = [[name, dtype_to_json(dtype.fields[name][0]), dtype.fields[name][1]] for name in dtype.names]
         return {"fields": fields, "itemsize": dtype.itemsize}

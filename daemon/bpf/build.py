@@ -1,4 +1,4 @@
-"""Compile each ``NAME.bpf.c`` of a folder to objects beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
+"""Compiles each ``NAME.bpf.c`` of a folder to objects beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
 
 ``NAME.bpf.o`` loads everywhere; ``NAME.preempt.bpf.o`` keeps its programs from being preempted, on kernels that let it.
 The objects hold no kernel headers' layouts (CO-RE), so they are built once with the package and load on 5.10 and later.
@@ -18,14 +18,14 @@ from probing.api.errors import ConfigError, ProbingError
 __all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
-# v2: what the verifier of 5.10 takes; v3 would let atomics that fetch slip in, which need 5.12. Objects that sessions
-# can do without may have them.
+# v2 is what the verifier of 5.10 takes. v3 allows atomics that fetch, which need 5.12: only optional objects may use
+# them.
 _FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Werror")
 _CPU = {"python_off": "v3"}
 
 
 def build(folder: Path = FOLDER) -> list[Path]:
-    """Compile what is older than its sources, and return all the objects of ``folder``. Raises ConfigError."""
+    """Compiles the objects older than their sources, and returns all objects of ``folder``. Raises ConfigError."""
     headers = [*FOLDER.glob("*.bpf.h"), *folder.glob("*.bpf.h")]
     newest_header = max((header.stat().st_mtime_ns for header in headers), default=0)
     objects = []
@@ -39,7 +39,7 @@ def build(folder: Path = FOLDER) -> list[Path]:
 
 
 def compile_object(source: Path) -> Path:
-    """Compile one source, and return the object that loads everywhere. Raises ConfigError."""
+    """Compiles one source, and returns the object that loads everywhere. Raises ConfigError."""
     for target, flags in _variants(source):
         _compile(source, target, flags)
     return source.with_suffix(".o")
@@ -54,7 +54,7 @@ def _variants(source: Path) -> list[tuple[Path, list[str]]]:
 
 
 def _compile(source: Path, target: Path, flags: list[str]) -> None:
-    """The object appears whole or not at all. Raises ConfigError with the compiler's words."""
+    """Writes the object whole or not at all. Raises ConfigError with the compiler's message."""
     clang = _tool("clang")
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""What the kernel and our rights allow, found by trying each thing, and what its lack costs."""
+"""Probes what the kernel and our rights allow, by trying each feature, and names the cost of each lack."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
 _FIND_VMA = "bpf_find_vma"
 _SWITCH_TYPE = "btf_trace_sched_switch"
-# Of 5.13, as old as the walk over a map; atomics that fetch are older.
+# Since 5.13, as the walk over a map; atomics that fetch are older.
 _FOR_EACH = "bpf_for_each_map_elem"
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which roads there are. ``uprobe_multi`` False: perf events, which need CAP_SYS_ADMIN."""
+    """The features of this kernel. Without ``uprobe_multi``, uprobes need perf events, and those CAP_SYS_ADMIN."""
 
     btf: bool
     ringbuf: bool
@@ -47,17 +47,17 @@ class Features:
     off_cpu: bool
 
     def without_multi(self) -> Features:
-        """The road of kernels before 6.6."""
+        """Returns the features without uprobe_multi, as in kernels before 6.6."""
         return replace(self, uprobe_multi=False)
 
     def without_preempt(self) -> Features:
-        """Programs that may be preempted, as on kernels before 6.13."""
+        """Returns the features without non-preemptible programs, as in kernels before 6.13."""
         return replace(self, preempt=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A line of ``probingd check``. ``cost`` says what is lost where ``present`` is False."""
+    """A line of ``probingd check``. ``cost`` is what is lost without the feature."""
 
     name: str
     present: bool
@@ -66,7 +66,7 @@ class Capability:
 
 
 def _errno(attempt: Callable[[], int]) -> int:
-    """0 when it worked, else the error's number."""
+    """Returns 0 on success, else the errno."""
     try:
         fd = attempt()
     except OSError as e:
@@ -88,13 +88,13 @@ def _try_link(attach_type: int, link: Callable[[int], int]) -> int:
 
 
 def _uprobe_multi() -> int:
-    # A folder cannot be probed: kernels that know this link say EBADF, all others EINVAL.
+    # A folder cannot be probed: kernels with this link return EBADF, all others EINVAL.
     error = _try_link(syscalls.UPROBE_MULTI, lambda program: syscalls.link_uprobe_multi(program, "/", [0], [0]))
     return 0 if error == errno.EBADF else error
 
 
 def _perf_link() -> int:
-    # A descriptor that no process can have open: kernels that know this link look it up first.
+    # No process can have this descriptor open: kernels with this link look it up first.
     error = _try_link(0, lambda program: syscalls.link_perf_event(program, (1 << 31) - 1, 0))
     return 0 if error == errno.EBADF else error
 
@@ -121,7 +121,7 @@ def _tracepoint(types: dict[str, int], name: str) -> int:
 
 
 def _try_all() -> dict[str, int]:
-    """The error's number for each field of Features, 0 where it works."""
+    """Returns the errno of each field of Features, 0 for one that works."""
     types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH)
     return {
         "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
@@ -139,7 +139,7 @@ def _try_all() -> dict[str, int]:
 
 
 def detect() -> Features:
-    """Try everything. Takes some 30 ms, most of it for reading the kernel's BTF."""
+    """Tries every feature; takes some 30 ms, most of it for the kernel's BTF."""
     return Features(**{name: error == 0 for name, error in _try_all().items()})
 
 
@@ -159,7 +159,7 @@ _COSTS = {
 
 
 def capabilities() -> list[Capability]:
-    """The matrix that ``probingd check`` prints. Never raises for what is missing."""
+    """Returns the lines of ``probingd check``. Raises nothing for a missing feature."""
     return [
         Capability(name, error == 0, _COSTS[name], os.strerror(error) if error else "")
         for name, error in _try_all().items()

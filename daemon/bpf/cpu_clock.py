@@ -1,6 +1,7 @@
-"""The clock of the sampler: a timer on each CPU (PERF_COUNT_SW_CPU_CLOCK) that runs a program at each tick.
+"""Runs the sampler's program on each CPU at a fixed rate, by a perf timer (PERF_COUNT_SW_CPU_CLOCK).
 
-A period, not a frequency: that the kernel corrects all the time, and bounds by kernel.perf_event_max_sample_rate.
+The timer has a period. The kernel corrects a frequency all the time, and bounds it by
+kernel.perf_event_max_sample_rate.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _FREEZING = (
 
 
 class CpuClock:
-    """Runs the perf_event program open at ``program`` so often a second on each CPU that is online and not idle.
+    """Runs the perf_event program open at ``program`` at a rate on each CPU that is online and not idle.
 
-    Ends with its process. The descriptor stays the caller's, and may be closed while the clock runs.
+    It ends with its process. The descriptor stays the caller's, and may be closed while the clock runs.
     """
 
     def __init__(self, program: int) -> None:
@@ -46,7 +47,7 @@ class CpuClock:
         self.hz = 0
 
     def set(self, hz: int) -> None:
-        """``hz`` ticks a second, 0 for none. At a failure the clock stands.
+        """Sets the rate to ``hz``, 0 for none. After a failure the clock is stopped.
 
         Raises UsageError for what is not between 0 and MAX_HZ, PrivilegeError, AttachError.
         """
@@ -57,7 +58,7 @@ class CpuClock:
         self.refresh()
 
     def refresh(self) -> None:
-        """Go on CPUs that came online since, and forget those that went. Raises PrivilegeError, AttachError."""
+        """Starts on CPUs that came online, and drops those that went offline. Raises PrivilegeError, AttachError."""
         online = set(online_cpus()) if self.hz else set()
         for cpu in self._events.keys() - online:
             _close(self._events.pop(cpu))
@@ -76,7 +77,7 @@ class CpuClock:
 
     @property
     def cpus(self) -> list[int]:
-        """Where it ticks."""
+        """The CPUs on which it ticks."""
         return sorted(self._events)
 
     def _open(self, cpu: int) -> list[int]:
@@ -111,13 +112,13 @@ class CpuClock:
 
 
 def open_cpu_clock(cpu: int, hz: int) -> int:
-    """The descriptor of an event, not yet enabled, that overflows ``hz`` times a second on ``cpu``. Raises OSError."""
+    """Returns a disabled event that overflows ``hz`` times a second on ``cpu``. Raises OSError."""
     fields = (_TYPE_SOFTWARE, ATTR_SIZE, _COUNT_CPU_CLOCK, _SECOND_NS // hz, 0, 0, _DISABLED | _EXCLUDE_IDLE)
     return perf_event_open(struct.pack("<IIQQQQQ", *fields), cpu)
 
 
 def known_to_freeze(release: str) -> str | None:
-    """Why a program that reads user memory in an interrupt may freeze a kernel of this release; None where it cannot.
+    """Returns why a program that reads user memory in an interrupt may freeze this release; None where it cannot.
 
     With hardened usercopy, 5.19 to 6.3 take a lock that the interrupted code may hold; Linux kernel commit d319f344561d
     ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
@@ -132,9 +133,9 @@ def known_to_freeze(release: str) -> str | None:
 
 
 def running_release() -> str:
-    """The release of the running kernel; Debian and Ubuntu name theirs after the first release of the line only."""
+    """Returns the upstream release of the running kernel; Debian and Ubuntu put only the line's first into uname -r."""
     system = os.uname()
-    # "... Debian 6.1.99-1 (2024-07-15)" is what `uname -v` says.
+    # `uname -v` prints "... Debian 6.1.99-1 (2024-07-15)".
     if found := re.search(r"\bDebian (\d+\.\d+\.\d+)", system.version):
         return found[1]
     try:

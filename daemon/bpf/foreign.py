@@ -1,4 +1,4 @@
-"""Layouts that another version of the daemon left pinned: stopped, and read by their own description."""
+"""Stops the layouts that another version of the daemon left pinned, and reads them by their own description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("Foreign", "stop_foreign")
 
 @dataclass(slots=True)
 class Foreign:
-    """A layout of another version, already stopped: read ``rings`` to their end, ``maps`` too, then ``remove``."""
+    """A stopped layout of another version. Read ``rings`` to their end and ``maps``, then call ``remove``."""
 
     name: str
     path: Path
@@ -35,9 +35,9 @@ class Foreign:
 
 
 def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
-    """End the links of every layout in ``folder`` but ``own``, and open them to be drained.
+    """Ends the links of every layout in ``folder`` but ``own``, and returns the layouts to be drained.
 
-    One that cannot be read is left as it is, stopped: ``probingd cleanup`` removes it. Raises OSError.
+    One that cannot be read stays, stopped, until ``probingd cleanup`` removes it. Raises OSError.
     """
     found = []
     for layout in pins.layouts(folder):
@@ -45,7 +45,7 @@ def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
             continue
         pins.remove_links(layout)
         if not (layout / pins.META).exists():
-            # Never described, so it never ran.
+            # Without a description it never ran.
             pins.remove_layout(layout)
             continue
         try:

@@ -1,4 +1,4 @@
-"""Loading objects through libbpf.so.1, by ctypes: relocation, maps and programs; attaching is in ``session``."""
+"""Loads BPF objects through libbpf.so.1, by ctypes: relocation, maps and programs; ``session`` attaches them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _remember(level: int, text: int, arguments: int) -> int:
     return 0
 
 
-# Kept for as long as libbpf may call it.
+# Referenced for as long as libbpf may call it.
 _printer = _Printer(_remember)
 
 
@@ -79,7 +79,7 @@ def _library() -> Any:
 
 
 class Object:
-    """A BPF object, from its bytes to its loaded programs. Close it when its descriptors are pinned or copied."""
+    """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -107,12 +107,12 @@ class Object:
 
     @property
     def sections(self) -> dict[str, str]:
-        """Program name -> section, which says what it attaches to."""
+        """Program name -> section, which names the attach point."""
         return {n: self._lib.bpf_program__section_name(p).decode() for n, p in self._programs.items()}
 
     @property
     def maps(self) -> list[str]:
-        """The maps it defines, without the kernel's copies of its constants."""
+        """The maps that the object defines, without those of its constants."""
         return [name for name, m in self._maps.items() if not self._lib.bpf_map__is_internal(m)]
 
     @property
@@ -120,7 +120,7 @@ class Object:
         return [name for name in self.maps if self._lib.bpf_map__type(self._maps[name]) == _MAP_TYPE_RINGBUF]
 
     def set_constants(self, values: Mapping[str, int]) -> None:
-        """Set ``const volatile`` variables before loading; names that the object does not have are left out."""
+        """Sets ``const volatile`` variables before loading; ignores names that the object lacks."""
         variables = self.btf.variables(".rodata")
         handle = next((m for name, m in self._maps.items() if name.endswith(".rodata")), None)
         if handle is None:
@@ -139,35 +139,35 @@ class Object:
         self._lib.bpf_program__set_expected_attach_type(self._programs[program], attach_type)
 
     def skip(self, program: str) -> None:
-        """Do not load this program."""
+        """Excludes a program from loading."""
         self._lib.bpf_program__set_autoload(self._programs[program], False)
 
     def pin_map(self, name: str, path: Path) -> None:
-        """At loading, take the map pinned at ``path``, or make it and pin it there."""
+        """Makes loading use the map pinned at ``path``, or create it and pin it there."""
         if self._lib.bpf_map__set_pin_path(self._maps[name], os.fsencode(path)):
             raise AttachError(f"{self.name}: map {name} cannot be pinned at {path}")
 
     def resize(self, name: str, entries: int) -> None:
-        """Entries of a map, bytes of a ring (a power of two and of pages). Before loading."""
+        """Sets the entries of a map, or the bytes of a ring (a power of two and of pages), before loading."""
         if self._lib.bpf_map__set_max_entries(self._maps[name], entries):
             raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
 
     def load(self) -> None:
-        """Raises AttachError with the verifier's last words, PrivilegeError where a right is missing."""
+        """Raises AttachError with the last lines of the verifier, PrivilegeError for a missing right."""
         for program in self._programs.values():
             self._lib.bpf_program__set_log_buf(program, self._log, len(self._log))
         _messages.clear()
         error = -self._lib.bpf_object__load(self._handle)
         if not error:
             return
-        said = self._log.value.decode(errors="replace").strip().splitlines()[-6:]
-        text = " | ".join(said) or _last_message()
+        lines = self._log.value.decode(errors="replace").strip().splitlines()[-6:]
+        text = " | ".join(lines) or _last_message()
         if error in (1, 13):
             raise PrivilegeError(f"{self.name}: the kernel refuses to load it ({os.strerror(error)}): {text}")
         raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {text}")
 
     def program_fd(self, name: str) -> int:
-        """A descriptor of its own, which outlives this object."""
+        """Returns a new descriptor of a program, which outlives this object."""
         return os.dup(self._lib.bpf_program__fd(self._programs[name]))
 
     def map_fd(self, name: str) -> int:
@@ -183,7 +183,7 @@ class Object:
 
 
 def kernel_types(*names: str) -> dict[str, int]:
-    """The BTF ids of those of these functions and typedefs that the kernel has; empty where it has no BTF."""
+    """Returns the BTF ids of the functions and typedefs that the kernel has; empty without BTF."""
     lib = _library()
     kernel = lib.btf__load_vmlinux_btf()
     if not kernel:

@@ -1,4 +1,4 @@
-"""Programs placed on code and tracepoints, by links that are pinned wherever the kernel can pin them."""
+"""Attaches programs to code and tracepoints, by links that are pinned where the kernel can pin them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ("Link", "Links", "checked_points")
 
 @dataclass(slots=True)
 class Link:
-    """A program placed somewhere. ``adopted``: the daemon before this one placed it.
+    """An attached program. ``adopted``: the daemon before this one attached it.
 
-    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pid`` the only process that it is for,
-    or 0. It is held by its ``pins``, or by ``fds`` where it ends with us.
+    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pid`` is the only probed process, or 0
+    for all. ``pins`` keep it attached, or ``fds`` for as long as this process runs.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Link:
 
     @property
     def count(self) -> int:
-        """How many links of the kernel it is."""
+        """The number of kernel links behind it."""
         return len(self.fds) + len(self.pins)
 
     def release(self) -> None:
-        """Close our descriptors; what is pinned stays placed."""
+        """Closes our descriptors; a pinned link stays attached."""
         while self.fds:
             os.close(self.fds.pop())
 
     def detach(self) -> None:
-        """End it, pinned or not: what is called from now on is not seen."""
+        """Ends the link, pinned or not: later calls are not seen."""
         for path in self.pins:
             # The kernel ends a link at once with its last descriptor, but some time after its last pin.
             with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ class Links(dict[str, Link]):
         self._multi = loader.features.uprobe_multi
 
     def adopt(self) -> None:
-        """Take over those that the daemon before us pinned."""
+        """Takes over the links that the daemon before this one pinned."""
         for path in sorted(self._loader.path.iterdir()):
             if path.name.startswith("link_"):
                 self._adopt(path)
@@ -76,7 +76,7 @@ class Links(dict[str, Link]):
         self.setdefault(name, Link(name, program, file, adopted=True)).pins.append(path)
 
     def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
-        """Attach a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
+        """Attaches a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
         if program in self:
             return
         link = Link(program, program, None, adopted=False)
@@ -94,9 +94,9 @@ class Links(dict[str, Link]):
         on_return: bool,
         pid: int = 0,
     ) -> Link:
-        """Attach at ``points`` (file offset, cookie) of ``file``, open at ``fd``, or give the link that is there.
+        """Attaches at ``points`` (file offset, cookie) of ``file``, open at ``fd``, or returns the existing link.
 
-        For every process, or for ``pid`` alone; then it is not pinned, and ends with us. Raises the same. The kernel
+        With ``pid`` only that process is probed, and the link ends with us. Raises as ``tracepoint`` does. The kernel
         holds the inode while a probe is on it, so its number is not given to another file.
         """
         what = hashlib.sha256(repr((list(points), key, on_return, *([pid] if pid else []))).encode()).hexdigest()[:16]
@@ -105,7 +105,7 @@ class Links(dict[str, Link]):
         if link is not None and link.count == (1 if self._multi else len(points)):
             return link
         if link is not None:
-            # The daemon before us ended while it placed this one.
+            # The daemon before us ended while it attached this one.
             self.end(link)
         link = Link(name, program, file, adopted=False, pid=pid)
         self._try(link, lambda: self._place(link, handle, fd, points, on_return, pid))
@@ -116,7 +116,7 @@ class Links(dict[str, Link]):
         self.pop(link.name, None)
 
     def on_files(self) -> dict[str, Link]:
-        """Those on a file, for every process."""
+        """Returns the links on files that probe every process."""
         return {name: link for name, link in list(self.items()) if link.file is not None and not link.pid}
 
     def _try(self, link: Link, place: Callable[[], None]) -> None:
@@ -161,7 +161,7 @@ class Links(dict[str, Link]):
 
 
 def checked_points(program: str, offsets: Sequence[int], cookie: int | Sequence[int]) -> list[tuple[int, int]]:
-    """(offset, cookie) pairs. Raises AttachError where the two do not fit, or a slot does not exist."""
+    """Returns (offset, cookie) pairs. Raises AttachError for different lengths, or a slot that does not exist."""
     cookies = [cookie] * len(offsets) if isinstance(cookie, int) else list(cookie)
     if len(cookies) != len(offsets) or not offsets:
         raise AttachError(f"{program}: {len(offsets)} offsets, {len(cookies)} cookies")

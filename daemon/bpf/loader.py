@@ -1,4 +1,4 @@
-"""Objects into the kernel: which layout they make, what of it is pinned already, and loading the rest."""
+"""Loads objects into the kernel: computes their layout, opens what is pinned already, and loads the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 
 def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
-    """``lifecycle``, or the path of an object -> its name and the bytes of its variant. Raises NotFound."""
+    """Returns (name, bytes of its variant) of ``lifecycle``, or of the object at a path. Raises NotFound."""
     path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
     label = path.name.removesuffix(".bpf.o")
     if features.preempt:
@@ -35,7 +35,7 @@ def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
 
 
 class Loaded:
-    """Descriptors of what is in the kernel. ``sections``: program -> section, which says what it attaches to.
+    """Descriptors of loaded programs and maps. ``sections``: program -> section, which names the attach point.
 
     ``on_demand``: programs that are not attached at the start. ``refused``: optional objects that did not load.
     """
@@ -61,7 +61,7 @@ class Loaded:
 
 
 class Loader:
-    """The objects of one session. ``path`` is the folder of their layout: other code or constants, other folder."""
+    """The objects of one session. ``path`` is the folder of their layout, which follows from code and constants."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Loader:
         return self.path / f"{kind}_{name}"
 
     def load(self, loaded: Loaded) -> bool:
-        """Take what is pinned, load and pin the rest. True where all was there. Raises AttachError, OSError."""
+        """Opens what is pinned, loads and pins the rest. True when all was pinned. Raises AttachError, OSError."""
         adopted = True
         for name, data in self._sources.items():
             with Object(name, data) as found:
@@ -111,7 +111,7 @@ class Loader:
         return adopted
 
     def copy(self, program: str, cookie: int) -> int:
-        """The descriptor of a copy of a program with its cookie built in, on the same maps."""
+        """Returns a copy of a program with its cookie built in, on the same maps."""
         owner = self._owner[program]
         with Object(owner, self._sources[owner]) as found:
             self._make_ready(found, [program], {**self._constants, "has_cookie": 0, "fixed_cookie": cookie})
@@ -154,7 +154,7 @@ class Loader:
 
     def _collect(self, found: Object, loaded: Loaded) -> None:
         loaded.sections.update(found.sections)
-        # As ON_DEMAND() of guard.bpf.h marks them.
+        # ON_DEMAND() of guard.bpf.h marks them.
         variables = found.btf.variables(".rodata")
         loaded.on_demand.update(program for program in found.sections if f"{program}_on_demand" in variables)
         for program in found.sections:

@@ -1,4 +1,4 @@
-"""BPF maps as numpy sees them: keys and values have the dtypes of the object's BTF."""
+"""Reads and writes BPF maps by numpy; keys and values have the dtypes of the object's BTF."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENOTSUPP = 524
 
 
 class Map:
-    """A map by its descriptor, which it owns. Values of a per-CPU map are arrays, one element a possible CPU."""
+    """A map, with its descriptor. Values of a per-CPU map are arrays with an element for each possible CPU."""
 
     def __init__(
         self, name: str, fd: int, key: np.dtype[Any] | None = None, value: np.dtype[Any] | None = None
@@ -41,17 +41,17 @@ class Map:
             self.fd = -1
 
     def lookup(self, key: Any, *, delete: bool = False) -> Any:
-        """The value as a numpy scalar (per CPU: array), or None. ``delete`` takes it out in the same step (5.14)."""
+        """Returns the value as a numpy scalar (per CPU: array), or None; ``delete`` removes it atomically (5.14)."""
         raw = syscalls.map_lookup(self.fd, self._key_bytes(key), self._bytes, delete=delete)
         return None if raw is None else self._values(raw)[0]
 
     def update(self, key: Any, value: Any) -> None:
-        """``value`` is bytes, or what the value's dtype takes. Not for per-CPU maps."""
+        """Sets the value: bytes, or anything its dtype takes. Not for per-CPU maps."""
         raw = value if isinstance(value, bytes) else np.array(value, self.value).tobytes()
         syscalls.map_update(self.fd, self._key_bytes(key), raw)
 
     def insert(self, key: Any, value: Any) -> bool:
-        """Like ``update``, but False, and nothing done, where the key is there already."""
+        """Like ``update``, but returns False and changes nothing when the key exists."""
         raw = value if isinstance(value, bytes) else np.array(value, self.value).tobytes()
         try:
             syscalls.map_update(self.fd, self._key_bytes(key), raw, new=True)
@@ -63,7 +63,7 @@ class Map:
         return syscalls.map_delete(self.fd, self._key_bytes(key))
 
     def items(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """All keys and values as two arrays. What is inserted or deleted meanwhile may be in it or not, or twice."""
+        """Returns all keys and values as two arrays. Concurrent changes may appear, be missing, or appear twice."""
         try:
             parts = self._batches()
         except OSError as e:
@@ -80,7 +80,7 @@ class Map:
         for keys, values in syscalls.map_lookup_batch(self.fd, self.key.itemsize, self._bytes, size):
             parts.append((keys, values))
             seen += len(keys) // self.key.itemsize
-            # A map that grows while it is walked must not hold us.
+            # Bounded, since a map may grow while it is read.
             if seen > 2 * self.max_entries:
                 break
         return parts

@@ -1,6 +1,6 @@
-"""New executable mappings of all processes, from MMAP2 records of perf: a library is known the moment it is mapped.
+"""Reports new executable mappings of all processes, from MMAP2 records of perf, as soon as a library is mapped.
 
-One event a CPU (PERF_COUNT_SW_DUMMY, which counts nothing), with a buffer each. Needs CAP_PERFMON and no more. Layout:
+One event a CPU (PERF_COUNT_SW_DUMMY, which counts nothing), with a buffer each. Needs only CAP_PERFMON. Layout:
 include/uapi/linux/perf_event.h. Records have several sizes, so they are walked one by one; they are few.
 """
 
@@ -65,7 +65,7 @@ class _Buffer:
 
 
 class MmapWatch:
-    """Executable mappings whose path ``interesting`` wants. It is called with hostile bytes, for every mapping."""
+    """Executable mappings whose path ``interesting`` accepts; it gets hostile bytes, for every mapping."""
 
     def __init__(self, interesting: Callable[[bytes], bool]) -> None:
         """Raises PrivilegeError, AttachError."""
@@ -91,18 +91,18 @@ class MmapWatch:
 
     @property
     def lost(self) -> int:
-        """Records dropped since the start, as of the last ``read``: mappings were missed, so look at the maps.
+        """Records dropped since the start, as of the last ``read``; /proc/PID/maps has the missed mappings.
 
-        Before Linux 6.0 the kernel tells it only with the record after the lost ones.
+        Before Linux 6.0 the kernel reports them only with the record after the dropped ones.
         """
         return sum(buffer.lost for buffer in self._buffers)
 
     def filenos(self) -> list[int]:
-        """For epoll: one a CPU, readable when there are records."""
+        """Returns descriptors for epoll, one a CPU, readable when there are records."""
         return [buffer.fd for buffer in self._buffers]
 
     def read(self) -> list[Mapping]:
-        """The mappings since the last call. Between CPUs their order is not that of time."""
+        """Returns the mappings since the last call, in order of time within a CPU only."""
         found: list[Mapping] = []
         for buffer in self._buffers:
             records = self._records(buffer)
@@ -116,7 +116,7 @@ class MmapWatch:
         return found
 
     def _open(self, cpu: int) -> None:
-        # Build ids came in 5.12, the count of what was lost in 6.0.
+        # Build ids came in 5.12, the count of dropped records in 6.0.
         for build_id, read_format in ((_BUILD_ID, _FORMAT_LOST), (_BUILD_ID, 0), (0, 0)):
             try:
                 fd = _open_event(cpu, _FLAGS | build_id, read_format)

@@ -1,4 +1,4 @@
-"""Opening perf events, one a CPU. Layout: include/uapi/linux/perf_event.h."""
+"""Opens perf events, one a CPU. Layout: include/uapi/linux/perf_event.h."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def online_cpus() -> list[int]:
 
 
 def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
-    """The descriptor of an event for all processes on ``cpu``, or for ``pid`` on all (-1).
+    """Returns the descriptor of an event for all processes on ``cpu``, or for ``pid`` on all CPUs (-1).
 
     Raises OSError (ENODEV: the CPU is offline).
     """
@@ -43,7 +43,7 @@ def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
 
 
 def set_program(event: int, program: int) -> None:
-    """Run ``program`` at each overflow, for as long as the event is open. Raises OSError."""
+    """Runs ``program`` at each overflow while the event is open. Raises OSError."""
     fcntl.ioctl(event, _IOC_SET_BPF, program)
 
 

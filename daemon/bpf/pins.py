@@ -1,7 +1,7 @@
-"""Where pinned maps, programs and links lie: PIN_ROOT/INSTANCE/LAYOUT/{meta_v1,map_*,prog_*,link_*}.
+"""Manages pinned maps, programs and links: PIN_ROOT/INSTANCE/LAYOUT/{meta_v1,map_*,prog_*,link_*}.
 
-``meta_v1`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps: whoever
-finds a layout of another version can still read it.
+``meta_v1`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps, so that
+another version of the daemon can read the layout.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | None = None) -> Path:
-    """Make the instance's folder, mounting a bpffs where there is none, and give it to ``owner`` (uid, gid).
+    """Creates the instance's folder for ``owner`` (uid, gid), and mounts a bpffs where there is none.
 
-    Raises PrivilegeError where that needs a right we lack, UsageError for a name that cannot be one.
+    Raises PrivilegeError for a missing right, UsageError for an invalid name.
     """
     if not _INSTANCE.fullmatch(instance):
         raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
@@ -69,7 +69,7 @@ def _mount(pin_root: Path) -> None:
     if _filesystem(existing) == _BPF_FS_MAGIC:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    # The usual place where it is meant; else the folder that was asked for.
+    # At the usual mount point when the folder lies below it, else at the folder itself.
     usual = Path("/sys/fs/bpf")
     place = usual if usual in (pin_root, *pin_root.parents) else pin_root
     if place == pin_root:
@@ -82,7 +82,7 @@ def _mount(pin_root: Path) -> None:
 
 
 def _let_through(pin_root: Path) -> None:
-    """systemd mounts its bpffs with mode 0700; whoever owns a folder in it has to get there."""
+    """systemd mounts its bpffs with mode 0700; the owner of a folder in it needs to pass."""
     for folder in (pin_root, *pin_root.parents):
         if _filesystem(folder) != _BPF_FS_MAGIC:
             return
@@ -100,7 +100,7 @@ def _filesystem(path: Path) -> int:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the instance. The kernel frees it with the process. Raises StateLocked."""
+    """Locks the instance until the process ends. Raises StateLocked."""
     fd = take_lock(folder)
     try:
         yield
@@ -109,7 +109,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def take_lock(folder: Path) -> int:
-    """The descriptor that holds the instance."""
+    """Returns the descriptor that holds the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +152,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def remove_links(layout: Path) -> int:
-    """Detach what is pinned in a layout; the rings stay."""
+    """Detaches the pinned links of a layout; the rings stay."""
     pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
     for path in pins:
         path.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def remove_links(layout: Path) -> int:
 
 
 def remove_layout(layout: Path) -> None:
-    """Links first, so that nothing runs on maps that are gone."""
+    """Removes links first, so that no program runs on removed maps."""
     remove_links(layout)
     for path in list(layout.iterdir()):
         path.unlink(missing_ok=True)
@@ -168,9 +168,9 @@ def remove_layout(layout: Path) -> None:
 
 
 def cleanup(instance: str | None = None, pin_root: Path = PIN_ROOT) -> int:
-    """Remove all that an instance (None: every instance) has pinned, and so its programs and links.
+    """Removes all pins of an instance (None: of every instance), and so its programs and links.
 
-    Returns how many layouts there were. Raises StateLocked where a daemon runs on one, PrivilegeError.
+    Returns the number of layouts. Raises StateLocked while a daemon uses one, PrivilegeError.
     """
     if instance is not None and not _INSTANCE.fullmatch(instance):
         raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")

@@ -1,10 +1,10 @@
-"""Where to place a probe on a function: the first instruction that the kernel emulates, arguments still in place.
+"""Chooses the probe point of a function: the first instruction that the kernel emulates, with arguments intact.
 
 The kernel emulates push, nop, call, jmp and jcc, and steps every other instruction out of line, which traps twice:
 0.7 against 9 us a hit (measured on 6.18). Which ones: branch_setup_xol_ops and push_setup_xol_ops in
-arch/x86/kernel/uprobes.c. So instructions at the entry may be skipped that change neither an argument register nor the
-stack pointer, and that do not jump. Only the few forms that compilers put there are known; at the first unknown one the
-search ends and the entry is taken.
+arch/x86/kernel/uprobes.c. Instructions at the entry may be skipped if they change neither an
+argument register nor the stack pointer, and do not jump. Only the few forms that compilers emit there are known; at the
+first unknown one the search ends, and the entry is the probe point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 _OWN_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 CHEAP_NS = 700
 DEAR_NS = 9200
-# By their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
+# Register numbers as in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
 _KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NOTHING, _RM, _REGISTER = "nothing", "r/m", "register"
@@ -57,7 +57,7 @@ class ProbePoint(NamedTuple):
 
 
 def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
-    """Choose by ``head``, the function's first bytes (32 are enough), and its ``size`` where the symbol has one."""
+    """Chooses by ``head``, the function's first bytes (32 are enough), and its ``size``, 0 where unknown."""
     if machine != X86_64:
         return ProbePoint(0, "dear", "entry: only x86-64 instructions are looked at")
     at, end = 0, min(len(head), size or len(head))
@@ -75,12 +75,12 @@ def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
 
 
 def point_of(symbol: Symbol) -> ProbePoint:
-    """The same of a function for processes of this machine, whatever else its file may be for."""
+    """Returns the probe point of a function for processes of this machine."""
     return probe_point(symbol.head, _OWN_MACHINE, symbol.size)
 
 
 def _emulated(code: bytes) -> str:
-    """The name of the first instruction if the kernel emulates it, else nothing."""
+    """Returns the name of the first instruction if the kernel emulates it, else an empty text."""
     op = code[0]
     second = code[1] if len(code) > 1 else 0
     if 0x50 <= op <= 0x57 or (op == 0x41 and 0x50 <= second <= 0x57):
@@ -97,7 +97,7 @@ def _emulated(code: bytes) -> str:
 
 
 def _skippable(code: bytes) -> int:
-    """The length of the first instruction if it is known and leaves arguments and stack pointer alone, else 0."""
+    """Returns the length of the first instruction if it may be skipped, else 0."""
     if code.startswith(_ENDBR64):
         return 4
     rex, at = 0, 0
@@ -115,7 +115,7 @@ def _skippable(code: bytes) -> int:
 
 
 def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str, int]]) -> int:
-    """Length of an instruction with a ModRM byte behind ``at``, by the same rule."""
+    """Returns the same for an instruction with a ModRM byte behind ``at``."""
     if len(code) <= at + 1 or code[at] not in forms:
         return 0
     writes, immediate = forms[code[at]]
@@ -130,7 +130,7 @@ def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str
         writes = _RM if code[at] == _MOVE else _NOTHING
     length = at + 2
     if mode != 3:
-        # A write to memory could be one to an argument on the stack.
+        # A write to memory could change an argument on the stack.
         if writes == _RM:
             return 0
         length += (modrm & 7 == 4) + {0: 4 if modrm & 7 == 5 else 0, 1: 1, 2: 4}[mode]

@@ -1,7 +1,7 @@
-"""Drained records in a file, and the same arrays out of it again without BPF: for tests, fuzzing and bug reports.
+"""Records drained rings to a file, and replays them without BPF: for tests, fuzzing and bug reports.
 
 A block is length and CRC32 (zlib's) of what follows: the length of a JSON header, the header (ring, clock pair, record
-type), and the records' bytes. A recorder that was killed leaves half a block at the end, which is not read.
+type), and the records' bytes. A killed recorder leaves half a block at the end, which is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_BLOCK = 1 << 30
 
 
 class Recorded(NamedTuple):
-    """What one drain of ``ring`` gave, and when."""
+    """The records of one drain of ``ring``, and its time."""
 
     ring: str
     clock: ClockPair
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Writes a new file. Closed or killed, what was written stays readable."""
+    """Writes a new file, which stays readable after a kill."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb")  # noqa: SIM115
@@ -63,7 +63,7 @@ class Recorder:
 
 
 def replay(path: Path) -> Iterator[Recorded]:
-    """The drains in their order. Raises FormatError for a damaged file."""
+    """Yields the drains in order. Raises FormatError for a damaged file."""
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise FormatError(f"{path.name} is no ring recording")

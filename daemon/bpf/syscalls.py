@@ -1,6 +1,6 @@
-"""The bpf(2) calls that we make ourselves, because the libbpf of a host may be older than its kernel.
+"""The bpf(2) calls made without libbpf, because that of a host may be older than its kernel.
 
-Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each raises OSError; callers say what it means.
+Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each raises OSError; callers map it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_ATTR = 256
 
 
 class Info(NamedTuple):
-    """What the kernel says of a program or map."""
+    """The kernel's description of a program or map."""
 
     type: int
     id: int
@@ -66,7 +66,7 @@ class Info(NamedTuple):
 def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
     if isinstance(attributes, bytes):
         attributes = ctypes.create_string_buffer(attributes.ljust(_MAX_ATTR, b"\0"), _MAX_ATTR)
-    # The kernel refuses set bytes behind what it knows, and takes the rest: 128 bytes cover all that we use.
+    # The kernel refuses set bytes behind the fields that it knows; 128 bytes cover all that we use.
     result = int(_libc.syscall(_NUMBER[platform.machine()], command, attributes, 128))
     if result < 0:
         number = ctypes.get_errno()
@@ -79,13 +79,13 @@ def _address(buffer: ctypes.Array[ctypes.c_char] | None) -> int:
 
 
 def create_map(kind: int, key_size: int, value_size: int, entries: int, name: str = "") -> int:
-    """A new map's descriptor."""
+    """Returns the descriptor of a new map."""
     sizes = (kind, key_size, value_size, entries)
     return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", *sizes, 0, 0, 0, name.encode()[:15]))
 
 
 def load_program(kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0) -> int:
-    """The descriptor of a small hand-made program; used to find out what the kernel takes."""
+    """Returns the descriptor of a small hand-made program; used to probe for features."""
     instructions = ctypes.create_string_buffer(code, len(code))
     text = ctypes.create_string_buffer(b"GPL")
     head = struct.pack("<IIQQIIQII", kind, len(code) // 8, _address(instructions), _address(text), 0, 0, 0, 0, 0)
@@ -98,13 +98,13 @@ def object_pin(path: Path, fd: int) -> None:
 
 
 def object_get(path: Path) -> int:
-    """The descriptor of the pinned program, map or link."""
+    """Returns the descriptor of the pinned program, map or link."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     return _bpf(OBJ_GET, struct.pack("<QII", _address(name), 0, 0))
 
 
 def map_lookup(fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
-    """The value, None where there is none. ``delete`` takes it out in the same step (hash maps, from 5.14)."""
+    """Returns the value or None; ``delete`` removes it atomically (hash maps, from 5.14)."""
     k = ctypes.create_string_buffer(key, len(key))
     v = ctypes.create_string_buffer(value_size)
     command = MAP_LOOKUP_AND_DELETE if delete else MAP_LOOKUP
@@ -116,14 +116,14 @@ def map_lookup(fd: int, key: bytes, value_size: int, *, delete: bool = False) ->
 
 
 def map_update(fd: int, key: bytes, value: bytes, *, new: bool = False) -> None:
-    """``new``: raise FileExistsError where the key is there."""
+    """Sets a value; with ``new`` raises FileExistsError when the key exists."""
     k = ctypes.create_string_buffer(key, len(key))
     v = ctypes.create_string_buffer(value, len(value))
     _bpf(MAP_UPDATE, struct.pack("<IxxxxQQQ", fd, _address(k), _address(v), _NOEXIST if new else 0))
 
 
 def map_delete(fd: int, key: bytes) -> bool:
-    """Whether there was such a key."""
+    """Returns whether the key existed."""
     k = ctypes.create_string_buffer(key, len(key))
     try:
         _bpf(MAP_DELETE, struct.pack("<IxxxxQQQ", fd, _address(k), 0, 0))
@@ -133,7 +133,7 @@ def map_delete(fd: int, key: bytes) -> bool:
 
 
 def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
-    """The key behind ``key`` (the first for None), None at the end."""
+    """Returns the key behind ``key`` (the first for None), None at the end."""
     k = ctypes.create_string_buffer(key, len(key)) if key is not None else None
     following = ctypes.create_string_buffer(key_size)
     try:
@@ -144,7 +144,7 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 
 
 def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and the values of a hash or array, up to ``count`` at a time, each as one run of bytes (from 5.6)."""
+    """Yields (keys, values) of a hash or array, ``count`` entries at a time, each as bytes (from 5.6)."""
     keys, values = ctypes.create_string_buffer(key_size * count), ctypes.create_string_buffer(value_size * count)
     # For a hash the position is a bucket number, for an array a key: 4 bytes; larger keys do not matter.
     position, following = (ctypes.create_string_buffer(max(key_size, 4)) for _ in range(2))
@@ -168,7 +168,7 @@ def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Ite
 
 
 def open_raw_tracepoint(program: int, name: str | None) -> int:
-    """The link of a raw tracepoint program; ``name`` None for tp_btf, which knows its own."""
+    """Returns the link of a raw tracepoint program; ``name`` None for tp_btf, which knows its own."""
     text = ctypes.create_string_buffer(name.encode()) if name is not None else None
     return _bpf(RAW_TRACEPOINT_OPEN, struct.pack("<QIxxxxQ", _address(text), program, 0))
 
@@ -176,7 +176,7 @@ def open_raw_tracepoint(program: int, name: str | None) -> int:
 def link_uprobe_multi(
     program: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, on_return: bool = False, pid: int = 0
 ) -> int:
-    """One link for all ``offsets`` (file offsets) of the file at ``path``, in every process or one (from 6.6)."""
+    """Returns one link for all file ``offsets`` at ``path``, for every process or one (from 6.6)."""
     name = ctypes.create_string_buffer(path.encode())
     places = ctypes.create_string_buffer(struct.pack(f"<{len(offsets)}Q", *offsets), 8 * len(offsets))
     values = ctypes.create_string_buffer(struct.pack(f"<{len(cookies)}Q", *cookies), 8 * len(cookies))
@@ -187,12 +187,12 @@ def link_uprobe_multi(
 
 
 def link_perf_event(program: int, event: int, cookie: int) -> int:
-    """A link, which can be pinned, of a program to a perf event (from 5.15)."""
+    """Returns a link of a program to a perf event, which can be pinned (from 5.15)."""
     return _bpf(LINK_CREATE, struct.pack("<IIIIQ", program, event, _PERF_EVENT, 0, cookie))
 
 
 def run_raw_tracepoint(program: int, context: bytes) -> int:
-    """Run a raw tracepoint program once with these arguments (u64s) and return what it returned (from 5.10)."""
+    """Runs a raw tracepoint program once with these arguments (u64) and returns its result (from 5.10)."""
     arguments = ctypes.create_string_buffer(context, len(context))
     attributes = ctypes.create_string_buffer(_MAX_ATTR)
     pack = struct.Struct("<IIIIQQIIIIQQ")
@@ -220,13 +220,13 @@ def program_info(fd: int) -> Info:
 
 
 def link_info(fd: int) -> tuple[int, int, int]:
-    """(type, id, id of the program)."""
+    """Returns (type, id, id of the program)."""
     kind, identity, program = struct.unpack_from("<III", _info(fd, 64))
     return kind, identity, program
 
 
 def ids(kind: str) -> list[int]:
-    """The ids of all ``program``s, ``map``s or ``link``s of the machine. Needs CAP_SYS_ADMIN."""
+    """Returns the ids of all ``program``s, ``map``s or ``link``s of the machine. Needs CAP_SYS_ADMIN."""
     command = {"program": PROG_NEXT_ID, "map": MAP_NEXT_ID, "link": LINK_NEXT_ID}[kind]
     found: list[int] = []
     attributes = ctypes.create_string_buffer(_MAX_ATTR)
@@ -240,7 +240,7 @@ def ids(kind: str) -> list[int]:
 
 
 def open_by_id(kind: str, identity: int) -> int | None:
-    """A descriptor of what has this id, None where nothing has it. Needs CAP_SYS_ADMIN."""
+    """Returns a descriptor by id, None for an id that is gone. Needs CAP_SYS_ADMIN."""
     command = {"program": PROG_BY_ID, "map": MAP_BY_ID, "link": LINK_BY_ID}[kind]
     try:
         return _bpf(command, struct.pack("<III", identity, 0, 0))
@@ -251,6 +251,6 @@ def open_by_id(kind: str, identity: int) -> int | None:
 
 
 def possible_cpus() -> int:
-    """How many values a per-CPU map holds for each key."""
+    """Returns the number of values that a per-CPU map holds for each key."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return int(text.replace(",", "-").split("-")[-1]) + 1

@@ -1,17 +1,17 @@
-"""The parser: the process that takes files apart which targets made, and has no rights at all.
+"""The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors, and before it reads the first one it limits itself: memory, processor time, no new
-privileges, and with Landlock no files but the interpreter's. One request at a time, each bounded in processor time; it
-can be killed at any time.
+It gets files as descriptors. Before it reads the first one it limits its memory and CPU time, drops new privileges, and
+by Landlock all files but the interpreter's. One request at a time, each bounded in CPU time; it can be killed at any
+time.
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
   ``file_offset``, ``size``, ``head`` (hex)}] as in ``elf.symbols.Symbol``, ``build_id`` (hex or null), ``machine``,
   ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
 * ``unwind``: ``python_stack.native.unwind``.
-* ``flight_dump``: ``nccl_uprobes.flight_dump``.
-* ``ras_report``: ``nccl_uprobes.ras_report``.
-* ``nccl_layout``: ``nccl_uprobes.dwarf_layout``.
+* ``flight_dump``: ``nccl_uprobes.flight_recorder.dump``.
+* ``ras_report``: ``nccl_uprobes.ras.json_report``.
+* ``nccl_layout``: ``nccl_uprobes.layouts.from_dwarf``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-# The maths library behind numpy would keep a stack of address space for each core.
+# The maths library of numpy would reserve address space for a stack of each core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from probing.api.errors import ProbingError, UnsupportedTarget, UsageError
@@ -41,9 +41,9 @@ from probing.daemon.python_stack.native.unwind import handlers as native_handler
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For its whole life: whoever needs more is replaced by a fresh one.
+# For its whole life: the kernel ends it then, and the pool starts another.
 CPU_SECONDS = 600
-# For one request, and how often it is said again to code that goes on, s. libtorch_cpu takes 0.4 s.
+# For one request, s; libtorch_cpu takes 0.2 s. The signal repeats, since code that catches all may go on.
 REQUEST_CPU_S = 10.0
 SYMBOLS_CPU_S = 3.0
 _AGAIN_S = 0.1
@@ -51,7 +51,7 @@ MAX_PATTERNS = 1_024
 
 
 def main() -> int:
-    """Serve the connection that is descriptor 0 until it closes."""
+    """Serves the connection at descriptor 0 until it closes."""
     channel = inherit(_give_up_rights)
     signal.signal(signal.SIGPROF, _too_long)
     serve(channel, _answer, _error_of)
@@ -82,7 +82,7 @@ def _answer(request: Message) -> Message:
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raises UnsupportedTarget in what has run for ``seconds`` of processor time."""
+    """Raises UnsupportedTarget in the body after ``seconds`` of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_S)
     try:
         yield

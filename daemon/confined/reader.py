@@ -1,15 +1,15 @@
 """The reader: the process that reads targets, and nothing else. One request at a time; it can be killed at any time.
 
-A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so whoever asks holds a
-deadline, and gives a reader up by closing its connection: a thread here waits for that and ends the process.
+A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so callers have a deadline
+and close the connection, which ends the process (``serving``).
 
-Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 takes whoever has the number. Answers by op:
+Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:
 
 * ``ping``: ``pid`` of the reader.
 * ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
 * ``identity``: header, see ``processes.target.identity``.
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
-* ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files whose names begin so, at
+* ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files with these prefixes, at
   most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
   ``mtime_ns``; one descriptor.
@@ -56,13 +56,13 @@ MAX_MEMORY = 16 << 20
 
 
 def main() -> int:
-    """Serve the connection that is descriptor 0 until it closes."""
+    """Serves the connection at descriptor 0 until it closes."""
     serve(inherit(lambda: restrict(READER)))
     return 0
 
 
 def serve(channel: Channel) -> None:
-    """Answer requests until the connection closes."""
+    """Answers requests until the connection closes."""
     serving.serve(channel, lambda request: _answer(request.header), partial(internal_error, "a reader"))
 
 
@@ -81,7 +81,7 @@ def _answer(request: dict[str, Any]) -> Message:
         try:
             answer = handler(target, request)
         except ProbingError:
-            # A process that ended is the reason for any other complaint about it.
+            # The end of the process explains any other error.
             target.check()
             raise
         try:
@@ -143,7 +143,7 @@ def _file(request: dict[str, Any]) -> Message:
 
 
 def _named(request: dict[str, Any]) -> Target:
-    # Not as pid and start_ns: a file system that does not answer is no reason to leave its process alone.
+    # Not as pid and start_ns: a hanging file system must not quarantine the process.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 

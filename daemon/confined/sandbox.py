@@ -1,8 +1,8 @@
-"""What a worker gives up before it reads anything: limits, no new privileges, all files but the store's, and calls.
+"""Drops the rights of a worker before it reads anything: limits, no new privileges, files and system calls.
 
-Landlock (Linux 5.13) keeps the process and all threads that it starts from every file but those named, and seccomp
-from the calls that it has no use for; what the kernel lacks is left out. Numbers are those of
-include/uapi/linux/{landlock,ioprio}.h and the generic syscall table, the same on x86-64 and arm64 where not said.
+Landlock (Linux 5.13) hides every file but those named from the process and the threads that it starts; seccomp refuses
+the calls that it does not need. A mechanism that the kernel lacks is left out. Numbers are those of
+include/uapi/linux/{landlock,ioprio}.h and the generic syscall table, by default the same on x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
-# Rights that exist from an ABI version on, as masks of everything known to it.
+# All rights of an ABI version, as masks, by the first version that has them.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
 MAX_DESCRIPTORS = 4096
 _SYSTEM_PATHS = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom",
-    # DuckDB 2.0.0 ends with an internal error when it sees its cgroup's limits and cannot open them.
+    # DuckDB 2.0.0 ends with an internal error when it sees the limits of its cgroup and cannot open them.
     "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
-# Between the job's 0 and the 1000 of what goes first.
+# Above the job's 0: of the two the kernel kills this process.
 _OOM_SCORE = 500
 
 _PACKAGES = (probing.api, probing.daemon, probing.federation)
@@ -53,7 +53,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound address space, descriptors, CPU time and file size; a huge scalar call then fails by itself."""
+    """Bounds address space, descriptors, CPU time and file size; a huge allocation then fails by itself."""
     wanted = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
@@ -66,10 +66,10 @@ def limit(memory_bytes: int, cpu_seconds: int) -> None:
 
 
 class MemoryBound:
-    """Keeps what this process adds, private memory that it may write, below ``size`` bytes.
+    """Bounds the private writable memory that this process adds to ``size`` bytes.
 
-    It is the kernel that counts (RLIMIT_DATA, which covers mappings since Linux 4.7): an allocation above fails, and
-    resident memory cannot pass it. To be made before ``confine``, and started when everything is loaded and warm.
+    The kernel counts (RLIMIT_DATA, which covers mappings since Linux 4.7): a larger allocation fails, so resident
+    memory stays below. Create it before ``confine``, and start it when everything is loaded and warm.
     """
 
     def __init__(self, size: int) -> None:
@@ -83,7 +83,7 @@ class MemoryBound:
 
     @property
     def used(self) -> float:
-        """The part of ``size`` that is taken."""
+        """The part of ``size`` in use, 0 to 1."""
         return (self._data() - self._start) / self._size
 
     def _data(self) -> int:
@@ -92,7 +92,7 @@ class MemoryBound:
 
 
 def stand_back(niceness: int = NICENESS) -> None:
-    """Let the job and the collector go first, at the processor and the disk, and stay when memory ends."""
+    """Yields CPU and disk to the job and the collector, and is killed before them when memory runs out."""
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     if number := _IOPRIO_SET.get(platform.machine()):
         _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
@@ -102,9 +102,9 @@ def stand_back(niceness: int = NICENESS) -> None:
 
 
 def confine(readable: Iterable[str]) -> bool:
-    """Leave this process only ``readable`` and the interpreter's own files, to read, and not the calls of ``seccomp``.
+    """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the calls of ``seccomp``.
 
-    To be called before threads start: a thread keeps what it had. False: the kernel cannot hide files.
+    Call it before threads start: a running thread keeps its rights. False: the kernel cannot hide files.
     """
     _no_new_privs()
     hidden = _hide_files(readable)
@@ -113,7 +113,7 @@ def confine(readable: Iterable[str]) -> bool:
 
 
 def restrict(kept: Collection[str]) -> None:
-    """Leave this process, of the calls of ``seccomp``, only those ``kept``. To be called before threads start."""
+    """Refuses this process the calls of ``seccomp`` except ``kept``. Call it before threads start."""
     _no_new_privs()
     refuse_calls(kept)
 
@@ -141,7 +141,7 @@ def _hide_files(readable: Iterable[str]) -> bool:
 
 
 def landlock_abi() -> int:
-    """The version of Landlock that the kernel has; 0 or less: none."""
+    """Returns the kernel's version of Landlock; 0 or less: none."""
     return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
 
 
@@ -157,7 +157,7 @@ def _upto(rights: dict[int, int], abi: int) -> int:
 
 
 def _create_ruleset(fs: int, net: int, scopes: int, abi: int) -> int:
-    # struct landlock_ruleset_attr grew with the ABI; a kernel takes the size that it knows.
+    # struct landlock_ruleset_attr grew with the ABI; a kernel accepts its own size.
     fields = (fs,) if abi < 4 else (fs, net) if abi < 6 else (fs, net, scopes)
     data = struct.pack(f"{len(fields)}Q", *fields)
     return _check(
@@ -169,7 +169,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there cannot be read either
+        return  # a missing path needs no rule
     try:
         if not Path(path).is_dir():
             rights &= ~_READ_DIR
@@ -182,7 +182,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _interpreter_paths() -> set[str]:
-    """Where imports and shared libraries come from."""
+    """Returns the folders of imports and shared libraries."""
     ours = (str(Path(next(iter(package.__path__))).resolve()) for package in _PACKAGES)
     site = (path for path in sys.path if path and Path(path).is_relative_to(sys.prefix))
     return {sys.prefix, sys.base_prefix, *ours, *site, *_SYSTEM_PATHS}

@@ -1,9 +1,9 @@
-"""System calls that a process gives up for good: a filter of seccomp (Linux 3.17).
+"""Refuses system calls to a process for good, by a seccomp filter (Linux 3.17).
 
-It stands behind Landlock, and says more: no socket, no other process, no file opened to be written, no change of a
-mode or an owner, no memory that limits do not count. READER, SERVICE and COLLECTOR are what those keep for their work.
-What a kernel or an architecture lacks is left out. Numbers are those of arch/x86/entry/syscalls/syscall_64.tbl and
-include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; the layout of the program and of its input is that of
+It adds to Landlock: no socket, no other process, no file opened for writing, no change of a mode or an owner, no memory
+that limits do not count. READER, SERVICE and COLLECTOR are the calls that those processes keep.
+Calls that a kernel or an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
+include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; layout of the program and of its input:
 include/uapi/linux/{filter,seccomp,audit}.h.
 """
 
@@ -57,21 +57,21 @@ chown 92 -           lchown 94 -              fchown 93 55              fchownat
 utimes 235 -         futimesat 261 -          utimensat 280 88          setxattr 188 5          lsetxattr 189 6
 fsetxattr 190 7      removexattr 197 14       lremovexattr 198 15       fremovexattr 199 16
 """
-# Whoever calls these takes another way when the kernel does not have them: glibc starts threads with clone, whose flags
-# a filter can see.
+# Answered as if the kernel lacked them, so that callers fall back: glibc then starts threads with clone, whose flags a
+# filter can see.
 _ABSENT_TABLE = """
 clone3 435 435       openat2 437 437          io_uring_setup 425 425    io_uring_enter 426 426
 io_uring_register 427 427
 """
-# Allowed, or not, by what they are called with.
+# Decided by their arguments.
 _LOOKED_AT_TABLE = """
 clone 56 220         open 2 -                 openat 257 56             tgkill 234 131          prlimit64 302 261
 """
 _SOCKETS = "socket socketpair connect bind listen accept accept4"
 _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat"
-# Another process's memory is read, and its files are opened beneath its root; nothing of it is written or stopped.
+# A reader reads another process's memory and opens files beneath its root; it writes and stops nothing.
 READER = frozenset(("process_vm_readv", "openat2"))
-# Its socket is made, given to a group and removed.
+# The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
 # The store's files, programs of BPF, a namespace's RAS, and the compiler of users' probes, which inherits the filter.
 COLLECTOR = frozenset(
@@ -80,7 +80,7 @@ COLLECTOR = frozenset(
     " symlinkat utime utimes utimensat futimesat kill tgkill pidfd_open pidfd_send_signal prlimit64 memfd_create"
     " capset setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr".split()
 )
-# The last call that was thought about: mseal. Later ones, and those of x32, are absent.
+# The last call that was reviewed: mseal. Later ones, and those of x32, are answered as absent.
 _NEWEST = 462
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
@@ -97,7 +97,7 @@ _SPEC_ALLOW = 4
 
 @dataclass(frozen=True)
 class _Instruction:
-    """``yes`` and ``no``: how many instructions to pass over."""
+    """``yes`` and ``no``: the numbers of instructions to skip."""
 
     code: int
     value: int
@@ -126,7 +126,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def calls_can_be_refused() -> bool:
-    """Whether the kernel has filters, and this module the architecture's numbers."""
+    """Returns whether the kernel has filters, and this module the numbers of the architecture."""
     if platform.machine() not in _ARCHES:
         return False
     action = ctypes.c_uint32(_ERRNO)
@@ -134,7 +134,7 @@ def calls_can_be_refused() -> bool:
 
 
 def refuse_calls(kept: Collection[str] = ()) -> bool:
-    """Refuse SYSTEM_CALLS but ``kept`` to this thread and all that it starts, for good. False: the kernel cannot.
+    """Refuses SYSTEM_CALLS except ``kept`` to this thread and all that it starts. False: the kernel cannot.
 
     Needs no_new_privs. Raises PrivilegeError when the kernel has filters and takes none.
     """
@@ -147,8 +147,10 @@ def refuse_calls(kept: Collection[str] = ()) -> bool:
 
 
 def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
-    """The filter for ``machine`` (as in ``platform.machine()``) in process ``pid``, which leaves it the calls ``kept``:
-    struct sock_filter, one after another. Raises KeyError for a machine whose numbers are not known."""
+    """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid`` without the calls ``kept``.
+
+    It is an array of struct sock_filter. Raises KeyError for a machine whose numbers are not known.
+    """
     arch, column = _ARCHES[machine]
     steps = [
         _Instruction(_LOAD, _ARCH_AT),
@@ -171,7 +173,7 @@ def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
 
 
 def _look(name: str, pid: int) -> list[_Instruction]:
-    """From an argument to an answer. The low half of each is enough: the kernel, too, takes 32 bits of these."""
+    """Decides by an argument. Its low half is enough: the kernel, too, uses 32 bits of these."""
     allow, refuse = _Instruction(_RETURN, _ALLOW), _refusal(errno.EPERM)
     if name == "clone":
         return [_argument(0), _Instruction(_ANY_BIT, _CLONE_THREAD, yes=1), refuse, allow]

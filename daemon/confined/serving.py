@@ -1,7 +1,7 @@
 """Serves requests on the connection that a confined process inherits as descriptor 0.
 
-The process takes one request at a time. It may be blocked in any of them, so whoever asks holds a deadline and gives
-the process up by closing the connection: a thread here waits for that and ends the process.
+The process takes one request at a time, and may hang in any of them. So callers have a deadline and then close the
+connection: a thread here waits for that and ends the process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def requests(channel: Channel) -> Iterator[Message]:
 def serve(
     channel: Channel, answer: Callable[[Message], Message], error_of: Callable[[Exception], ProbingError]
 ) -> None:
-    """Sends ``answer(request)`` for each request until the connection closes.
+    """Answers each request by ``answer(request)`` until the connection closes.
 
     The descriptors of an answer are closed when it is sent. A ProbingError is sent as it is, any other exception as
     ``error_of`` maps it: a bad request costs its asker an error, and not the process.

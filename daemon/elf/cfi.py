@@ -1,7 +1,7 @@
-"""How to find a frame's caller: call frame information of one file, looked up where it is asked for and nowhere else.
+"""Looks up the call frame information of an address.
 
-``.eh_frame_hdr`` has a sorted table of all functions, so of a file with hundreds of thousands only one description is
-parsed. Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings), DWARF 5, 6.4 (instructions).
+``.eh_frame_hdr`` has a sorted table of all functions, so a lookup parses one entry among hundreds of thousands.
+ Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings), DWARF 5, 6.4 (instructions).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAX_REGISTER = 128
 _MAX_AUGMENTATION = 16
 _MAX_CIES = 1024
 _MASK = (1 << 64) - 1
-# Pointer encodings (DW_EH_PE_*): the low half is the format, then what it is relative to.
+# Pointer encodings (DW_EH_PE_*): the low half is the format, the high half the base.
 _PCREL, _DATAREL, _INDIRECT, _OMIT = 0x10, 0x30, 0x80, 0xFF
 _FORMATS = {0x00: (8, False), 0x02: (2, False), 0x03: (4, False), 0x04: (8, False), 0x0A: (2, True), 0x0B: (4, True),
             0x0C: (8, True)}  # fmt: skip
 
 
 class Rule(NamedTuple):
-    """Where the caller's value of a register is.
+    """The place of the caller's value of a register.
 
     ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
     and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
@@ -45,10 +45,10 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What holds at one instruction of the function at ``start``, an address before relocation, of ``size`` bytes.
+    """The frame layout at one instruction of the function at ``start``, before relocation, of ``size`` bytes.
 
-    The CFA is ``cfa_register`` + ``cfa_offset``, or what ``cfa_expression`` gives. ``signal``: the frame was made by
-    the kernel, and its caller is where the signal came, not behind a call.
+    The CFA is ``cfa_register`` + ``cfa_offset``, or the value of ``cfa_expression``. ``signal``: a frame of the kernel,
+    whose caller is the interrupted instruction and not a return address.
     """
 
     start: int
@@ -74,7 +74,7 @@ class _Cie:
 
 @dataclass(slots=True)
 class _State:
-    """The row that the instructions build."""
+    """The row that the instructions change."""
 
     location: int
     cfa: tuple[int, int, bytes] = (-1, 0, b"")
@@ -83,7 +83,7 @@ class _State:
 
 
 class FrameTable:
-    """The call frame information of ``elf``. Raises UnsupportedTarget when it has none that can be searched."""
+    """The call frame information of ``elf``. Raises UnsupportedTarget without a search table."""
 
     def __init__(self, elf: Elf) -> None:
         header = elf.segment(PT_GNU_EH_FRAME)
@@ -103,9 +103,9 @@ class FrameTable:
         self._cies: dict[int, _Cie] = {}
 
     def row(self, address: int) -> Row | None:
-        """What holds at ``address`` (before relocation); None when no function there is described.
+        """Returns the row at ``address`` (before relocation); None when the file describes no function there.
 
-        Raises CorruptTarget or UnsupportedTarget for a description that makes no sense.
+        Raises CorruptTarget or UnsupportedTarget for a damaged description.
         """
         relative = address - self._base
         if not -(1 << 31) <= relative < 1 << 31:
@@ -139,7 +139,7 @@ class FrameTable:
         return Row(start, size, register, offset, expression, state.rules, cie.return_register, cie.signal)
 
     def _entry(self, address: int) -> tuple[bytes, int]:
-        """What an entry holds behind its length, and the address of that."""
+        """Returns (content of an entry behind its length, address of the content)."""
         offset = self._elf.file_offset(address)
         if offset is None:
             raise CorruptTarget("call frame information lies outside of the file")
@@ -207,7 +207,7 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
             elif letter == ord("S"):
                 signal = True
             else:
-                break  # what follows is not known, and has its size in front
+                break  # the size in front covers the unknown rest
     elif augmentation:
         raise UnsupportedTarget("call frame information with an unknown augmentation")
     rest = cursor.take(cursor.left)
@@ -215,7 +215,7 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
 
 
 def _run(cursor: Cursor, state: _State, cie: _Cie, initial: dict[int, Rule], address: int) -> None:
-    """Execute instructions until they are at an end or speak of what lies behind ``address``."""
+    """Executes instructions up to their end, or to a location behind ``address``."""
     for _ in range(_MAX_INSTRUCTIONS):
         if not cursor.left or state.location > address:
             return

@@ -1,6 +1,6 @@
-"""DWARF expressions, as call frame information uses them: PLT entries, signal frames, realigned stacks.
+"""Evaluates DWARF expressions of call frame information: PLT entries, signal frames, realigned stacks.
 
-DWARF 5, 2.5. What an expression may do here is bounded: so many steps, so deep a stack, and reads only of the copy.
+DWARF 5, 2.5. Steps and stack depth are bounded, and memory is read only from the copied stack.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIXED = {0x08: (1, False), 0x09: (1, True), 0x0A: (2, False), 0x0B: (2, True), 
 
 
 class Cursor:
-    """Reads numbers from ``data`` up to ``end``. Raises CorruptTarget behind it."""
+    """Reads numbers from ``data`` up to ``end``. Raises CorruptTarget past the end."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
         self.data = data
@@ -62,10 +62,10 @@ class Cursor:
 def evaluate(
     expression: bytes, registers: Mapping[int, int], read: Callable[[int, int], int | None], first: int | None = None
 ) -> int | None:
-    """The value of an expression, None when it needs a register or memory that is not known.
+    """Returns the value of an expression, None when it needs an unknown register or unknown memory.
 
-    ``read`` gives the number of so many bytes at an address; ``first`` lies on the stack at the begin. Raises
-    CorruptTarget for what is no expression, or has no end.
+    ``read(address, size)`` returns a number of ``size`` bytes; ``first`` is the initial stack. Raises CorruptTarget
+    for a damaged or endless expression.
     """
     cursor = Cursor(expression)
     stack = [] if first is None else [first]
@@ -92,7 +92,7 @@ def _step(
     registers: Mapping[int, int],
     read: Callable[[int, int], int | None],
 ) -> bool:
-    """Do one operation; False when something is not known."""
+    """Executes one operation; False for an unknown register or unknown memory."""
     if op in _FIXED:
         stack.append(cursor.number(*_FIXED[op]) & _MASK)
     elif 0x30 <= op <= 0x4F:  # DW_OP_lit0..31

@@ -1,7 +1,7 @@
-"""Entries of DWARF: a struct by its name, and its members, without walking what lies between.
+"""Finds a struct in DWARF by its name, and its members, without walking other entries.
 
-A unit's abbreviations say how a struct of a name begins in .debug_info (code, then its attributes in order), so that
-the bytes to look for are known: no other entry is taken apart. Entries are counted.
+The abbreviations of a unit give the bytes with which a named struct begins in .debug_info (code, then its attributes in
+order). These bytes are searched, and no other entry is parsed. The number of parsed entries is bounded.
 Format: DWARF 4 and 5, chapters 2 and 7 (7.5.4 for the codes).
 """
 
@@ -44,7 +44,7 @@ class Die:
 
 
 class Dwarf:
-    """What the units and their texts say. Raises as ``units`` does."""
+    """The entries of units. Raises as ``units`` does."""
 
     def __init__(self, units: Units, texts: Texts) -> None:
         self._units = units
@@ -53,7 +53,7 @@ class Dwarf:
         self._entries = 0
 
     def structures(self, unit: Unit, name: str) -> Iterator[Die]:
-        """The full definitions of a struct or class ``name`` in ``unit``."""
+        """Yields the full definitions of a struct or class ``name`` in ``unit``."""
         for abbreviation in unit.abbreviations.values():
             self._units.in_time()
             names = [i for i, attribute in enumerate(abbreviation.attributes) if attribute.name == _NAME]
@@ -73,13 +73,13 @@ class Dwarf:
         try:
             die = self.die(unit, at)
         except Damaged:
-            # Only looked like one.
+            # The bytes matched by chance.
             return
         if die.name == name and SIZE in die.values and not die.values.get(_DECLARATION):
             yield die
 
     def die(self, unit: Unit, at: int) -> Die:
-        """The entry at ``at``, which is not the end of a list."""
+        """Returns the entry at ``at``, which is not the end of a list."""
         self._entries += 1
         if self._entries > _MAX_ENTRIES:
             raise UnsupportedTarget("the debugging information has too many entries")
@@ -102,7 +102,7 @@ class Dwarf:
         return Die(unit, abbreviation.tag, abbreviation.children, name, values, at)
 
     def children(self, die: Die) -> Iterator[Die]:
-        """The entries that belong to ``die`` itself, without theirs."""
+        """Yields the direct children of ``die``."""
         at, depth = die.end, 0
         while die.children:
             if at >= die.unit.end:

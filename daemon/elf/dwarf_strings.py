@@ -1,4 +1,4 @@
-"""Where texts are said in a unit of DWARF: .debug_str, .debug_line_str and .debug_str_offsets, bounded.
+"""Finds references to a text in a unit of DWARF: .debug_str, .debug_line_str and .debug_str_offsets, within bounds.
 
 Format: DWARF 5, 7.5.5 (class string) and 7.26.
 """
@@ -24,15 +24,15 @@ __all__ = ("Texts", "uleb_bytes")
 
 _NAME, _STR_OFFSETS_BASE = 0x03, 0x72  # DW_AT_*
 _MAX_NAME = 256
-# Mangled names end as the name of a struct does, and so can lie around it.
+# Mangled names may end with the name of a struct, and so contain it.
 _MAX_OCCURRENCES = 1 << 14
 _MAX_INDEXES = 64
-# Searched between two looks at the clock; a multiple of 4.
+# Bytes searched between two checks of the deadline; a multiple of 4.
 _PART = 1 << 22
 
 
 class Texts:
-    """The sections of texts as bytes, empty where there is none. Raises as ``units`` does."""
+    """The string sections as bytes, empty for a missing one. Raises as ``units`` does."""
 
     def __init__(self, units: Units, strings: bytes, line_strings: bytes, str_offsets: bytes) -> None:
         self._units = units
@@ -46,7 +46,7 @@ class Texts:
         self._found: dict[tuple[bytes, int], list[int]] = {}
 
     def at(self, unit: Unit, form: int, at: int) -> str:
-        """The text of an attribute of ``form`` at ``at``; empty for one that lies in another file."""
+        """Returns the text of an attribute of ``form`` at ``at``; empty for a text in another file."""
         value, _ = self._units.value(unit, Attribute(_NAME, form, 0), at)
         if form == STRING:
             return _c_string(self._info, at)
@@ -61,7 +61,7 @@ class Texts:
         return ""
 
     def places(self, unit: Unit, name: str, form: int) -> list[int]:
-        """Where in .debug_info an attribute of ``form`` in ``unit`` can say ``name``."""
+        """Returns offsets in .debug_info where an attribute of ``form`` in ``unit`` may hold ``name``."""
         text = name.encode() + b"\0"
         if unit.start != self._found_in:
             self._found_in, self._found = unit.start, {}
@@ -85,30 +85,30 @@ class Texts:
         return found
 
     def _offsets_of(self, text: bytes, form: int) -> npt.NDArray[np.uint32]:
-        """Where the text lies among the texts, also as the end of others: linkers merge them."""
+        """Returns the offsets of the text, also as the tail of others: linkers merge them."""
         if (text, form) not in self._offsets:
             texts = self._line_strings if form == LINE_STRP else self._strings
             self._offsets[text, form] = np.array(_places(texts, text, 0, len(texts)), np.uint32)
         return self._offsets[text, form]
 
     def _indexes(self, unit: Unit, text: bytes) -> list[int]:
-        """The numbers of the text in the unit's part of .debug_str_offsets (DWARF 5, 7.26)."""
+        """Returns the indexes of the text in the unit's part of .debug_str_offsets (DWARF 5, 7.26)."""
         base, size = self._str_offsets_base(unit), unit.offset_size
         header = self._str_offsets[max(base - 4 - size, 0) : max(base - 4, 0)]
         end = min(base - 4 + int.from_bytes(header, "little"), len(self._str_offsets))
-        # The low halves are enough: what is found is looked at again.
+        # The low halves are enough: each match is verified.
         words = self._matching(self._str_offsets, base, end, self._offsets_of(text, STRP))
         return [(word - base) // size for word in words if (word - base) % size == 0][:_MAX_INDEXES]
 
     def _words(self, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
-        """Where words of 32 bits that are ``wanted`` lie from ``start`` to ``end``, aligned or not."""
+        """Returns the offsets of ``wanted`` 32-bit words from ``start`` to ``end``, aligned or not."""
         found: list[int] = []
         for shift in range(4):
             found += self._matching(self._info, start + shift, end, wanted)
         return sorted(found)[:_MAX_OCCURRENCES]
 
     def _matching(self, data: bytes, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
-        """The same of those a multiple of 4 behind ``start``; ``wanted`` in order."""
+        """Returns the same at multiples of 4 behind ``start``; ``wanted`` is sorted."""
         found: list[int] = []
         for at in range(start, end - 3, _PART) if len(wanted) else ():
             self._units.in_time()
@@ -120,7 +120,7 @@ class Texts:
         return found
 
     def _str_offsets_base(self, unit: Unit) -> int:
-        """From the attributes of the unit itself, whose own texts may need it: they are not looked at."""
+        """Returns the base from the unit's own attributes, without reading their texts, which may need it."""
         code, at = uleb(self._info, unit.first)
         for attribute in unit.abbreviations[code].attributes if code in unit.abbreviations else ():
             value, at = self._units.value(unit, attribute, at)
@@ -131,7 +131,7 @@ class Texts:
 
 
 def uleb_bytes(number: int) -> bytes:
-    """As unsigned LEB128."""
+    """Encodes a number as unsigned LEB128."""
     parts = bytearray()
     while True:
         number, low = number >> 7, number & 0x7F
@@ -141,7 +141,7 @@ def uleb_bytes(number: int) -> bytes:
 
 
 def _places(data: bytes, needle: bytes, start: int, end: int) -> list[int]:
-    """Where ``needle`` begins; not all of them where there are too many."""
+    """Returns the offsets of ``needle``, up to a bound."""
     found: list[int] = []
     at = data.find(needle, start, end)
     while at >= 0 and len(found) < _MAX_OCCURRENCES:

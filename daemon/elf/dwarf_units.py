@@ -1,4 +1,4 @@
-"""Units and attributes of DWARF, bounded: everything in it is the target's word.
+"""Reads units and attributes of hostile DWARF, within bounds.
 
 Format: DWARF 4 and 5, chapters 2 and 7 (7.5.1 for the units, 7.5.3 for the abbreviations, 7.5.6 for the forms); also
 the GNU forms of dwz.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from probing.api.errors import UnsupportedTarget
+from probing.api.errors import CorruptTarget, UnsupportedTarget
 
 __all__ = (
     "INDEXES",
@@ -52,8 +52,8 @@ _MAX_BLOCK = 256
 Value = int | bytes
 
 
-class Damaged(Exception):
-    """What is there makes no sense, or is no entry; what lies elsewhere may still do."""
+class Damaged(CorruptTarget):
+    """These bytes are damaged, or no entry; others may be sound. It does not leave the parser's DWARF reader."""
 
 
 class Attribute(NamedTuple):
@@ -65,7 +65,7 @@ class Attribute(NamedTuple):
 
 
 class Abbreviation(NamedTuple):
-    """What entries that begin with ``code`` are."""
+    """The tag and attributes of entries that begin with ``code``."""
 
     code: int
     tag: int
@@ -89,7 +89,7 @@ class Unit:
 class Units:
     """.debug_info and .debug_abbrev as bytes. ``deadline`` is on time.monotonic().
 
-    All that reads raises Damaged for what makes no sense, UnsupportedTarget for work that goes on too long.
+    Methods raise Damaged for damaged bytes, UnsupportedTarget when reading takes too long.
     """
 
     def __init__(self, info: bytes, abbrev: bytes, deadline: float) -> None:
@@ -111,14 +111,14 @@ class Units:
         raise UnsupportedTarget("the debugging information has too many units")
 
     def in_time(self) -> None:
-        """Raise UnsupportedTarget when the deadline is over."""
+        """Raises UnsupportedTarget after the deadline."""
         if time.monotonic() > self._deadline:
             raise UnsupportedTarget("the debugging information takes too long to read")
 
     def value(self, unit: Unit, attribute: Attribute, at: int) -> tuple[Value, int]:
-        """(the value, where it ends) of an attribute at ``at``.
+        """Returns (value, end) of an attribute at ``at``.
 
-        A reference is an offset in .debug_info, a block its first 256 bytes, a text elsewhere where it lies there.
+        A reference is an offset in .debug_info; a block its first 256 bytes; a text of another section its offset.
         """
         form = attribute.form
         size = fixed_size(unit, form)
@@ -151,7 +151,7 @@ class Units:
         return at
 
     def _unit(self, start: int) -> Unit | None:
-        """None for what is no compilation unit that can be read here."""
+        """Returns None for a unit of an unknown version."""
         offset_size, length = _length(self.info, start)
         at, end = start + (12 if offset_size == 8 else 4), start + length
         if end > len(self.info) or end - at < 16:
@@ -201,7 +201,7 @@ class Units:
 
 
 def uleb(data: bytes, at: int) -> tuple[int, int]:
-    """(the unsigned LEB128 number at ``at``, where it ends)."""
+    """Returns (unsigned LEB128 number at ``at``, its end)."""
     number = 0
     for shift in range(0, 70, 7):
         if not 0 <= at < len(data):
@@ -221,14 +221,14 @@ def _sleb(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fixed_size(unit: Unit, form: int) -> int | None:
-    """Bytes of an attribute of ``form``; None where each says how many."""
+    """Returns the bytes of an attribute of ``form``; None for a form of variable size."""
     if form == _ADDR or (form == _REF_ADDR and unit.version == 2):
         return unit.address_size
     return unit.offset_size if form in _OFFSETS else _FIXED.get(form)
 
 
 def _length(info: bytes, at: int) -> tuple[int, int]:
-    """(bytes of an offset in the unit at ``at``, length of the unit with the word that says it)."""
+    """Returns (bytes of an offset in the unit at ``at``, length of the unit with its length field)."""
     if at + 12 > len(info):
         raise Damaged("the debugging information ends too early")
     length = int.from_bytes(info[at : at + 4], "little")

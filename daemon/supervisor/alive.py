@@ -1,8 +1,8 @@
-"""How a process of the daemon shows that it is well, and says where it stands when it is not.
+"""Reports the health of a process to the supervisor and systemd.
 
-A thread asks the process what a client would ask it. Each answer is reported: to the supervisor by a line on the
-inherited pipe (``fatal``), to systemd as ``WATCHDOG=1``. When reports stay away, either of them sends SIGABRT, at which
-the stack of every thread goes to stderr and the process ends (faulthandler needs neither the GIL nor any lock of ours).
+A thread sends the process a request as a client would. Each answer is reported: to the supervisor by a line on the
+inherited pipe (``fatal``), to systemd as ``WATCHDOG=1``. Without reports either of them sends SIGABRT; faulthandler,
+which needs neither the GIL nor any lock of ours, then writes the stack of every thread to stderr.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from probing.daemon.supervisor.notify import notify, watchdog_interval
 
 __all__ = ("START_S", "Watch")
 
-# A start may take this long: the log is recovered, programs are loaded, processes are found.
+# For a start, s: the log is recovered, programs are loaded, processes are found.
 START_S = 120.0
-# Of what the watcher allows, one of so many parts between two questions.
+# Requests in the time after which the watcher gives up.
 PARTS = 5
-# Between two questions until the first one is answered, s: somebody waits for it.
+# Between two requests until the first answer, s: the start waits for it.
 SOON_S = 0.05
 STOP_S = 5.0
-# Where nobody watches.
+# Between two requests without a watcher, s.
 ALONE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """``well`` says whether the process answers within a number of seconds and made progress within as many.
+    """Asks ``well(seconds)``: whether the process answers within so many seconds and made progress within as many.
 
-    ``hang_s`` is what the watcher allows, 0: only what systemd asks for.
-
-    The main thread calls ``step`` in each round of its own loop; until the first one the process starts.
+    ``hang_s``: seconds without a report after which the supervisor acts; 0: only systemd watches. The main thread
+    calls ``step`` in each round of its own loop; until the first call the process counts as starting.
     """
 
     def __init__(self, hang_s: float, well: Callable[[float], bool]) -> None:
@@ -54,7 +53,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; whoever is asked must have answered or hung up."""
+        """Ends the requests; the last one must have been answered or closed."""
         self._ended.set()
         self._started.set()
         self._thread.join(STOP_S)
@@ -66,7 +65,7 @@ class Watch:
     def _run(self) -> None:
         interval = min(self._hang_s / PARTS, self._interval or self._hang_s) or ALONE_S
         while not self._started.wait(interval):
-            # A start that takes too long is no sign of life.
+            # A start that takes too long is a hang.
             if time.monotonic() < self._begun + START_S:
                 _report(answers=False)
         answered = False

@@ -1,4 +1,4 @@
-"""Asking the collector how it is, as the service asks it."""
+"""Requests the status of the collector, as the service does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("collector_status",)
 
 
 def collector_status(path: str, timeout: float) -> dict[str, Any]:
-    """Status.to_dict of the collector that listens at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
+    """Returns Status.to_dict of the collector at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
     with connect(path, timeout) as channel:
         answer = channel.request({"op": "status"}, timeout=timeout)
     return {**answer.header, **json.loads(answer.payload or b"{}")}

@@ -1,4 +1,4 @@
-"""Starting the daemon's processes, each by exec with its own rights."""
+"""Starts the daemon's processes, each by exec with its own rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.daemon.supervisor.runtime import service_config
 
 __all__ = ("Service", "Spawner", "describe")
 
-# -I: neither the directory nor a variable nor a user's own packages may change what is imported.
+# -I: neither the directory, nor a variable, nor a user's own packages can change the imports.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
     "maintenance": ("-I", "-m", "probing.daemon.confined.store_maintenance"),
@@ -29,24 +29,24 @@ PROGRAMS = {
     "sql": ("-I", "-m", "probing.daemon.confined.sql_worker"),
 }
 log = logging.getLogger("probingd.supervisor")
-# So many times longer may the first sign of life take.
+# The first report may take so many times ``hang_s``.
 FIRST_SIGN = 4
-# What writes its stacks needs no longer.
+# A process that got SIGABRT writes its stacks within this time, s.
 ABORT_S = 3.0
-# What is freed goes back to the system: large blocks at once, instead of leaving holes in the heap.
+# Freed memory goes back to the system: large blocks at once, instead of leaving holes in the heap.
 COLLECTOR_MEMORY = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "4194304",
 }
-# A run this long was no failed start, so the next start need not wait.
+# A run this long was no failed start, so the next start does not wait.
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
 LAST_DELAY_S = 5.0
 
 
 class Spawner:
-    """Starts processes. ``programs`` is what Python runs, by kind."""
+    """Starts processes. ``programs``: arguments of Python, by kind."""
 
     def __init__(
         self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS
@@ -67,9 +67,9 @@ class Spawner:
     def start(
         self, kind: str, *, connection: socket.socket | None = None, errors: int | None = None, restarted: str = ""
     ) -> subprocess.Popen[bytes]:
-        """Start a process of ``kind``, ``connection`` as its descriptor 0, ``errors`` the pipe of ``fatal``.
+        """Starts a process of ``kind`` with ``connection`` as descriptor 0 and ``errors`` as the pipe of ``fatal``.
 
-        ``restarted`` is how the one before it ended.
+        ``restarted``: how the process before it ended.
         """
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         # An arena of malloc for each of its threads would cost the collector megabytes.
@@ -98,10 +98,10 @@ class Spawner:
 
 @dataclass
 class Service:
-    """A process that is started again whenever it ends, later each time it fails at once.
+    """A process that is restarted whenever it ends, with a growing delay while it fails at once.
 
-    ``seen`` is its last sign of life, ``answers`` whether it answered since its start, ``aborted`` when it was made to
-    end for want of a sign.
+    ``seen``: time of its last report. ``answers``: whether it answered since its start. ``aborted``: when SIGABRT was
+    sent for want of reports. Times are of time.monotonic().
     """
 
     kind: str
@@ -115,7 +115,7 @@ class Service:
     failures: int = 0
     due: float | None = 0.0
     reason: str = ""
-    said: bytes = field(default=b"", repr=False)
+    output: bytes = field(default=b"", repr=False)
 
     def start(self, spawner: Spawner) -> None:
         self.errors, inherited = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,40 +126,40 @@ class Service:
         self.started = self.seen = time.monotonic()
         self.due = self.aborted = None
         self.answers = False
-        self.said = b""
+        self.output = b""
 
     def listen(self) -> bool:
-        """Take what it wrote, which is a sign of life. False when it will write no more."""
+        """Reads its reports. False at the end of the pipe."""
         try:
             data = os.read(self.errors, MAX_LINE * 4)
         except BlockingIOError:
             return True
         if data:
-            lines = (self.said + data).split(b"\n")
+            lines = (self.output + data).split(b"\n")
             self.answers |= ANSWERS in lines
-            # The error that it ends with, and what is no whole line yet.
-            self.said = b"\n".join((*(line for line in lines[:-1] if line not in (b"", ANSWERS)), lines[-1]))
-            self.said = self.said[-MAX_LINE * 4 :]
+            # The error that ended it, and an incomplete line.
+            self.output = b"\n".join((*(line for line in lines[:-1] if line not in (b"", ANSWERS)), lines[-1]))
+            self.output = self.output[-MAX_LINE * 4 :]
             self.seen = time.monotonic()
         return bool(data)
 
     def press(self, now: float, hang_s: float) -> None:
-        """Make it end, with its stacks in the log, when it gave no sign of life for ``hang_s``."""
+        """Ends it, with its stacks in the log, after ``hang_s`` without a report."""
         if self.process is None:
             return
-        # Its first sign comes when all that it imports is read, from a slow disk perhaps.
+        # The first report comes after all imports, perhaps from a slow disk.
         patience = hang_s if self.seen > self.started else FIRST_SIGN * hang_s
         if self.aborted is None and now > self.seen + patience:
             self.aborted = now
             log.error("%s, pid %d, gave no sign of life for %.0f s", self.kind, self.process.pid, now - self.seen)
             self.process.send_signal(signal.SIGABRT)
-            # One that was stopped acts on no signal but this.
+            # A stopped process acts on no other signal.
             self.process.send_signal(signal.SIGCONT)
         elif self.aborted is not None and now > self.aborted + ABORT_S:
             self.process.kill()
 
     def ended(self, *, again: bool) -> bytes:
-        """Take note of the end of the process; ``again``: start it anew. The line it left behind."""
+        """Records the end of the process and returns its last line; ``again``: schedules the next start."""
         self.listen()
         os.close(self.errors)
         self.errors, self.process = -1, None
@@ -171,10 +171,10 @@ class Service:
             self.due = now + min(delay, LAST_DELAY_S)
         else:
             self.due = None
-        lines = self.said.split(b"\n")
+        lines = self.output.split(b"\n")
         return next((line for line in reversed(lines[:-1]) if line), b"")
 
 
 def describe(code: int) -> str:
-    """What ``Popen.returncode`` means, for a log line."""
+    """Describes ``Popen.returncode`` for a log line."""
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

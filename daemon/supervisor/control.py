@@ -1,4 +1,4 @@
-"""Ending and restarting a daemon that runs, from another process."""
+"""Stops and restarts a running daemon from another process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STOP_S = 90.0
 
 
 def stop(config: Config, *, keep_pins: bool = False) -> None:
-    """End the daemon of ``config.socket`` and wait for its end. Raises NotFound when there is none."""
+    """Stops the daemon of ``config.socket`` and waits for its end. Raises NotFound when none runs."""
     _signal(config, signal.SIGUSR1 if keep_pins else signal.SIGTERM, wait_s=STOP_S)
 
 
 def restart(config: Config) -> None:
-    """Start its collector and service anew; pins, and so what they see, stay."""
+    """Restarts its collector and service; pinned probes keep filling the rings."""
     _signal(config, signal.SIGHUP)
 
 
 def cleanup(config: Config, *, everything: bool = False) -> None:
-    """Remove the pins of ``config.instance``, or of all instances, and with them programs and links.
+    """Removes the pins of ``config.instance``, or of all instances, and so their programs and links.
 
     Raises UsageError while a daemon uses them.
     """
@@ -48,7 +48,7 @@ def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None
     except ProcessLookupError:
         return
     try:
-        # The descriptor holds the process, so a pid that was given anew since is noticed here.
+        # The descriptor holds the process, so a reused pid is noticed here.
         if owner_of(config) != pid:
             return
         signal.pidfd_send_signal(process, number)

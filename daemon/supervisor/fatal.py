@@ -1,8 +1,8 @@
-"""How a process of the daemon says that it is alive, and why it cannot go on.
+"""Reports health and the fatal error of a process to the supervisor.
 
-Under the supervisor it writes to an inherited pipe (``PROBINGD_ERROR_FD``): now and then an empty line while it starts
-and ANSWERS once it answers; and the error that ends it as one line of JSON, which the supervisor prints. Alone it
-prints ``error:`` and ``hint:`` itself.
+The process writes to an inherited pipe (``PROBINGD_ERROR_FD``): empty lines while it starts, ANSWERS once it answers,
+and the error that ends it as one line of JSON, which the supervisor prints. Without a supervisor it prints ``error:``
+and ``hint:`` itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_LINE = 4096
 
 
 def report(error: ProbingError) -> None:
-    """Tell the supervisor, or the terminal where there is none, that ``error`` ends this process."""
+    """Reports the error that ends this process to the supervisor, or to the terminal without one."""
     fd = os.environ.get(ERROR_FD, "")
     if not fd.isdigit():
         print_error(error)
@@ -40,16 +40,16 @@ def report(error: ProbingError) -> None:
 
 
 def alive(*, answers: bool) -> None:
-    """A sign of life for the supervisor, if there is one."""
+    """Reports to the supervisor, if there is one, that this process is alive."""
     fd = os.environ.get(ERROR_FD, "")
     if fd.isdigit():
-        # One that reads no more has ended, and this process with it.
+        # A supervisor that closed the pipe has ended, and this process with it.
         with suppress(OSError):
             os.write(int(fd), ANSWERS + b"\n" if answers else b"\n")
 
 
 def parse(line: bytes) -> ProbingError | None:
-    """The error of a line that ``report`` wrote; None when it is none."""
+    """Returns the error of a line of ``report``; None for any other line."""
     try:
         fields = json.loads(line)
         return error_from(str(fields["kind"]), str(fields["message"]), str(fields["hint"]))
@@ -58,7 +58,7 @@ def parse(line: bytes) -> ProbingError | None:
 
 
 def print_error(error: ProbingError) -> None:
-    """``error:`` and ``hint:``, a line each, on stderr."""
+    """Prints ``error:`` and ``hint:`` to stderr, a line each."""
     text = f"error: {_line(error.message)}\n"
     if error.hint:
         text += f"hint: {_line(error.hint)}\n"
@@ -67,7 +67,7 @@ def print_error(error: ProbingError) -> None:
 
 
 def guard(main: Callable[[], int]) -> int:
-    """Run ``main``; a ProbingError is reported and becomes its exit code, and so does a lack of descriptors."""
+    """Runs ``main``; reports a ProbingError, or a lack of descriptors, and returns its exit code."""
     try:
         return main()
     except ProbingError as e:

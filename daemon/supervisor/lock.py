@@ -1,6 +1,6 @@
-"""The lock of a running daemon: a file beside its socket, held by a POSIX lock, so that the kernel names the holder.
+"""Locks a daemon's socket by a POSIX lock on a file beside it, whose holder the kernel names.
 
-Only the owner may open the file: who can read it can hold a shared lock on it, and so keep a daemon from starting.
+Only the owner may open the file: a reader could hold a shared lock on it, and so keep a daemon from starting.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class Lock:
-    """Held until ``release``, or until the process ends."""
+    """A lock that is held until ``release``, or until the process ends."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path, self._fd = path, fd
 
     @classmethod
     def take(cls, config: Config) -> Lock | None:
-        """The lock of ``config.socket``; None while a daemon holds it. Raises StoreError when it cannot be made."""
+        """Takes the lock of ``config.socket``; None while a daemon holds it. Raises StoreError for an unusable file."""
         path = lock_path(config)
         while True:
             fd = _open(path)
@@ -40,7 +40,7 @@ class Lock:
                 return cls(path, fd)
             holder = None if held else _holder(fd)
             if holder is None and not held and _is_at(path, fd):
-                # Shared locks of strangers, from when everybody could read the file: no daemon takes one.
+                # Only others hold shared locks, taken while everybody could read the file; no daemon takes one.
                 path.unlink(missing_ok=True)
             os.close(fd)
             if holder is not None:
@@ -52,15 +52,15 @@ class Lock:
 
 
 def lock_path(config: Config) -> Path:
-    """The file whose POSIX lock the supervisor holds."""
+    """Returns the path of the locked file."""
     return Path(config.socket + ".lock")
 
 
 def owner_of(config: Config) -> int | None:
-    """The pid of the supervisor of this configuration's socket, from the kernel; None when there is none.
+    """Returns the pid of the supervisor of this configuration's socket, from the kernel; None when none runs.
 
-    It holds the lock for itself alone, as daemons do, and runs as the user who owns it: root, this process's user, or
-    the owner of the directory.
+    It must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner of the
+    directory.
     """
     path = lock_path(config)
     try:
@@ -71,7 +71,7 @@ def owner_of(config: Config) -> int | None:
         raise StoreError(f"cannot read {path}: {e.strerror}", hint="ask as root") from e
     try:
         owner = _require_file(path, fd).st_uid
-        # In a directory that everybody may write to the lock can be anybody's.
+        # In a directory that all may write to, anybody can create the lock.
         if owner not in (0, os.geteuid(), path.parent.stat().st_uid):
             return None
         pid = _holder(fd)
@@ -81,7 +81,7 @@ def owner_of(config: Config) -> int | None:
 
 
 def _holder(fd: int) -> int | None:
-    """The pid of who holds the file locked exclusively: the lock asked about is shared, and so meets no other."""
+    """Returns the pid of an exclusive holder; a query for a shared lock conflicts with no shared one."""
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)
@@ -120,7 +120,7 @@ def _require_file(path: Path, fd: int) -> os.stat_result:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether ``path`` names the file still: a daemon that ends takes it away."""
+    """Returns whether ``path`` still names the file, which an ending daemon removes."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:

@@ -35,19 +35,19 @@ log = logging.getLogger("probingd.supervisor")
 READY_S = 120.0
 STOP_S = 10.0
 FAILED_STARTS = 3
-# A collector whose supervisor was killed takes this long at most to let go of what it held.
+# A collector whose supervisor was killed releases its locks within this time.
 LOCKED_S = 3.0
-# A round of the loop takes a second at most: after this it was itself stopped.
+# A round of the loop takes a second at most; after a longer one this process itself was stopped.
 STILL_S = 5.0
-# More helpers than this on one socket is a fault of the one who connects.
+# More helpers than this on one socket are a fault of the connecting process.
 MAX_HELPERS = 64
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
 
 class Supervisor:
-    """``run`` returns when a signal ends the daemon; a start that fails is raised as the error that ended it.
+    """Runs the daemon until a signal ends it; raises the error that ended a failed start.
 
-    SIGTERM and SIGINT stop and remove every pin, SIGUSR1 stops and keeps them, SIGHUP restarts the children.
+    SIGTERM and SIGINT stop it and remove every pin, SIGUSR1 stops it and keeps them, SIGHUP restarts the children.
     """
 
     def __init__(self, config: Config, rights: RightsTable, spawner: Spawner | None = None) -> None:
@@ -71,7 +71,7 @@ class Supervisor:
         if not self._rights.switches:
             log.warning("cannot change the user: all processes run as uid %d", os.getuid())
         fresh = not pins_of(self._config).exists()
-        # Signals come as bytes, so that the loop waits for them and for connections at once.
+        # Signals arrive as bytes, so that one select waits for them and for connections.
         wake, wakened = socket.socketpair()
         wake.setblocking(False)
         wakened.setblocking(False)
@@ -126,7 +126,7 @@ class Supervisor:
                 self._answered()
 
     def _press(self, now: float) -> None:
-        """Restart what stands still. Nobody is blamed for a time in which this process stood still itself."""
+        """Restarts hung children; a pause of this process itself does not count against them."""
         late, self._looked = now - self._looked > STILL_S, now
         for child in (self._collector, self._service):
             if late:
@@ -238,7 +238,7 @@ class Supervisor:
 
 
 def _noted(number: int, frame: object) -> None:
-    """The number arrives on the wake-up descriptor; a handler must be there for that."""
+    """Does nothing: the number arrives on the wake-up descriptor, which needs a handler."""
     del number, frame
 
 
@@ -257,6 +257,6 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
     except subprocess.TimeoutExpired:
         log.warning("pid %d did not end in time and is killed", process.pid)
         process.kill()
-        # One in uninterruptible sleep ends when its system call does; it is not waited for.
+        # A process in uninterruptible sleep ends with its system call; do not wait for it.
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)

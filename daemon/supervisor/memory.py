@@ -1,4 +1,4 @@
-"""Which limit of memory ended a process of ours: the kernel says who was killed only by counters of cgroups.
+"""Finds the memory limit that killed a process of ours, by the kernel's counters of cgroups.
 
 Version 2 counts in ``memory.events``, ``oom`` where the limit was reached and in all cgroups above; version 1 in
 ``memory.oom_control``, in the cgroup of the process alone (Documentation/admin-guide/cgroup-v{1/memory,2}.rst).
@@ -16,7 +16,7 @@ _NO_LIMIT = 1 << 60
 
 
 class MemoryLimits:
-    """Those above this process and its children; ``root`` is where cgroups are mounted."""
+    """The memory limits above this process and its children; ``root`` is where cgroups are mounted."""
 
     def __init__(self, root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
         # From the process upwards.
@@ -24,7 +24,7 @@ class MemoryLimits:
         self._kills = self._count()
 
     def reached(self) -> str:
-        """The limit that was reached since the last call, in words; empty when none was."""
+        """Describes the limit reached since the last call; empty when none was."""
         before, self._kills = self._kills, self._count()
         grown = [group for group, old, new in zip(self._groups, before, self._kills, strict=True) if new > old]
         if not grown:
@@ -53,7 +53,7 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _limit(group: Path) -> tuple[Path, int]:
-    """The nearest cgroup from ``group`` on that has a limit, and its bytes."""
+    """Returns the nearest cgroup from ``group`` upwards that has a limit, and its bytes."""
     for place in (group, *group.parents):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = next(iter(_lines(place / name)), "")

@@ -1,4 +1,4 @@
-"""What systemd is told: ready, alive, stopping (sd_notify(3)). Says nothing where there is no systemd."""
+"""Notifies systemd of readiness, health and stopping (sd_notify(3)); does nothing without systemd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ("notify", "watchdog_interval")
 
 
 def notify(state: str) -> None:
-    """Send ``state`` (``READY=1``, ``WATCHDOG=1``, ``STOPPING=1``...) to ``NOTIFY_SOCKET``, if there is one."""
+    """Sends ``state`` (``READY=1``, ``WATCHDOG=1``, ``STOPPING=1``...) to ``NOTIFY_SOCKET``, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -20,12 +20,12 @@ def notify(state: str) -> None:
         try:
             sock.sendto(state.encode(), address)
         except OSError:
-            # A manager that does not listen loses this message; the next one follows.
+            # Not sent again: the next notification follows.
             return
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two signs of life, half of what the manager allows; None when it asks for none."""
+    """Returns the seconds between two reports, half of WATCHDOG_USEC; None without a watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -1,7 +1,7 @@
 """``python -m probing.daemon.supervisor.ready``: ends with 0 once the daemon collects and answers.
 
-It asks the collector on its own socket and then the service on the public one, as a client would. It is a process
-of its own so that the supervisor need not know gRPC, nor wait for anybody.
+It asks the collector on its own socket and then the service on the public one, as a client would. It runs as a process
+of its own so that the supervisor neither imports gRPC nor waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     while not _collects(config.control_socket):
         time.sleep(INTERVAL_S)
-    # Only now, as it takes long and the collector has started meanwhile.
+    # Imported late: it takes long, and the collector starts meanwhile.
     import grpc
 
     while True:
@@ -47,8 +47,8 @@ def _collects(path: str) -> bool:
 
 
 def service_state(channel: grpc.Channel, timeout: float) -> str | None:
-    """The ``state`` that the service answers; None: no answer within ``timeout`` seconds."""
-    # Only where the service is asked: it takes long to load.
+    """Returns the ``state`` of the service; None without an answer within ``timeout`` seconds."""
+    # Imported late: it takes long.
     import grpc
 
     from probing.api.proto.probing.v1.node_pb2 import StatusRequest
@@ -57,7 +57,7 @@ def service_state(channel: grpc.Channel, timeout: float) -> str | None:
     try:
         return str(NodeStub(channel).Status(StatusRequest(), timeout=timeout).state)
     except (grpc.RpcError, ValueError):
-        # The latter of a channel that was closed.
+        # ValueError: the channel was closed.
         return None
 
 

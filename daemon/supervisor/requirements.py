@@ -1,4 +1,4 @@
-"""What must be there before anything is started, tested in a millisecond, with one error for each lack."""
+"""Tests in a millisecond what the daemon needs before anything starts, with one error for each lack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "load_libbpf", "needs_sys_a
 BTF = Path("/sys/kernel/btf/vmlinux")
 # The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
 OLDEST_KERNEL = (5, 10)
-# From here on every kernel has uprobe_multi; older ones of some distributions do, too, so they are asked.
+# The first kernel with uprobe_multi. Older ones of some distributions have it too, so features are probed.
 MULTI_KERNEL = (6, 6)
 OPEN_FILES = 65536
 # Pins, rings and links of all sources, and a connection for each reader, caller and worker.
@@ -28,7 +28,7 @@ _HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sy
 
 
 def require(rights: RightsTable) -> None:
-    """Raises PrivilegeError for what is missing."""
+    """Raises PrivilegeError for the first thing that is missing."""
     if rights.missing:
         names = ", ".join(f"CAP_{name}" for name in rights.missing)
         hint = "start it as root or by its systemd unit; `probingd check` says what each one is for"
@@ -44,9 +44,9 @@ def require(rights: RightsTable) -> None:
 
 
 def raise_limits() -> None:
-    """More open files, and unlimited locked memory, which BPF maps count against before Linux 5.11.
+    """Raises the limit of open files and of locked memory, which counts BPF maps before Linux 5.11.
 
-    And no core dumps, which would hold what was read of jobs: 1 byte, as at 0 a program may still get them (core(5)).
+    Core dumps would hold data of jobs: their limit is 1 byte, since at 0 a program may still get them (core(5)).
     Raises PrivilegeError when too few files may be open.
     """
     wanted = {
@@ -55,7 +55,7 @@ def raise_limits() -> None:
         resource.RLIMIT_CORE: 1,
     }
     for limit, value in wanted.items():
-        # Without CAP_SYS_RESOURCE what is there has to do.
+        # Without CAP_SYS_RESOURCE the limit stays.
         with suppress(ValueError, PermissionError):
             resource.setrlimit(limit, (value, value))
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,13 +76,13 @@ def _require_reach(rights: RightsTable) -> None:
 
 
 def kernel_release() -> tuple[int, int]:
-    """(major, minor) of the kernel that runs."""
+    """Returns (major, minor) of the running kernel."""
     match = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def load_libbpf() -> None:
-    """Raises PrivilegeError where there is no libbpf 1.x."""
+    """Loads libbpf 1.x. Raises PrivilegeError without it."""
     try:
         ctypes.CDLL("libbpf.so.1")
     except OSError as e:
@@ -91,8 +91,8 @@ def load_libbpf() -> None:
 
 
 def needs_sys_admin() -> bool:
-    """Whether uprobes go through perf events here, which CAP_PERFMON does not open."""
+    """Returns whether uprobes need perf events here, and so CAP_SYS_ADMIN."""
     if kernel_release() >= MULTI_KERNEL:
         return False
-    # In a process of its own: it loads much that the supervisor would then keep for ever.
+    # In a process of its own: the supervisor would keep the imported modules for good.
     return subprocess.run([sys.executable, "-I", "-c", _HAS_MULTI], check=False).returncode != 0

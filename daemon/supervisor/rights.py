@@ -1,7 +1,7 @@
-"""Which process gets which rights, and the ``setpriv`` command that gives exactly those.
+"""The rights of each process, and the ``setpriv`` command that grants exactly those.
 
-The numbers are those of include/uapi/linux/capability.h. Old builds of setpriv do not know the names of the newest
-ones (libcap-ng before 0.8.1 lacks CAP_BPF), so it is told numbers.
+The numbers are those of include/uapi/linux/capability.h. setpriv gets numbers, since old builds lack the newest names
+(libcap-ng before 0.8.1 lacks CAP_BPF).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ READER = ("SYS_PTRACE", "DAC_READ_SEARCH")
 
 @dataclass(frozen=True)
 class Account:
-    """A user, its main group and the further ones, as numbers."""
+    """A user, its main group and its supplementary groups, as numbers."""
 
     uid: int
     gid: int
     groups: tuple[int, ...]
 
     def may_create_in(self, directory: Path) -> bool:
-        """Whether it can make files in ``directory``, by the mode bits of the whole path."""
+        """Returns whether the user can create files in ``directory``, by the mode bits of the whole path."""
         if self.uid == 0:
             return directory.is_dir()
         return self.may_reach(directory) and self._bits(directory) & 3 == 3
 
     def may_reach(self, path: Path) -> bool:
-        """Whether it may pass through every directory above ``path``."""
+        """Returns whether the user may pass through every directory above ``path``."""
         return self.uid == 0 or all(self._bits(parent) & 1 for parent in path.parents)
 
     def _bits(self, path: Path) -> int:
@@ -78,13 +78,13 @@ class Account:
 
 @dataclass(frozen=True)
 class Rights:
-    """What a process may do. ``account`` None: the supervisor's own, as it cannot change its user."""
+    """The user and capabilities of a process. ``account`` None: the supervisor's, which cannot change its user."""
 
     account: Account | None
     capabilities: tuple[str, ...]
 
     def command(self, *, drop_bounding: bool = True) -> list[str]:
-        """The words to put before a command so that it runs with just these rights and dies with its parent."""
+        """Returns the arguments to put before a command, so that it has only these rights and ends with its parent."""
         words = [_setpriv(), "--no-new-privs", "--pdeathsig=SIGTERM"]
         if self.account:
             words += [f"--reuid={self.account.uid}", f"--regid={self.account.gid}"]
@@ -111,7 +111,7 @@ class RightsTable:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Capabilities that the collector needs and we cannot give."""
+        """Capabilities that the collector needs and this process lacks."""
         have = permitted()
         return tuple(name for name in self.collector.capabilities if name not in have)
 
@@ -124,7 +124,7 @@ class RightsTable:
 
 
 def permitted(pid: str = "self") -> frozenset[str]:
-    """The capabilities of CAPABILITIES that process ``pid`` may use."""
+    """Returns the permitted capabilities of process ``pid``, of those in CAPABILITIES."""
     return _capabilities(pid, "CapPrm")
 
 
@@ -133,9 +133,9 @@ def effective(pid: str = "self") -> frozenset[str]:
 
 
 def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
-    """Look the users up. ``sys_admin``: the collector also needs CAP_SYS_ADMIN, as the kernel has no uprobe_multi.
+    """Looks the users up. ``sys_admin``: the collector also needs CAP_SYS_ADMIN, as the kernel lacks uprobe_multi.
 
-    Raises ConfigError for a user or group that is not there.
+    Raises ConfigError for an unknown user or group.
     """
     have = permitted()
     switches = have >= {"SETUID", "SETGID", "SETPCAP", "CHOWN"}

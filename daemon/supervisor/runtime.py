@@ -1,6 +1,6 @@
-"""What must lie in the file system before the first process starts: sockets, directories, the BPF file system.
+"""Creates the sockets, directories and BPF file system that the processes need.
 
-All of it is made by the supervisor and given to the user who needs it, so no other process needs a right for that.
+The supervisor creates them before the first start, for the user that needs them, so no other process needs that right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from probing.daemon.supervisor.rights import Account, RightsTable
 __all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
-# Who connects decides the owner of a socket: SQL workers serve the service, all others the collector.
+# The connecting process owns a socket: the service that of SQL workers, the collector all others.
 INETD_SOCKETS = ("reader", "parser", "maintenance", "sql")
 
 
@@ -36,7 +36,7 @@ class Runtime:
         self.listeners: dict[str, socket.socket] = {}
 
     def prepare(self) -> None:
-        """Make everything. Raises StateLocked, StoreError or PrivilegeError; what was made then stays."""
+        """Creates everything. Raises StateLocked, StoreError or PrivilegeError, and then leaves what it made."""
         if not (parent := Path(self._config.socket).parent).exists():
             _make(parent, None, 0o755)
         elif parent.stat().st_mode & 0o022:
@@ -48,7 +48,7 @@ class Runtime:
         self._make_pin_dir()
 
     def close(self) -> None:
-        """Remove the sockets and let the lock go. State and pins stay."""
+        """Removes the sockets and releases the lock. State and pins stay."""
         for listener in self.listeners.values():
             listener.close()
         self.listeners.clear()
@@ -58,7 +58,7 @@ class Runtime:
             self._lock = None
 
     def keep_state_dir(self) -> None:
-        """Make the state directory again if somebody deleted it: the collector may not write beside it."""
+        """Creates a deleted state directory again; the collector has no right to."""
         if not Path(self._config.state_dir).exists():
             try:
                 self._make_state_dir()
@@ -69,15 +69,15 @@ class Runtime:
     def _take_lock(self) -> None:
         lock = Lock.take(self._config)
         if lock is None:
-            raise self._taken(f"by probingd, pid {owner_of(self._config)}")
+            raise self._taken(f"probingd, pid {owner_of(self._config)}")
         if _answers(self._config.socket):
             lock.release()
-            raise self._taken("by another process")
+            raise self._taken("another process")
         self._lock = lock
 
-    def _taken(self, whom: str) -> ProbingError:
+    def _taken(self, by: str) -> ProbingError:
         hint = f"end it with `probingd stop --socket {self._config.socket}`, or give this one its own --socket"
-        return StateLocked(f"socket {self._config.socket} is taken {whom}", hint=hint)
+        return StateLocked(f"socket {self._config.socket} is taken by {by}", hint=hint)
 
     def _clear(self) -> None:
         # Only sockets and our own link: a wrong --socket must not cost anybody a file.
@@ -140,12 +140,12 @@ class Runtime:
 
 
 def make_state_dir(path: Path, account: Account | None) -> None:
-    """A state directory as a start of the daemon makes it. Raises StoreError."""
+    """Creates a state directory as a start of the daemon does. Raises StoreError."""
     _make(path, account, 0o750)
 
 
 def service_config(config: Config) -> Config:
-    """What the service is told: to listen where it may make a socket."""
+    """Returns the service's configuration, with the socket in the directory that it may write to."""
     return dataclasses.replace(config, socket=f"{config.runtime_dir}/{PUBLIC}")
 
 
@@ -166,7 +166,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether a directory of root's may be given away: one that holds no others, so nobody's home or /etc."""
+    """Returns whether root's directory may change its owner: it holds no others, so it is no home and not /etc."""
     found = path.stat()
     if found.st_uid != 0 or found.st_mode & stat.S_ISVTX:
         return False
@@ -196,7 +196,7 @@ def _make(path: Path, account: Account | None, mode: int) -> None:
 
 
 def _own(path: Path, account: Account | None, mode: int, group: int | None = None) -> None:
-    """Make ``path``, or take it over as it is; ``account`` None: this process keeps it. Raises StoreError."""
+    """Creates ``path``, or takes an existing one over; ``account`` None: for this process. Raises StoreError."""
     if not path.exists() and not path.is_symlink():
         _make(path, account, mode)
     elif path.is_symlink() or not path.is_dir():

@@ -1,6 +1,6 @@
-"""Names of C++ functions as people write them, by the C++ library itself.
+"""Demangles names of C++ functions with the C++ library.
 
-Names come from files that targets made, and demanglers have had bugs: only a parser, which has no rights, does this.
+Names come from hostile files, and demanglers have had bugs: only a parser, which has no rights, does this.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _MAX_DEMANGLED = 1 << 20
 
 @functools.lru_cache(maxsize=16_384)
 def readable(name: bytes) -> str:
-    """A symbol's name, demangled where it is a C++ one, clean, at most 512 characters.
+    """Returns a symbol's name, demangled if it is a C++ name, printable, of at most 512 characters.
 
-    Of one that is longer, the arguments of its templates are left out, the innermost ones first.
+    A longer name loses the arguments of its templates, the innermost first.
     """
     return clean_text(_shortened(_demangled(name).decode("utf-8", "backslashreplace")), MAX_NAME)
 
 
 def _demangled(name: bytes) -> bytes:
     library = _library()
-    # GCC writes what it split off a function behind a dot, which the C++ library puts into brackets.
+    # GCC marks a split-off part by a suffix behind a dot, which the C++ library puts into brackets.
     if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
         return name
     status = ctypes.c_int(-1)
@@ -50,7 +50,7 @@ def _shortened(name: str) -> str:
 
 
 def _without_arguments(name: str, keep: int) -> str:
-    """``name`` with all that is nested ``keep`` deep in <> replaced by an ellipsis."""
+    """Replaces all text nested ``keep`` deep in <> by an ellipsis."""
     kept, depth = [], 0
     operator = name.find("operator")
     for at, character in enumerate(name):

@@ -1,4 +1,4 @@
-"""One stack of a thread's C and Python frames: each run of the C interpreter loop is replaced by the frames it runs.
+"""Merges the C and Python frames of a thread: Python frames replace each run of the C interpreter loop.
 
 A Python frame that is an ``entry`` is the outermost of its run of the loop, so runs and calls of the loop correspond
 one to one, the innermost to the innermost.
@@ -21,10 +21,10 @@ _INSTRUCTION = re.compile(r"_TAIL_CALL_\w+(?:\.[\w.]+)*")
 
 
 def merge(python: Sequence[Frame], native: Sequence[Frame], reason: str) -> tuple[list[Frame], str]:
-    """Frames innermost first, and why native ones are missing, empty when none are.
+    """Returns (frames innermost first, why native frames are missing, empty when none are).
 
-    ``reason`` is why outer frames of ``native`` are missing, and empty when it is whole. When the two do not fit
-    together, the Python stack stays whole, below the native frames that came before all of it.
+    ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. When the two do not match, the
+    Python stack stays whole, below the native frames inside all of it.
     """
     if not python:
         return list(native), reason
@@ -57,7 +57,7 @@ def _runs(python: Sequence[Frame]) -> list[list[Frame]]:
 
 
 def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
-    """[start, end) of the frames of each call of the loop."""
+    """Returns [start, end) of the frames of each call of the loop."""
     found: list[tuple[int, int]] = []
     at = 0
     while at < len(native):

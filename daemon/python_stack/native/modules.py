@@ -1,4 +1,4 @@
-"""The files that a parser has open for unwinding, and where in them the instructions of a process are."""
+"""Keeps the ELF files open that a parser unwinds with, and maps instructions of a process to them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ _FileId = tuple[int, int, int, int]
 
 
 class FileNeeded(Exception):
+    """Control flow, not an error: ``Unwinder`` catches it and requests the file of ``mapping``."""
+
     def __init__(self, mapping: CodeMapping) -> None:
         super().__init__(mapping.path)
         self.mapping = mapping
 
 
 class Module:
-    """One ELF file, open as ``fd``, which it owns. What makes no sense in it is as if it were not there."""
+    """One ELF file, open as ``fd``, which it owns. Damaged parts of it count as missing."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -58,11 +60,11 @@ class Module:
         return len(self._functions) if self._functions else 0
 
     def address(self, offset: int) -> int | None:
-        """The address before relocation of the instruction at ``offset`` in the file."""
+        """Returns the address before relocation of the instruction at ``offset`` in the file."""
         return self._elf.code_address(offset) if self._elf else None
 
     def row(self, address: int) -> Row | None:
-        """How the frame of a function at ``address`` (before relocation) lies; None when the file does not tell."""
+        """Returns the call frame information at ``address`` (before relocation), None where the file has none."""
         if address not in self._rows:
             frames = self._frames
             found = _or_none(lambda: frames.row(address)) if frames else None
@@ -71,7 +73,7 @@ class Module:
         return self._rows[address]
 
     def function(self, address: int) -> tuple[str, int] | None:
-        """The readable name of the function at ``address``, and where it begins."""
+        """Returns (readable name, start) of the function at ``address``."""
         if address not in self._named:
             _keep(self._named, address, self._find(address))
         return self._named[address]
@@ -104,8 +106,7 @@ class Module:
 
 
 class Modules:
-    """The files by what they are. A file that is asked for by its place in a process's maps is found as long as the
-    descriptor is held: the inode cannot become another file's meanwhile."""
+    """Files by device and inode. The held descriptor keeps the inode from being reused for another file."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[_FileId, Module] = OrderedDict()
@@ -113,15 +114,15 @@ class Modules:
         self._fds: dict[_FileId, int] = {}
 
     def add(self, mapping: CodeMapping, process: tuple[int, int], fd: int) -> None:
-        """Take the file of ``mapping`` of a process (pid, start_ns). ``fd`` stays the caller's."""
+        """Registers the file of ``mapping`` of a process (pid, start_ns). ``fd`` stays the caller's."""
         found = os.fstat(fd)
         file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if file not in self._files:
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
             self._files[file] = Module(own)
             self._fds[file] = own
-        # Where maps and the file itself name different devices (overlayfs), only the reader's word for this process
-        # says that they are the same.
+        # On overlayfs, maps and the file name different devices: the match then holds for this process alone, as the
+        # reader reported it.
         exact = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == mapping[3:6]
         self._aliases[(*mapping[3:6], (0, 0) if exact else process)] = file
         while len(self._aliases) > _MAX_ALIASES:
@@ -137,7 +138,7 @@ class Modules:
                 continue
             found = os.fstat(self._fds[file])
             if (found.st_size, found.st_mtime_ns) != file[2:]:
-                self._drop(file)  # it was written over
+                self._drop(file)  # its content was replaced
                 continue
             self._files.move_to_end(file)
             return self._files[file]
@@ -156,7 +157,7 @@ class Modules:
 
 
 class Place(NamedTuple):
-    """Where an instruction is: ``offset`` in the file of ``mapping``; ``module`` None: there is no such file."""
+    """The place of an instruction: ``offset`` in the file of ``mapping``; ``module`` None: without a file."""
 
     mapping: CodeMapping
     offset: int
@@ -165,7 +166,7 @@ class Place(NamedTuple):
 
 
 class CodeSpace:
-    """The executable mappings of one process. ``absent`` are the starts of those whose file cannot be had."""
+    """The executable mappings of one process. ``absent``: starts of mappings whose file cannot be opened."""
 
     def __init__(
         self, mappings: Sequence[CodeMapping], modules: Modules, process: tuple[int, int], absent: frozenset[int]
@@ -178,14 +179,14 @@ class CodeSpace:
         self._held: dict[CodeMapping, Module] = {}
 
     def holds(self, ip: int) -> CodeMapping | None:
-        """The executable mapping around an address."""
+        """Returns the executable mapping that holds an address."""
         index = bisect.bisect_right(self._starts, ip) - 1
         if index >= 0 and ip < self._mappings[index].end:
             return self._mappings[index]
         return None
 
     def place(self, ip: int) -> Place | None:
-        """Raises FileNeeded when the parser does not have the file yet."""
+        """Returns the place of an instruction. Raises FileNeeded when the parser lacks the file."""
         mapping = self.holds(ip)
         if mapping is None:
             return None
@@ -210,7 +211,7 @@ def _or_none(make: Callable[[], _T]) -> _T | None:
     try:
         return make()
     except (TargetError, MemoryError):
-        return None  # also a file that asks for more memory than a parser has
+        return None  # MemoryError: the file needs more memory than a parser has
 
 
 def _keep(kept: dict[int, _T], key: int, value: _T) -> None:

@@ -1,7 +1,7 @@
-"""What a reader saw of a process's C stacks, on its way through the collector to a parser.
+"""Encodes copies of C stacks for the way from a reader through the collector to a parser.
 
-One run of bytes: the length of a JSON object (u32), the object, and the copied stacks one after the other. The
-collector hands it on as it came, so nothing in it is taken apart by a process with rights but the object.
+The bytes are the length of a JSON object (u32), the object, and the copied stacks one after the other. The collector
+passes them on unchanged, so of all this a process with rights parses the object at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = 1 << 64
 
 
 class CodeMapping(NamedTuple):
-    """An executable mapping. ``inode`` 0: no file is behind it. ``path`` is clean text."""
+    """An executable mapping. ``inode`` 0: anonymous memory. ``path`` is printable."""
 
     start: int
     end: int
@@ -38,9 +38,9 @@ class CodeMapping(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StackCopy:
-    """A thread that held still. ``pc`` and ``sp`` are its own; ``data`` is its memory from address ``low`` on.
+    """A blocked thread: its ``pc`` and ``sp``, and ``data``, its memory from address ``low`` on.
 
-    ``reason`` says why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
+    ``reason``: why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
     """
 
     tid: int
@@ -53,7 +53,7 @@ class StackCopy:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The threads of a process and where its code lies, mappings by address."""
+    """The threads of a process and its executable mappings, by address."""
 
     pid: int
     start_ns: int
@@ -74,7 +74,7 @@ class Captured:
 
     @classmethod
     def decode(cls, data: bytes) -> Captured:
-        """Raises CorruptTarget for what ``encode`` does not make."""
+        """Decodes the bytes of ``encode``. Raises CorruptTarget for any others."""
         try:
             (length,) = _LENGTH.unpack_from(data)
             text: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + length])

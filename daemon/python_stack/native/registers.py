@@ -1,8 +1,8 @@
-"""Copies of the C stacks of a process's blocked threads, taken while nothing stops them: the reader's part.
+"""Copies the C stacks of a process's blocked threads without stopping them: the reader's part.
 
-A blocked thread does not move, and the kernel tells its stack and instruction pointer (``/proc/PID/task/TID/syscall``,
-fs/proc/base.c). That it did not run between two looks, and so that its registers, the copy of its stack and its Python
-stack are all of one moment, is proven by its counts of context switches and by that line being equal in both.
+The kernel reports the stack and instruction pointers of a blocked thread (``/proc/PID/task/TID/syscall``,
+fs/proc/base.c). Equal pointers and equal counts of context switches before and after the copy prove that the thread did
+not run meanwhile, so its registers, its copied stack and its Python stack belong to one moment.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = ("copy_stacks", "handlers")
 
 _MAX_TOTAL = 16 << 20
 _MAX_MAPS = 16 << 20
-# A leaf function may use so much below its stack pointer (System V ABI for x86-64, 3.2.2).
+# The red zone: a leaf function may use it below its stack pointer (System V ABI for x86-64, 3.2.2).
 _RED_ZONE = 128
-# Threads that work often block in between: they are looked at again for this part of the time, every millisecond.
+# Running threads often block soon: they are read again every millisecond for this part of the time.
 _PATIENCE = 0.2
 _MAX_ROUNDS = 20
 _PAUSE_S = 0.001
 
 
 class _Look(NamedTuple):
-    """A blocked thread as the kernel tells it; two that are equal have nothing in between."""
+    """The kernel's report of a blocked thread; the thread did not run between two equal ones."""
 
     sp: int
     pc: int
@@ -56,9 +56,9 @@ class _Look(NamedTuple):
 def copy_stacks(
     pid: int, start_ns: int, tids: Sequence[int], runtime: RuntimeInfo | None, deadline: float
 ) -> tuple[Captured, dict[int, Thread]]:
-    """Copy the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walk their Python stacks meanwhile.
+    """Copies the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walks their Python stacks meanwhile.
 
-    The second value holds the Python part of each thread that held still, as ``dump_stacks`` gives it. ``deadline`` is
+    The second value has the Python part of each thread that stayed blocked, as in ``dump_stacks``. ``deadline`` is
     on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose
     blocked threads cannot be unwound from their stack alone.
     """
@@ -111,7 +111,7 @@ def _round(
     runtime: RuntimeInfo | None,
     deadline: float,
 ) -> tuple[dict[int, StackCopy], dict[int, Thread]]:
-    """Look, copy, walk Python, and look again."""
+    """Reads the registers, copies, walks Python, and reads the registers again."""
     before = {tid: _look(pid, tid) for tid in tids}
     still = {tid: look for tid, look in before.items() if isinstance(look, _Look)}
     copies = _copy(ProcessMemory(pid), still, mappings)
@@ -138,7 +138,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
     if sum(size for _, size in ranges.values()) > _MAX_TOTAL:
         share = _MAX_TOTAL // len(ranges)
         ranges = {tid: (low, min(size, share)) for tid, (low, size) in ranges.items()}
-    # Each in a call of its own would cost more than all that is read.
+    # A call for each would cost more than the reading itself.
     parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
     copies = {}
     for tid, look in still.items():
@@ -151,7 +151,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
 
 
 def _look(pid: int, tid: int) -> _Look | str:
-    """Where a thread is blocked, or the reason why that is not known."""
+    """Returns where a thread is blocked, or why that is unknown."""
     try:
         line = _read(f"/proc/{pid}/task/{tid}/syscall", 256)
         words = line.split()

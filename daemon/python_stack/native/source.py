@@ -1,4 +1,4 @@
-"""C frames for stacks on demand: asks a reader for copies, has a parser unwind them, and merges the two."""
+"""Adds C frames to stacks on demand: a reader copies, a parser unwinds, and the result is merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("NativeStacks", "explained")
 
 # Descriptors that one message takes (daemon/ipc.py).
 _MAX_FDS = 16
-# A stack passes through few files, and each round shows the next of every thread.
+# A stack passes through few files, and each round finds the next file of every thread.
 _MAX_ROUNDS = 64
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
@@ -32,7 +32,7 @@ Thread = dict[str, Any]
 
 
 class NativeStacks:
-    """Safe to use from any thread. ``prepare`` is ``PythonStacks.prepare``: it finds the CPython of a process."""
+    """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
 
     def __init__(
         self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]
@@ -42,7 +42,7 @@ class NativeStacks:
         self._prepare = prepare
 
     def add(self, pid: int, start_ns: int, threads: list[Thread], timeout: float) -> None:
-        """Add native frames to ``threads``, those of one process as ``PythonStacks.stacks`` gives them.
+        """Adds native frames to ``threads``, the threads of one process from ``PythonStacks.stacks``.
 
         Each thread gets ``native_missing``: why native frames are missing, empty when none are; it never raises a
         ProbingError. The Python frames of a thread that is blocked are read anew, with its C stack and of the same
@@ -68,7 +68,7 @@ class NativeStacks:
         """Native frames and why some are missing, and the Python parts read with them, by tid."""
         runtime = None
         if any(thread["frames"] for thread in threads):
-            # What was a Python process a moment ago may have called exec.
+            # The process may have called exec meanwhile.
             with contextlib.suppress(NotPython, UnsupportedTarget):
                 runtime = self._prepare(pid, start_ns, seconds_left(deadline, "native frames")).to_dict()
         seconds = seconds_left(deadline, "native frames")
@@ -119,7 +119,7 @@ class NativeStacks:
         opened: contextlib.ExitStack,
         deadline: float,
     ) -> dict[int, int]:
-        """Descriptors by the start of a mapping; the mappings of a file that cannot be had go to ``absent``."""
+        """Descriptors by the start of a mapping; mappings whose file cannot be opened go to ``absent``."""
         files = {}
         for start in need:
             try:
@@ -137,7 +137,7 @@ class NativeStacks:
 
 
 def explained(reason: str) -> str:
-    """A reason in the words of a message to people."""
+    """Returns the message for people of a reason."""
     return _REASONS.get(reason, reason)
 
 

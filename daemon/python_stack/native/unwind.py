@@ -1,7 +1,7 @@
-"""The parser's part: copies of stacks in, frames with readable names out.
+"""Unwinds copied stacks to frames with readable names: the parser's part.
 
-A request can come before its files: the parser then says which it needs, by the start of a mapping, and is asked again
-with their descriptors. It keeps them, so that each file is opened and indexed once.
+A request may lack files. The answer then lists the mappings whose files are needed, and the request is repeated with
+their descriptors. The parser keeps them, so that each file is opened and indexed once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ class Unwinder:
     def unwind(
         self, data: bytes, starts: Sequence[int], fds: Sequence[int], absent: frozenset[int], deadline: float
     ) -> dict[str, Any]:
-        """Unwind ``data``, which is ``Captured.encode()``.
+        """Unwinds ``data``, the bytes of ``Captured.encode()``.
 
-        ``fds`` are the files of the mappings at ``starts`` and stay the caller's; the files of those at ``absent``
-        cannot be had. ``deadline`` is on time.monotonic(). Answer: ``need``, starts of mappings whose files it takes;
-        when there are none, ``threads`` [[tid, [[code, ip], ...], reason], ...] with frames innermost first, and
-        ``codes`` [[func, file], ...]. A ``reason`` says why frames are missing. Raises CorruptTarget for ``data`` that
-        makes no sense.
+        ``fds`` are the files of the mappings at ``starts`` and stay the caller's; files of mappings at ``absent``
+        cannot be opened. ``deadline`` is on time.monotonic(). Answer: ``need``, starts of mappings whose files are
+        missing; when none are, ``threads`` [[tid, [[code, ip], ...], reason], ...] with frames innermost first, and
+        ``codes`` [[func, file], ...]. ``reason``: why frames are missing. Raises CorruptTarget for damaged ``data``.
         """
         captured = Captured.decode(data)
         process = (captured.pid, captured.start_ns)
@@ -72,7 +71,7 @@ class Unwinder:
 
 
 class _Codes:
-    """Each name once, because the threads of a training repeat themselves."""
+    """Function names without duplicates, since threads of a training share most frames."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -93,7 +92,7 @@ class _Codes:
 
 
 def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
-    """The name and the file of a frame; names that are not found in time are left out."""
+    """Returns (name, file) of a frame; past the deadline without the name."""
     place = frame.place
     if place is None:
         return "?", "?"

@@ -1,10 +1,10 @@
-"""One C stack, from a copy of its memory and call frame information: the frames of a thread that was not stopped.
+"""Unwinds one C stack from a copy of its memory and call frame information, without stopping the thread.
 
-Of a blocked thread only the stack and instruction pointers are known at first. The registers that functions save for
-their callers become known with the frames that restore them. A frame that is found through one that is not known yet
-(rbp, in functions that keep a frame pointer) is taken from where the function's first instructions put it, if a return
-address lies there. In functions with stacks of changing size it is looked for among the return addresses above, and
-such a stack is never said to be whole: an old return address can look like the one that counts.
+Only the stack and instruction pointers of a blocked thread are known at first. Callee-saved registers become known with
+the frames that restore them. When the CFA depends on a register that is still unknown (rbp, in functions that keep a
+frame pointer), it is computed from the function's first instructions, if a return address lies there. In functions with
+stacks of variable size it is searched among the return addresses above; such a stack is never reported as whole, since
+a stale return address can look like the current one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_SEARCH = 16 << 10
 _MAX_CANDIDATES = 16
 _MASK = (1 << 64) - 1
 
-# call through a register or memory: FF /2 with all that can follow, at the end of what is matched.
+# call through a register or memory: FF /2 with all its operands, at the end of the matched bytes.
 _INDIRECT_CALL = re.compile(
     rb"\xff(?:[\xd0-\xd7]|[\x10-\x13\x16\x17]|\x14.|\x15.{4}|[\x50-\x53\x55-\x57].|\x54.."
     rb"|[\x90-\x93\x95-\x97].{4}|\x94.{5})\Z",
@@ -41,7 +41,7 @@ _ANYWHERE = -1
 # sub imm8, %rsp and sub imm32, %rsp, among the first bytes of a function.
 _TAKES_STACK = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(.{3}\x00))", re.DOTALL)
 _PROLOGUE = 96
-# What makes a stack of changing or rounded size: sub and mov with %rsp as target, but from %rbp, and and imm, %rsp.
+# Signs of a stack of variable or aligned size: sub and mov to %rsp (except from %rbp), and `and imm, %rsp`.
 _MOVES_STACK = re.compile(
     rb"[\x48\x4c](?:\x29[\xc4\xcc\xd4\xdc\xec\xf4\xfc]|\x89[\xc4\xcc\xd4\xdc\xf4\xfc])"
     rb"|[\x48\x49](?:\x2b[\xe0-\xe7]|\x8b[\xe0-\xe3\xe6\xe7])|\x49\x8b\xe5|\x4c\x89\xec|\x48[\x81\x83]\xe4"
@@ -52,7 +52,7 @@ _Registers = dict[int, int]
 
 
 class CFrame(NamedTuple):
-    """``ip`` is where the frame goes on; ``place`` is of the call before it, None when no mapping has it."""
+    """``ip``: the return address; ``place``: that of the call before it, None outside of all mappings."""
 
     ip: int
     place: Place | None
@@ -60,7 +60,7 @@ class CFrame(NamedTuple):
 
 @dataclass(slots=True)
 class CStack:
-    """Frames innermost first. ``reason`` says why outer ones are missing, and is empty for a whole stack."""
+    """Frames innermost first. ``reason``: why outer ones are missing; empty for a whole stack."""
 
     frames: list[CFrame] = field(default_factory=list)
     reason: str = ""
@@ -71,7 +71,7 @@ class _End(Exception):
 
 
 def walk(copy: StackCopy, space: CodeSpace) -> CStack:
-    """The frames of a thread. Raises ``modules.FileNeeded`` when a file of ``space`` is not there yet."""
+    """Returns the frames of a thread. Raises ``modules.FileNeeded`` while a file of ``space`` is missing."""
     way = _Walk(copy, space)
     stack = way.follow({_RSP: copy.sp, _RIP: copy.pc}, exact=True, guesses=True)
     if way.searched and not stack.reason:
@@ -87,7 +87,7 @@ class _Walk:
         self.searched = False
 
     def follow(self, registers: _Registers, *, exact: bool, guesses: bool) -> CStack:
-        """From a frame outwards. ``exact``: its instruction is about to run, and no call brought the thread there."""
+        """Unwinds from a frame outwards. ``exact``: its instruction is the next to run, not a return address."""
         stack = CStack()
         try:
             while registers[_RIP]:
@@ -109,7 +109,7 @@ class _Walk:
         if row is None:
             return self._by_frame_pointer(place, registers)
         if row.rules.get(row.return_register, Rule("same")).kind == "undefined":
-            return {_RIP: 0}  # so does the outermost function declare itself
+            return {_RIP: 0}  # the mark of the outermost function
         try:
             cfa = self._cfa(row, registers)
             if cfa is None and row.cfa_register == _RBP and guesses and place is not None:
@@ -132,7 +132,7 @@ class _Walk:
         return None if base is None else (base + row.cfa_offset) & _MASK
 
     def _restored(self, row: Row, cfa: int, registers: _Registers) -> _Registers:
-        """The registers of the caller, as far as they are known then."""
+        """Returns the registers of the caller that are known then."""
         found: _Registers = {_RSP: cfa}
         for register in _SAVED:
             if register not in row.rules and register in registers:
@@ -162,7 +162,7 @@ class _Walk:
         return None
 
     def _by_frame_pointer(self, place: Place | None, registers: _Registers) -> _Registers:
-        """The caller of a function that nothing describes, if it keeps a frame pointer."""
+        """Returns the caller of a function without call frame information, if it keeps a frame pointer."""
         base = registers.get(_RBP, 0)
         above, back = self._read(base, 8), self._read(base + 8, 8)
         if base >= registers[_RSP] and above is not None and back and above > base and self._call(back) is not None:
@@ -171,7 +171,7 @@ class _Walk:
         raise _End(f"{name or 'the code'} does not say how its frames lie")
 
     def _expected(self, place: Place, row: Row, sp: int) -> int | None:
-        """The CFA of a function that keeps rbp and has a stack of a fixed size, which it takes at its begin."""
+        """Returns the CFA of a function that keeps rbp and allocates a stack of fixed size in its prologue."""
         if place.module is None or place.address is None:
             return None
         code = place.module.code(place.offset - (place.address - row.start), min(row.size, _MAX_FUNCTION))
@@ -186,7 +186,7 @@ class _Walk:
         return None
 
     def _search(self, place: Place, row: Row, registers: _Registers) -> int | None:
-        """The CFA of a function whose rbp is not known, or None."""
+        """Returns the CFA of a function whose rbp is unknown, or None."""
         here = place.mapping.start + row.start - (place.address or 0) + place.offset - place.mapping.offset
         likely = None
         for candidate in self._candidates(row, registers[_RSP]):
@@ -195,7 +195,7 @@ class _Walk:
                 return candidate
             if target == _ANYWHERE and likely is None:
                 rest = self.follow(self._restored(row, candidate, registers), exact=False, guesses=False)
-                # Through this function once more: what is left of an earlier call that it made itself.
+                # The same function once more: a stale frame of an earlier recursive call.
                 if not rest.reason and not any(self._within(frame, place, row) for frame in rest.frames):
                     likely = candidate
         return likely
@@ -207,7 +207,7 @@ class _Walk:
         return found is not None and found.start == row.start
 
     def _candidates(self, row: Row, sp: int) -> Iterator[int]:
-        """What may be the CFA: a return address lies below it, and a sensible rbp."""
+        """Yields possible CFAs: a return address and a plausible rbp lie below."""
         count = 0
         rule = row.rules.get(_RBP)
         for slot in range(-(-sp // 8) * 8, sp + _MAX_SEARCH, 8):
@@ -217,13 +217,13 @@ class _Walk:
             if self._space.holds(value - 1) is None or self._call(value) is None:
                 continue
             saved = self._read(slot + 8 + rule.value, 8) if rule and rule.kind == "offset" else None
-            # The caller's frame lies further out, if its rbp is a frame pointer at all.
+            # If the caller's rbp is a frame pointer, it points further out.
             if saved is None or not self._low <= saved <= slot:
                 count += 1
                 yield slot + 8
 
     def _call(self, ip: int) -> int | None:
-        """What the call before ``ip`` leads to; _ANYWHERE when only a pointer knows, None when there is no call."""
+        """Returns the target of the call before ``ip``; _ANYWHERE for an indirect call, None without a call."""
         place = self._space.place(ip - 1)
         if place is None or place.module is None or place.offset < 7:
             return None
@@ -232,7 +232,7 @@ class _Walk:
             target = ip + int.from_bytes(code[3:], "little", signed=True)
             leads = self._space.place(target)
             begin = leads.module.code(leads.offset, 8) if leads and leads.module else b""
-            # A jump through a pointer, as entries of the PLT begin, with or without endbr64.
+            # The start of a PLT entry: an indirect jump, with or without endbr64.
             return _ANYWHERE if _PLT.match(begin) else target
         return _ANYWHERE if _INDIRECT_CALL.search(code) else None
 
