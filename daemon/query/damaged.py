@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from probing.daemon.query.snapshot import Segment
+from probing.daemon.query.snapshot import QueryFile
 
 __all__ = ("DamagedSegments", "Segments")
 
 # How long a damaged segment is left out before it is tried again, s.
 SET_ASIDE_S = 600.0
 MAX_SET_ASIDE = 10_000
-Segments = Mapping[str, Sequence[Segment]]
+Segments = Mapping[str, Sequence[QueryFile]]
 
 
 class DamagedSegments:
@@ -21,11 +21,11 @@ class DamagedSegments:
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
 
-    def without(self, segments: Segments) -> tuple[dict[str, list[Segment]], list[str]]:
+    def without(self, segments: Segments) -> tuple[dict[str, list[QueryFile]], list[str]]:
         """``segments`` without the damaged ones, and a warning for each table that has some."""
         now = time.monotonic()
         self._until = {path: until for path, until in self._until.items() if until > now}
-        kept: dict[str, list[Segment]] = {}
+        kept: dict[str, list[QueryFile]] = {}
         warnings = []
         for name, found in segments.items():
             kept[name] = [segment for segment in found if segment.path not in self._until]

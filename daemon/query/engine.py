@@ -27,10 +27,10 @@ from probing.daemon.query.damaged import DamagedSegments, Segments
 from probing.daemon.query.gate import Checked
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import Segment, Snapshot, Store
+from probing.daemon.query.snapshot import QueryFile, QuerySnapshot, Store
 from probing.daemon.store.needs import Need
 
-__all__ = ("End", "Engine", "Progress", "StatementEnd")
+__all__ = ("End", "Engine", "QueryProgress", "StatementEnd")
 
 MAX_LIVE_BYTES = 256 << 20
 # A request whose statements scan more rows in sum is a large one. So many rows take about a second.
@@ -41,7 +41,7 @@ _Cancelled = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class QueryProgress:
     """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
     that are read; ``elapsed_ms`` since the request began."""
 
@@ -71,7 +71,7 @@ class End:
     warnings: list[str] = field(default_factory=list)
 
 
-Item = bytes | Progress | StatementEnd | End
+Item = bytes | QueryProgress | StatementEnd | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Engine:
         progress: bool = False,
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
-    ) -> Generator[bytes | Progress | End, None, None]:
+    ) -> Generator[bytes | QueryProgress | End, None, None]:
         """As ``run_all`` of one statement, without its StatementEnd. Raises its error."""
         error: ProbingError | None = None
         warnings: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class Engine:
         resting: Callable[[], bool] = lambda: False,
     ) -> Generator[Item, None, None]:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
-        ``progress`` a Progress now and then before the first piece of a statement.
+        ``progress`` a QueryProgress now and then before the first piece of a statement.
 
         ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes``
         bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
@@ -214,7 +214,7 @@ class Engine:
                 yield from _all_failed(request)
                 return
             if not needs:
-                yield from self._ask(request, Snapshot({}, []), live)
+                yield from self._ask(request, QuerySnapshot({}, []), live)
                 return
             with self._store.snapshot(needs, request.left, cancelled) as snapshot:
                 if request.rows_to_scan(snapshot.segments) > LARGE_ROWS:
@@ -242,7 +242,7 @@ class Engine:
             raise QueryError(f"{name} has more than {MAX_LIVE_BYTES} bytes of rows now")
         return rows
 
-    def _ask(self, request: _Request, snapshot: Snapshot, live: Mapping[str, bytes]) -> Iterator[Item]:
+    def _ask(self, request: _Request, snapshot: QuerySnapshot, live: Mapping[str, bytes]) -> Iterator[Item]:
         segments, left_out = self._damaged.without(snapshot.segments)
         header, payload = _job(request, segments, snapshot.parts, live)
         waiting = deque(enumerate(request.statements))
@@ -254,7 +254,7 @@ class Engine:
                 yield message.payload
             elif "progress" in message.header:
                 elapsed_ms = int((time.monotonic() - request.started) * 1000)
-                yield Progress(float(message.header["progress"]), to_scan, elapsed_ms)
+                yield QueryProgress(float(message.header["progress"]), to_scan, elapsed_ms)
             elif "statement" in message.header and waiting:
                 end = _statement_end(message.header["statement"], *waiting.popleft())
                 rows += end.rows
@@ -328,5 +328,5 @@ def _end(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str]
         raise InternalError("a worker's answer makes no sense") from e
 
 
-def _rows(segments: Iterable[Segment]) -> int:
+def _rows(segments: Iterable[QueryFile]) -> int:
     return sum(segment.rows for segment in segments)

@@ -10,11 +10,11 @@ from typing import Protocol
 from probing.api.tables import Table
 from probing.daemon.store.needs import Need
 
-__all__ = ("Segment", "Snapshot", "Store")
+__all__ = ("QueryFile", "QuerySnapshot", "Store")
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class QueryFile:
     """A Parquet file and how many rows it has."""
 
     path: str
@@ -22,11 +22,11 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class QuerySnapshot:
     """The rows of one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: which rows it
     lacks and why, for the caller."""
 
-    segments: dict[str, list[Segment]]
+    segments: dict[str, list[QueryFile]]
     parts: list[tuple[str, int]]
     missing: list[str] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class Store(Protocol):
 
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
-    ) -> AbstractContextManager[Snapshot]:
+    ) -> AbstractContextManager[QuerySnapshot]:
         """The segments that can have rows in ``needs``, and the log. The files stay until the context ends."""
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:

@@ -14,7 +14,7 @@ from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect, error_of
 from probing.daemon.query.cancellation import wait_readable
-from probing.daemon.query.snapshot import Segment, Snapshot
+from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.stack_wire import ProcessStacks, split_stacks
 from probing.daemon.store.needs import Need
 
@@ -100,7 +100,7 @@ class CollectorClient:
     @contextmanager
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled = _never
-    ) -> Iterator[Snapshot]:
+    ) -> Iterator[QuerySnapshot]:
         """What a query reads that has ``needs`` by table; the files stay until the context ends.
 
         The connection is held for as long: the collector releases what a connection that breaks was given.
@@ -184,15 +184,15 @@ def _body(message: Message) -> dict[str, Any]:
         raise InternalError("the collector's answer is no JSON object") from e
 
 
-def _snapshot(found: Any, needs: Mapping[str, Need]) -> Snapshot:
+def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
     try:
         segments = {
-            name: [Segment(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
+            name: [QueryFile(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
             for name in needs
         }
         # A part that does not say which tables it has rows of may have any.
         parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
         missing = [str(text) for text in found.get("missing", ())]
-        return Snapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
+        return QuerySnapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InternalError("the collector's snapshot makes no sense") from e

@@ -13,7 +13,7 @@ from probing.api.errors import InternalError, ProbingError, QueryRejected, Query
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.engine import End, Engine, Item, Progress, StatementEnd
+from probing.daemon.query.engine import End, Engine, Item, QueryProgress, StatementEnd
 from probing.daemon.service.admission import CallAdmission, CallKind
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
@@ -127,7 +127,7 @@ class Streams:
             return pb.QueryReply(end=self._end(part))
         if isinstance(part, StatementEnd):
             return pb.QueryReply(statement=_statement_end(part, names[part.index]))
-        if isinstance(part, Progress):
+        if isinstance(part, QueryProgress):
             progress = pb.QueryProgress(
                 fraction=part.fraction, rows_to_scan=part.rows_to_scan, elapsed_ms=part.elapsed_ms
             )

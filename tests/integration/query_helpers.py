@@ -24,7 +24,7 @@ from probing.daemon.ipc import connect
 from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.engine import End, Engine, StatementEnd
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import Segment, Snapshot
+from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 
@@ -81,13 +81,13 @@ class FileSegment:
 
 
 @contextmanager
-def snapshot_of(store: Store, needs: Mapping[str, Need]) -> Iterator[Snapshot]:
+def snapshot_of(store: Store, needs: Mapping[str, Need]) -> Iterator[QuerySnapshot]:
     """A snapshot of all that ``store`` has of the tables in ``needs``."""
     found = store.snapshot()
     tables = found["tables"]
     try:
-        yield Snapshot(
-            {name: [Segment(s["path"], s["rows"]) for s in tables.get(name, ())] for name in needs},
+        yield QuerySnapshot(
+            {name: [QueryFile(s["path"], s["rows"]) for s in tables.get(name, ())] for name in needs},
             [(part["path"], part["length"]) for part in found["parts"]],
         )
     finally:
@@ -120,16 +120,16 @@ class Files:
     @contextmanager
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool] = lambda: False
-    ) -> Iterator[Snapshot]:
+    ) -> Iterator[QuerySnapshot]:
         stop_if(cancelled)
         self.snapshots.append(dict(needs))
         self.held += 1
         try:
             found = {
-                name: [Segment(s.path, s.rows) for s in self.segments.get(name, []) if s.needed(need)]
+                name: [QueryFile(s.path, s.rows) for s in self.segments.get(name, []) if s.needed(need)]
                 for name, need in needs.items()
             }
-            yield Snapshot(found, list(self.parts))
+            yield QuerySnapshot(found, list(self.parts))
         finally:
             self.held -= 1
 

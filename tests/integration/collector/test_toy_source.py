@@ -23,7 +23,7 @@ from probing.daemon.config import Config
 from probing.daemon.context import Context
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import Snapshot
+from probing.daemon.query.snapshot import QuerySnapshot
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
@@ -47,7 +47,7 @@ class Node:
 
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
-    ) -> AbstractContextManager[Snapshot]:
+    ) -> AbstractContextManager[QuerySnapshot]:
         return snapshot_of(self.store, needs)
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:

@@ -39,7 +39,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, Progress
+from probing.daemon.query.engine import End, Engine, QueryProgress
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
@@ -481,10 +481,10 @@ def test_progress_comes_before_the_rows_of_a_query_that_takes_long(machine: Mach
     machine.files.segment("comm.ops", operations(1000))
     sql = "SELECT count(*) FROM comm.ops a, comm.ops b, range(100) c WHERE a.seq + b.seq + c.range >= 0"
     items = list(machine.engine.run(sql, timeout=60, max_bytes=1 << 20, progress=True))
-    told = list(takewhile(lambda item: isinstance(item, Progress), items))
+    told = list(takewhile(lambda item: isinstance(item, QueryProgress), items))
     assert told
-    assert all(isinstance(item, Progress) and item.rows_to_scan == 1000 and item.fraction <= 1 for item in told)
-    elapsed = [item.elapsed_ms for item in told if isinstance(item, Progress)]
+    assert all(isinstance(item, QueryProgress) and item.rows_to_scan == 1000 and item.fraction <= 1 for item in told)
+    elapsed = [item.elapsed_ms for item in told if isinstance(item, QueryProgress)]
     assert elapsed == sorted(elapsed)
     assert [type(item) for item in items[len(told) :]] == [bytes, End]
 

@@ -13,7 +13,7 @@ from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejec
 from probing.api.wire import MAX_STATEMENTS
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
-from probing.daemon.query.engine import End, Engine, Progress, StatementEnd
+from probing.daemon.query.engine import End, Engine, QueryProgress, StatementEnd
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 
@@ -193,10 +193,10 @@ def test_progress_goes_on_from_statement_to_statement(machine: Machine) -> None:
     machine.files.segment("comm.ops", operations(1000))
     slow = "SELECT count(*) FROM comm.ops a, comm.ops b, range(100) c WHERE a.seq + b.seq + c.range >= 0"
     items = list(machine.engine.run_all([slow, slow], timeout=60, max_bytes=1 << 20, progress=True))
-    fractions = [item.fraction for item in items if isinstance(item, Progress)]
+    fractions = [item.fraction for item in items if isinstance(item, QueryProgress)]
     assert all(fraction <= 1 for fraction in fractions)
     second = items.index(next(item for item in items if isinstance(item, StatementEnd)))
-    later = [item.fraction for item in items[second:] if isinstance(item, Progress) and item.fraction >= 0]
+    later = [item.fraction for item in items[second:] if isinstance(item, QueryProgress) and item.fraction >= 0]
     assert all(fraction >= 0.5 for fraction in later)
 
 

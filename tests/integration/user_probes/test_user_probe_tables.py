@@ -17,7 +17,7 @@ from probing.api.tables.user import user_table_from
 from probing.daemon.clock import FakeClock
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import Snapshot
+from probing.daemon.query.snapshot import QuerySnapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 from probing.daemon.user_probes.spec import Attach, Field, Spec
@@ -42,7 +42,7 @@ class Collector:
 
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
-    ) -> AbstractContextManager[Snapshot]:
+    ) -> AbstractContextManager[QuerySnapshot]:
         return snapshot_of(self.store, needs)
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
