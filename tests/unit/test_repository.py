@@ -12,6 +12,8 @@ from pathlib import Path
 
 import tomllib
 
+from probing.daemon.supervisor.children import PROGRAMS
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon", "federation")}
@@ -117,3 +119,25 @@ def test_the_license_is_whole() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_architecture_names_the_rooms_and_processes_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"^\| `([\w/]+)` \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.M))
+    found = (path.parent for top in FOLDERS.values() for path in (ROOT / top).rglob("__init__.py"))
+    packages = {name for path in found if not (name := str(path.relative_to(ROOT))).startswith("api/proto")}
+    packages |= {"sdk", "api/proto"}
+    assert packages - named == set(), "docs/architecture.md has no line for these rooms"
+    assert named - packages == set(), "docs/architecture.md has lines for rooms that do not exist"
+    entries = set(re.findall(r"`python -m (probing\.[\w.]+)", page))
+    assert {words[-1] for words in PROGRAMS.values()} <= entries
+    assert [name for name in entries if importlib.util.find_spec(name) is None] == []
+
+
+def test_the_documents_name_files_that_exist() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    placeholder = re.compile(r"[A-Z]{2}|-vN$")
+    tops = "api|bench|client|daemon|docs|examples|federation|packaging|sdk|tests"
+    named = {(page.name, path) for page in pages for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text())}
+    lost = {(page, path) for page, path in named if not (ROOT / path).exists() and not placeholder.search(path)}
+    assert sorted(lost) == []
