@@ -28,6 +28,7 @@ from probing.daemon.user_probes.running import Counts, Running
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
 from probing.daemon.user_probes.tables import UserTables
 from probing.daemon.user_probes.targets import Targets
+from probing.daemon.worker import Worker
 
 __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
 
@@ -111,9 +112,7 @@ class UserProbes(Source):
         self._counted_ns = clock.pair().real_ns
         # Over the dictionary and the rings: the drain loop reads them, our thread replaces them.
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="user probes", daemon=True)
+        self._worker = Worker("user probes", self._look, lambda: LOOK_S)
 
     @classmethod
     def make(cls, context: Context) -> UserProbes:
@@ -125,17 +124,14 @@ class UserProbes(Source):
 
     def start(self) -> None:
         """Returns at once; probes are loaded one after the other, and a wrong one is ``degraded``."""
-        self._thread.start()
+        self._worker.start()
 
     def finish(self) -> None:
         self.stop()
 
     def stop(self) -> None:
         """Take every probe off, and put the rows of what they saw."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.stop()
         self.drain()
         for name in list(self._probes):
             self._unload(name)
@@ -147,18 +143,18 @@ class UserProbes(Source):
         elif not paused and self._paused_ns:
             since, self._paused_ns = self._paused_ns, 0
             self._gap("all probes were paused", since)
-        self._wake.set()
+        self._worker.wake()
 
     def process_identified(self, who: Identity) -> None:  # noqa: ARG002
-        self._wake.set()
+        self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Another program runs in it, with other libraries."""
         self._replaced.append((pid, start_ns))
-        self._wake.set()
+        self._worker.wake()
 
     def process_exited(self, who: Identity) -> None:  # noqa: ARG002
-        self._wake.set()
+        self._worker.wake()
 
     @property
     def tick_s(self) -> Callable[[], float]:
@@ -208,15 +204,6 @@ class UserProbes(Source):
                 reasons += sorted(set(troubles))
         return ProbeState(f"user:{name}", f"user.{name}", state, "; ".join(reasons), probe.lost, detail)
 
-    def _run(self) -> None:
-        while not self._stopped:
-            try:
-                self._look()
-            except Exception:  # one strange probe must not end the others
-                _log.exception("looking after users' probes failed")
-            self._wake.wait(LOOK_S)
-            self._wake.clear()
-
     def _look(self) -> None:
         self._reload()
         self._count()
@@ -253,7 +240,7 @@ class UserProbes(Source):
             now = self._clock.pair().mono_ns
             if known is None or known.stamp != stamp or (known.retry_ns and now >= known.retry_ns):
                 self._load(name, stamp)
-            if self._stopped:
+            if self._worker.stopped:
                 return
 
     def _load(self, name: str, stamp: tuple[object, ...]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.worker import Worker
 
 __all__ = ("FlightRecorderWatch", "candidates")
 
@@ -122,9 +122,7 @@ class FlightRecorderWatch(Source):
         self._reasons: dict[_Key, str] = {}
         # uid -> the time.monotonic() until which its dumps wait.
         self._rests: dict[int, float] = {}
-        self._wake = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
+        self._worker = Worker("flight-recorder", self.look, lambda: interval_s, patience_s=READ_TIMEOUT_S + 1.0)
 
     @classmethod
     def make(cls, context: Context) -> FlightRecorderWatch:
@@ -135,14 +133,11 @@ class FlightRecorderWatch(Source):
         )  # fmt: skip
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Waits for the thread for 3 s at most; a request under way ends at its own deadline."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(READ_TIMEOUT_S + 1.0)
+        self._worker.stop()
 
     @property
     def reason(self) -> str:
@@ -157,7 +152,7 @@ class FlightRecorderWatch(Source):
     def process_identified(self, who: Identity) -> None:
         """Looks at once, so that the paths of a trainer that ends early are known."""
         if who.role == "trainer":
-            self._wake.set()
+            self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Drops the paths of a process that replaced itself (execve), as its environment has changed."""
@@ -167,7 +162,7 @@ class FlightRecorderWatch(Source):
     def process_exited(self, who: Identity) -> None:
         """Looks again at once."""
         if (who.pid, who.start_ns) in self._watched:
-            self._wake.set()
+            self._worker.wake()
 
     def look(self) -> int:
         """Reads the dumps that are new and no longer change. Returns how many were read."""
@@ -185,17 +180,6 @@ class FlightRecorderWatch(Source):
             for watched, found in self._finished(key, who):
                 finished.setdefault(found.stamp, (watched, found))
         return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
-
-    def _run(self) -> None:
-        while not self._stopped:
-            self._wake.clear()
-            try:
-                self.look()
-            except ProbingError as e:
-                _log.warning("flight recorder dumps are not looked for: %s", e.message)
-            except Exception:  # one strange dump must not end the watch
-                _log.exception("looking for flight recorder dumps failed")
-            self._wake.wait(self._interval_s)
 
     def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, DumpFile]]:
         """The dumps of a process that have not changed since the look before."""

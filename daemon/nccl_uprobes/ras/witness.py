@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.worker import Worker
 
 __all__ = ("RasWitness",)
 
@@ -100,15 +100,12 @@ class RasWitness(Source):
         self._clock = clock
         self._node = node
         self._port = port
-        self._interval_s = interval_s
         self._enabled = enabled
         self._addresses: dict[_Key, RasAddress | None] = {}
         self._waiting: dict[_Place, _Waiting] = {}
         self._reasons: dict[object, str] = {}
         self._asked_ns: dict[_Place, int] = {}
-        self._wake = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ras", daemon=True)
+        self._worker = Worker("ras", self._ask_if_enabled, interval_s, patience_s=READ_TIMEOUT_S)
 
     @classmethod
     def make(cls, context: Context) -> RasWitness:
@@ -127,14 +124,11 @@ class RasWitness(Source):
         )  # fmt: skip
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Waits for the thread for 2 s at most; a request under way ends at its own deadline."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(READ_TIMEOUT_S)
+        self._worker.stop()
 
     @property
     def reason(self) -> str:
@@ -163,19 +157,12 @@ class RasWitness(Source):
         for known in (self._waiting, self._asked_ns):
             for place in known.keys() - places.keys():
                 del known[place]
-        return sum(self._ask_place(place, places[place]) for place in list(places)[:MAX_PLACES] if not self._stopped)
+        asked = list(places)[:MAX_PLACES]
+        return sum(self._ask_place(place, places[place]) for place in asked if not self._worker.stopped)
 
-    def _run(self) -> None:
-        while not self._stopped:
-            self._wake.clear()
-            try:
-                if self._enabled():
-                    self.ask_all()
-            except ProbingError as e:
-                _log.warning("NCCL RAS is not asked: %s", e.message)
-            except Exception:  # one strange report must not end the witness
-                _log.exception("asking NCCL RAS failed")
-            self._wake.wait(self._interval_s())
+    def _ask_if_enabled(self) -> None:
+        if self._enabled():
+            self.ask_all()
 
     def _places(self) -> dict[_Place, list[Identity]]:
         live = {(who.pid, who.start_ns): who for who in self._processes()}

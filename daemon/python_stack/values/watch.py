@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from probing.daemon.python_stack.values.names import parse_name
 from probing.daemon.python_stack.values.source import Values
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.worker import Worker
 
 __all__ = ("VariableWatch",)
 
@@ -81,12 +81,9 @@ class VariableWatch(Source):
         self._processes = processes
         self._clock = clock
         self._node = node
-        self._interval_s = interval_s
         self._told: dict[_Key, _Told] = {}
-        self._wake = threading.Event()
-        self._stopped = False
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="watch")
-        self._thread = threading.Thread(target=self._run, name="variables", daemon=True)
+        self._worker = Worker("variables", self.look, interval_s, patience_s=TIMEOUT_S + INTERVAL_S)
 
     @classmethod
     def make(cls, context: Context) -> VariableWatch:
@@ -102,19 +99,16 @@ class VariableWatch(Source):
         )  # fmt: skip
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """What is under way ends by its own deadline."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(TIMEOUT_S + INTERVAL_S)
+        self._worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def settings_changed(self) -> bool:
         """Read again at once: other variables may be watched."""
-        self._wake.set()
+        self._worker.wake()
         return False
 
     def states(self, totals: Totals) -> list[SourceState]:
@@ -141,15 +135,6 @@ class VariableWatch(Source):
                 told.reading = self._pool.submit(self._read, who, told, names)
                 begun.append(told.reading)
         return begun
-
-    def _run(self) -> None:
-        while not self._stopped:
-            self._wake.clear()
-            try:
-                self.look()
-            except ProbingError as e:
-                _log.warning("variables are not watched: %s", e.message)
-            self._wake.wait(self._interval_s())
 
     def _read(self, who: Identity, told: _Told, names: tuple[str, ...]) -> None:
         try:

@@ -1,0 +1,65 @@
+"""A thread that repeats one piece of work, for sources whose work must not hold up the thread that drains the rings."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from probing.api.errors import ProbingError
+
+__all__ = ("Worker",)
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Calls ``turn`` at the start, ``interval_s`` after each turn, and as soon as ``wake`` was called.
+
+    A turn that raises is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
+    progress, in s; None: until it ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], object],
+        interval_s: Callable[[], float],
+        *,
+        patience_s: float | None = None,
+    ) -> None:
+        self._turn = turn
+        self._interval_s = interval_s
+        self._patience_s = patience_s
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called: a long turn should end then."""
+        return self._stopped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Starts the next turn at once, or after the one in progress. For any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(self._patience_s)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                self._turn()
+            except ProbingError as e:
+                _log.warning("%s: %s", self._thread.name, e.message)
+            except Exception:  # one strange process must not end the work for the others
+                _log.exception("a turn of %s failed", self._thread.name)
+            self._wake.wait(self._interval_s())
