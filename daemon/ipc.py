@@ -19,13 +19,15 @@ from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, error_from
 
-__all__ = ("Channel", "ChannelClosed", "ChannelTimeout", "Message", "connect", "error_of", "peer_credentials")
+__all__ = ("Channel", "ChannelClosed", "ChannelTimeout", "Header", "Message", "connect", "error_of", "peer_credentials")
 
 MAX_HEADER = 1 << 20
 MAX_PAYLOAD = 1 << 30
 MAX_FDS = 16
 _FRAME = struct.Struct("!II")
 _CREDENTIALS = struct.Struct("3i")
+# The JSON object of a message.
+Header = dict[str, Any]
 
 
 class ChannelClosed(InternalError):
@@ -40,7 +42,7 @@ class ChannelTimeout(InternalError, TimeoutError):
 class Message:
     """``header`` is a JSON object, ``payload`` raw bytes, ``fds`` descriptors that the receiver must close."""
 
-    header: dict[str, Any]
+    header: Header
     payload: bytes = b""
     fds: list[int] = field(default_factory=list)
 
@@ -75,7 +77,7 @@ class Channel:
 
     def send(
         self,
-        header: dict[str, Any],
+        header: Header,
         payload: bytes | memoryview = b"",
         fds: Sequence[int] = (),
         *,
@@ -128,7 +130,7 @@ class Channel:
         return Message(header, bytes(payload), fds)
 
     def request(
-        self, header: dict[str, Any], payload: bytes = b"", *, timeout: float | None = None, fds: Sequence[int] = ()
+        self, header: Header, payload: bytes = b"", *, timeout: float | None = None, fds: Sequence[int] = ()
     ) -> Message:
         """Sends a request and returns the answer; raises the ``error`` that an answer carries."""
         self.send(header, payload, fds)

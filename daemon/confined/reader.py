@@ -17,9 +17,9 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
-* ``stacks``: ``python_stack.dump``.
-* ``blocked``, ``codes``, ``threads``: ``python_stack.sampled_blocked``, ``sampled_codes`` and ``sampled_threads``.
-* ``native``: ``python_stack.native.registers``. ``vars``: ``python_stack.values.read``.
+* ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
+* ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
+* ``vars``: ``python_stack.values.read``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from probing.api.errors import ProbingError, ProcessGone, UsageError
 from probing.daemon.confined import serving
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import READER
 from probing.daemon.confined.serving import inherit, internal_error
-from probing.daemon.ipc import Channel, Message
+from probing.daemon.ipc import Channel, Header, Message
 from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.rooted_file import find_files, open_file
@@ -66,7 +65,7 @@ def serve(channel: Channel) -> None:
     serving.serve(channel, lambda request: _answer(request.header), partial(internal_error, "a reader"))
 
 
-def _answer(request: dict[str, Any]) -> Message:
+def _answer(request: Header) -> Message:
     op = request.get("op")
     whole = _WHOLE.get(str(op))
     if whole is not None:
@@ -92,23 +91,23 @@ def _answer(request: dict[str, Any]) -> Message:
     return answer
 
 
-def _ping(_: dict[str, Any]) -> Message:
+def _ping(_: Header) -> Message:
     return Message({"pid": os.getpid()})
 
 
-def _list(request: dict[str, Any]) -> Message:
+def _list(request: Header) -> Message:
     return Message({}, json.dumps(list_processes(request.get("pids"))).encode())
 
 
-def _state(request: dict[str, Any]) -> Message:
+def _state(request: Header) -> Message:
     return Message({}, json.dumps(states(request.get("targets", []), bool(request.get("threads")))).encode())
 
 
-def _identity(target: Target, _: dict[str, Any]) -> Message:
+def _identity(target: Target, _: Header) -> Message:
     return Message(identity(target))
 
 
-def _maps(target: Target, request: dict[str, Any]) -> Message:
+def _maps(target: Target, request: Header) -> Message:
     text = target.read("maps", MAX_MAPS)
     truncated = len(text) == MAX_MAPS
     if truncated:
@@ -126,35 +125,35 @@ def _executable(maps: bytes, names: list[bytes]) -> Iterator[bytes]:
             yield line
 
 
-def _open(target: Target, request: dict[str, Any]) -> Message:
+def _open(target: Target, request: Header) -> Message:
     header, fd = open_mapped(target, request)
     return Message(header, fds=[fd])
 
 
-def _files(request: dict[str, Any]) -> Message:
+def _files(request: Header) -> Message:
     with _named(request) as target:
         return Message(find_files(target, request))
 
 
-def _file(request: dict[str, Any]) -> Message:
+def _file(request: Header) -> Message:
     with _named(request) as target:
         header, fd = open_file(target, request)
     return Message(header, fds=[fd])
 
 
-def _named(request: dict[str, Any]) -> Target:
+def _named(request: Header) -> Target:
     # Not as pid and start_ns: a hanging file system must not quarantine the process.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 
 
-def _network(target: Target, _: dict[str, Any]) -> Message:
+def _network(target: Target, _: Header) -> Message:
     fd = target.open("ns/net")
     found = os.fstat(fd)
     return Message({"dev": found.st_dev, "inode": found.st_ino}, fds=[fd])
 
 
-def _memory(target: Target, request: dict[str, Any]) -> Message:
+def _memory(target: Target, request: Header) -> Message:
     ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
     if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
         raise UsageError(f"memory takes {MAX_RANGES} ranges and {MAX_MEMORY >> 20} MiB at most")
@@ -164,22 +163,22 @@ def _memory(target: Target, request: dict[str, Any]) -> Message:
     )
 
 
-def _by_request(handler: Callable[[dict[str, Any]], Message]) -> Callable[[Target, dict[str, Any]], Message]:
+def _by_request(handler: Callable[[Header], Message]) -> Callable[[Target, Header], Message]:
     return lambda _, request: handler(request)
 
 
-def _in_header(handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Target, dict[str, Any]], Message]:
+def _in_header(handler: Callable[[Header], Header]) -> Callable[[Target, Header], Message]:
     return lambda _, request: Message(handler(request))
 
 
-_WHOLE: dict[str, Callable[[dict[str, Any]], Message]] = {
+_WHOLE: dict[str, Callable[[Header], Message]] = {
     "file": _file,
     "files": _files,
     "list": _list,
     "ping": _ping,
     "state": _state,
 }
-_OF_A_TARGET: dict[str, Callable[[Target, dict[str, Any]], Message]] = {
+_OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "blocked": _by_request(answer_blocked),
     "codes": _by_request(answer_codes),
     "identity": _identity,

@@ -1,27 +1,24 @@
 """Looks up the call frame information of an address.
 
 ``.eh_frame_hdr`` has a sorted table of all functions, so a lookup parses one entry among hundreds of thousands.
- Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings), DWARF 5, 6.4 (instructions).
+Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.elf.cfi_expressions import Cursor
+from probing.daemon.elf.cfi_instructions import Cie, Rule, State, execute
 from probing.daemon.elf.file import PT_GNU_EH_FRAME, Elf
 
 __all__ = ("FrameTable", "Row", "Rule")
 
 _MAX_FUNCTIONS = 8 << 20
 _MAX_ENTRY = 1 << 20
-_MAX_INSTRUCTIONS = 65_536
-_MAX_REMEMBERED = 256
-_MAX_REGISTER = 128
 _MAX_AUGMENTATION = 16
 _MAX_CIES = 1024
 _MASK = (1 << 64) - 1
@@ -29,18 +26,6 @@ _MASK = (1 << 64) - 1
 _PCREL, _DATAREL, _INDIRECT, _OMIT = 0x10, 0x30, 0x80, 0xFF
 _FORMATS = {0x00: (8, False), 0x02: (2, False), 0x03: (4, False), 0x04: (8, False), 0x0A: (2, True), 0x0B: (4, True),
             0x0C: (8, True)}  # fmt: skip
-
-
-class Rule(NamedTuple):
-    """The place of the caller's value of a register.
-
-    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
-    and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
-    """
-
-    kind: str
-    value: int = 0
-    expression: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +46,6 @@ class Row:
     signal: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Cie:
-    code_align: int
-    data_align: int
-    return_register: int
-    encoding: int
-    augmented: bool
-    signal: bool
-    instructions: bytes
-
-
-@dataclass(slots=True)
-class _State:
-    """The row that the instructions change."""
-
-    location: int
-    cfa: tuple[int, int, bytes] = (-1, 0, b"")
-    rules: dict[int, Rule] = field(default_factory=dict)
-    remembered: list[tuple[tuple[int, int, bytes], dict[int, Rule]]] = field(default_factory=list)
-
-
 class FrameTable:
     """The call frame information of ``elf``. Raises UnsupportedTarget without a search table."""
 
@@ -100,7 +64,7 @@ class FrameTable:
         table = np.frombuffer(elf.read_upto(header.offset + cursor.at, count * 8), "<i4").reshape(-1, 2)
         self._starts = np.ascontiguousarray(table[:, 0])
         self._entries = np.ascontiguousarray(table[:, 1])
-        self._cies: dict[int, _Cie] = {}
+        self._cies: dict[int, Cie] = {}
 
     def row(self, address: int) -> Row | None:
         """Returns the row at ``address`` (before relocation); None when the file describes no function there.
@@ -128,11 +92,11 @@ class FrameTable:
             return None
         if cie.augmented:
             cursor.take(cursor.uleb())
-        state = _State(start)
-        _run(Cursor(cie.instructions), state, cie, {}, _MASK)
+        state = State(start)
+        execute(Cursor(cie.instructions), state, cie, {}, _MASK)
         initial = dict(state.rules)
         state.location = start
-        _run(Cursor(data, cursor.at), state, cie, initial, address)
+        execute(Cursor(data, cursor.at), state, cie, initial, address)
         register, offset, expression = state.cfa
         if register < 0 and not expression:
             raise CorruptTarget("call frame information says nothing of the frame")
@@ -151,7 +115,7 @@ class FrameTable:
             raise CorruptTarget("an entry of call frame information has no sensible size")
         return self._elf.read(offset + skip, size), address + skip
 
-    def _cie(self, address: int) -> _Cie:
+    def _cie(self, address: int) -> Cie:
         if found := self._cies.get(address):
             return found
         data, _ = self._entry(address)
@@ -189,7 +153,7 @@ def _format(encoding: int) -> tuple[int, bool]:
     return _FORMATS[encoding & 0x0F]
 
 
-def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align: int, register: int) -> _Cie:
+def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align: int, register: int) -> Cie:
     encoding, signal = 0, False
     if augmentation.startswith(b"z"):
         size = cursor.uleb()
@@ -211,96 +175,4 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
     elif augmentation:
         raise UnsupportedTarget("call frame information with an unknown augmentation")
     rest = cursor.take(cursor.left)
-    return _Cie(code_align, data_align, register, encoding, augmentation.startswith(b"z"), signal, rest)
-
-
-def _run(cursor: Cursor, state: _State, cie: _Cie, initial: dict[int, Rule], address: int) -> None:
-    """Executes instructions up to their end, or to a location behind ``address``."""
-    for _ in range(_MAX_INSTRUCTIONS):
-        if not cursor.left or state.location > address:
-            return
-        op = cursor.number(1)
-        operand = op & 0x3F
-        if op >> 6 == 1:  # DW_CFA_advance_loc
-            _advance(state, operand * cie.code_align, address)
-        elif op >> 6 == 2:  # DW_CFA_offset
-            state.rules[operand] = Rule("offset", cursor.uleb() * cie.data_align)
-        elif op >> 6 == 3:  # DW_CFA_restore
-            _restore(state, operand, initial)
-        elif op in (0x02, 0x03, 0x04):  # DW_CFA_advance_loc1, 2, 4
-            _advance(state, cursor.number(1 << (op - 2)) * cie.code_align, address)
-        elif op == 0x01:  # DW_CFA_set_loc
-            raise UnsupportedTarget("call frame information jumps to an address")
-        else:
-            _instruct(op, cursor, state, cie, initial)
-    raise CorruptTarget("call frame information has no end")
-
-
-def _advance(state: _State, delta: int, address: int) -> None:
-    state.location = min(state.location + delta, address + 1)
-
-
-def _instruct(op: int, cursor: Cursor, state: _State, cie: _Cie, initial: dict[int, Rule]) -> None:
-    if op in (0x0A, 0x0B):
-        _remember(op, state)
-    elif op in (0x0C, 0x12):  # DW_CFA_def_cfa, _sf
-        register = _register(cursor)
-        state.cfa = (register, cursor.uleb() if op == 0x0C else cursor.sleb() * cie.data_align, b"")
-    elif op == 0x0D:  # DW_CFA_def_cfa_register
-        state.cfa = (_register(cursor), state.cfa[1], b"")
-    elif op in (0x0E, 0x13):  # DW_CFA_def_cfa_offset, _sf
-        state.cfa = (state.cfa[0], cursor.uleb() if op == 0x0E else cursor.sleb() * cie.data_align, b"")
-    elif op == 0x0F:  # DW_CFA_def_cfa_expression
-        state.cfa = (-1, 0, cursor.take(cursor.uleb()))
-    elif op == 0x2E:  # DW_CFA_GNU_args_size
-        cursor.uleb()
-    elif op != 0x00:  # DW_CFA_nop
-        register = _register(cursor)
-        if op == 0x06:  # DW_CFA_restore_extended
-            _restore(state, register, initial)
-        else:
-            state.rules[register] = _rule(op, cursor, cie)
-
-
-def _rule(op: int, cursor: Cursor, cie: _Cie) -> Rule:
-    if op == 0x05:  # DW_CFA_offset_extended
-        return Rule("offset", cursor.uleb() * cie.data_align)
-    if op in (0x07, 0x08):  # DW_CFA_undefined, same_value
-        return Rule("undefined" if op == 0x07 else "same")
-    if op == 0x09:  # DW_CFA_register
-        return Rule("register", _register(cursor))
-    if op in (0x10, 0x16):  # DW_CFA_expression, val_expression
-        return Rule("saved" if op == 0x10 else "computed", 0, cursor.take(cursor.uleb()))
-    if op in (0x11, 0x15):  # DW_CFA_offset_extended_sf, val_offset_sf
-        return Rule("offset" if op == 0x11 else "value", cursor.sleb() * cie.data_align)
-    if op == 0x14:  # DW_CFA_val_offset
-        return Rule("value", cursor.uleb() * cie.data_align)
-    if op == 0x2F:  # DW_CFA_GNU_negative_offset_extended
-        return Rule("offset", -cursor.uleb() * cie.data_align)
-    raise UnsupportedTarget(f"call frame information with the unknown instruction {op:#x}")
-
-
-def _remember(op: int, state: _State) -> None:
-    """DW_CFA_remember_state and DW_CFA_restore_state."""
-    if op == 0x0A:
-        if len(state.remembered) >= _MAX_REMEMBERED:
-            raise CorruptTarget("call frame information remembers too much")
-        state.remembered.append((state.cfa, dict(state.rules)))
-    elif not state.remembered:
-        raise CorruptTarget("call frame information restores what it never had")
-    else:
-        state.cfa, state.rules = state.remembered.pop()
-
-
-def _restore(state: _State, register: int, initial: dict[int, Rule]) -> None:
-    if register in initial:
-        state.rules[register] = initial[register]
-    else:
-        state.rules.pop(register, None)
-
-
-def _register(cursor: Cursor) -> int:
-    register = cursor.uleb()
-    if register > _MAX_REGISTER:
-        raise CorruptTarget("call frame information speaks of an unknown register")
-    return register
+    return Cie(code_align, data_align, register, encoding, augmentation.startswith(b"z"), signal, rest)
