@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS
-from probing.client.connection import Connection
 from probing.client.messages import (
     Change,
     Failure,
@@ -32,6 +31,7 @@ from probing.client.messages import (
     value_of,
 )
 from probing.client.settings import DEFAULT_TARGET
+from probing.client.wire.connection import Connection
 from probing.federation.execution.answer import Answer, Reply, Rows
 from probing.federation.execution.fanout import Answered, Gathered, fan_out
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from probing.api.tables.schema import View
-    from probing.client.stream import Stream
+    from probing.client.wire.stream import Stream
     from probing.federation.planning.split import Plan
 
 __all__ = ("Cluster", "Stacks", "Variables")

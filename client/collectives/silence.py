@@ -13,17 +13,16 @@ from probing.api.errors import ProbingError
 from probing.client.collectives.endings import clock
 from probing.client.collectives.native_waits import innermost, waits_in
 from probing.client.messages import Thread, thread_of
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import ranks_text
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
     from probing.client.cluster import Cluster
-    from probing.client.connection import Connection
+    from probing.client.wire.connection import Connection
 
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "silence_lines", "silent")
 
-Row = dict[str, Any]
 Process = tuple[str, int]
 # Most processes of a node that are asked for native stacks, and the time for it, s. Each costs milliseconds, and the
 # first look at a library some seconds.

@@ -7,11 +7,11 @@ from typing import Any
 
 from probing.client.collectives.endings import clock, death_text
 from probing.client.collectives.silence import Process, silence_lines
+from probing.client.render.rows import Row
 from probing.client.render.text import plural
 
 __all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
 
-Row = dict[str, Any]
 Run = tuple[Any, Any]
 LIVE = """
 SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.client.collectives.standing import standing_lines
+from probing.client.render.rows import Row
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size, wrapped
 
@@ -52,7 +53,7 @@ _SOURCES = {
 }
 
 
-def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> str:
+def people(found: Sequence[Row], since: float, width: int | None) -> str:
     if not found:
         return f"(no collective in the last {age(since * 1e9)} and none in flight)\n"
     texts, told = [], set()
@@ -64,7 +65,7 @@ def people(found: Sequence[dict[str, Any]], since: float, width: int | None) -> 
     return "\n".join(texts)
 
 
-def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, width: int | None) -> str:
+def _communicator(own: Row, standing: Sequence[str], since: float, width: int | None) -> str:
     news = [f"  {line}" for line in (*waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4
@@ -84,7 +85,7 @@ def _communicator(own: dict[str, Any], standing: Sequence[str], since: float, wi
     return "\n".join([*lines, *tables]) + "\n"
 
 
-def _head(own: dict[str, Any]) -> list[str]:
+def _head(own: Row) -> list[str]:
     if own["comm"] is None:
         known = ranks_text(own["members"])
         return [escape(f"job {own['job']}  run {own['run']}"), f"  {own['size'] or '?'} ranks: {known}"]
@@ -114,7 +115,7 @@ def _state(states: dict[str, int]) -> str:
     return ", " + ", ".join(f"{state} on {number}" for state, number in states.items()) if states else ""
 
 
-def _operations(ops: list[dict[str, Any]], width: int | None) -> list[str]:
+def _operations(ops: list[Row], width: int | None) -> list[str]:
     """One table where it fits, else one of times and one of bandwidths."""
     lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
     if width is None or max(map(len, lines)) <= width:
@@ -124,7 +125,7 @@ def _operations(ops: list[dict[str, Any]], width: int | None) -> list[str]:
     return [*lines, *(render((_OP, *_BANDWIDTHS), timed, width).splitlines() if timed else ())]
 
 
-def _total(totals: dict[str, Any]) -> list[str]:
+def _total(totals: Row) -> list[str]:
     line = f"total: {plural(totals['calls'], 'call')}, {size(totals['bytes'])}"
     if totals["algbw_gbps"] is not None:
         line += f"; while any ran: {bandwidth(totals['algbw_gbps'])}, bus {bandwidth(totals['busbw_gbps'])}"
@@ -138,9 +139,9 @@ def _total(totals: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _failures(own: dict[str, Any]) -> list[str]:
+def _failures(own: Row) -> list[str]:
     """One line for each operation and error: which ranks it failed on."""
-    failures: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    failures: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["failed"]:
         failures.setdefault((row["op"], row["error"]), []).append(row)
     lines = []
@@ -156,15 +157,15 @@ def _failures(own: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _latest(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _latest(ranks: list[Row]) -> list[Row]:
     if len(ranks) <= _MOST_RANKS:
         return ranks
     return sorted(ranks, key=lambda r: -(r["lag_ns"] or 0))[:_MOST_RANKS]
 
 
-def waits(own: dict[str, Any]) -> list[str]:
+def waits(own: Row) -> list[str]:
     """One line for each operation in flight for a second or more: who is in it, how long, and which ranks are not."""
-    operations: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    operations: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["inflight"]:
         operations.setdefault((row["seq"], row["op"]), []).append(row)
     lines = []

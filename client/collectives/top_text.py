@@ -8,12 +8,12 @@ from typing import Any
 
 from probing.client.collectives.standing import Run, standing_lines
 from probing.client.collectives.text import NOTABLE_NS
+from probing.client.render.rows import Row
 from probing.client.render.table import Field, Grid, render
 from probing.client.render.text import age, escape, ranks_text, wrapped
 
 __all__ = ("Frame", "people")
 
-Row = dict[str, Any]
 _FIELDS = (
     Field("RANK", "rank", right=True),
     Field("NODE", "node"),
@@ -39,8 +39,8 @@ class Frame:
     ``paused``: a line for each paused node; ``missing``: what could not be asked, in lines for people.
     """
 
-    ranks: list[dict[str, Any]]
-    runs: dict[Run, dict[str, Any]]
+    ranks: list[Row]
+    runs: dict[Run, Row]
     paused: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 

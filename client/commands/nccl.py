@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from probing.client.collectives.text import people
 from probing.client.options import Job, Since
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings, seconds
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "Row", "collect", "run")
 
 EXAMPLES = ("probingctl nccl --all-nodes --job 4711", "probingctl nccl --job 29500 --since 1h -f json")
-Row = dict[str, Any]
 _Found = dict[tuple[object, ...], Row]
 _KEY = ("job", "run", "comm")
 _NAMED = ("name", "backend", "size")

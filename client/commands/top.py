@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
-from probing.client.render.rows import Record, rows_of
+from probing.client.render.rows import Record, Row, rows_of
 from probing.client.render.table import terminal_width
 from probing.client.render.text import escape
 from probing.client.session import job_named, opened, require_job, sql_text
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
-Row = dict[str, Any]
 # Restores the cursor and the previous contents of the terminal.
 _SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
 _RATES = """

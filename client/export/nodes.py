@@ -16,7 +16,7 @@ from probing.federation.execution.fanout import FailedReport, fan_out
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.connection import Connection
+    from probing.client.wire.connection import Connection
 
 __all__ = ("Export", "NodeReport", "Report", "TableReport")
 

@@ -20,11 +20,11 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from probing.api.errors import ProbingError
 from probing.api.tables import TABLES
-from probing.client.connection import Connection
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 from probing.client.shell.statement import is_whole
 from probing.client.shell.words import candidates
+from probing.client.wire.connection import Connection
 
 __all__ = ("Prompt", "history_path", "trim_history")
 

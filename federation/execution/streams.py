@@ -26,7 +26,7 @@ _JOIN_S = 5.0
 
 
 class NodeStream(Protocol):
-    """The rows of one node; see probing.client.stream."""
+    """The rows of one node; see probing.client.wire.stream."""
 
     node: str
     warnings: tuple[str, ...]

@@ -465,7 +465,7 @@ def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode])
         return names | {name.partition(".")[0] for name in names}
 
     engines = {"duckdb", "sqlglot", "textual", "prompt_toolkit"}
-    wire = {"grpc", "google", "probing.client.connection"}
+    wire = {"grpc", "google", "probing.client.wire.connection"}
     rows = {"pyarrow", "pyarrow.compute", "numpy", "pyarrow.parquet"}
     # typer needs pydantic from 0.29 on.
     nobodys = {"pydantic", "numpy", "pyarrow.compute"}

@@ -24,7 +24,7 @@ from probing.client.cluster import Cluster
 from probing.client.main import main
 from probing.client.render.progress import Progress
 from probing.client.render.writers import writer_of
-from probing.client.stream import Stream
+from probing.client.wire.stream import Stream
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = 1500

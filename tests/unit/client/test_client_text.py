@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from probing.api.errors import UsageError
 from probing.client.app import program
-from probing.client.connection import Connection
 from probing.client.render.rows import dump_json, plain, rows_of
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, bandwidth, escape, ranks_text, size
 from probing.client.settings import node_list, read_token
+from probing.client.wire.connection import Connection
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import grpc
 from probing.api.errors import PeerError, ProbingError, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.interrupt import sheltered
-from probing.client.stream import MAX_WARNINGS, Stream, require_all_rows
+from probing.client.wire.stream import MAX_WARNINGS, Stream, require_all_rows
 from probing.federation.execution.answer import Reply
 
 if TYPE_CHECKING:

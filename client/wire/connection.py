@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import grp
 import ipaddress
-import os
-import pwd
-import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -17,29 +12,24 @@ from weakref import WeakSet
 import grpc
 
 from probing.api.errors import (
-    InternalError,
-    PeerError,
-    PrivilegeError,
     ProbingError,
     QueryRejected,
     UsageError,
-    error_from,
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.api.wire import ERROR_KEY, UNLIMITED
+from probing.api.wire import UNLIMITED
 from probing.client.interrupt import closed, sheltered
-from probing.client.statements import read_statements
-from probing.client.stream import Stream
+from probing.client.wire.errors import error_of, too_old
+from probing.client.wire.statements import read_statements
+from probing.client.wire.stream import Stream
 from probing.federation.execution.answer import Reply
 
-__all__ = ("Connection", "diagnose")
+__all__ = ("Connection",)
 
 T = TypeVar("T")
 # What a node answers that does not know statements.
 _NO_SQL = "the query is empty"
-_DENIED = "permission denied"
-_UNKNOWN_HOST = "the host name is not known"
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 # A command asks a node several questions. After a timeout of so many seconds the others fail at once, for a while.
 _PATIENCE_S = 1.0
@@ -128,7 +118,7 @@ class Connection:
             )
         except QueryRejected as e:
             if e.message == _NO_SQL:
-                raise _too_old(self.address) from None
+                raise too_old(self.address) from None
             raise
         finally:
             closed(call.cancel)
@@ -206,7 +196,7 @@ class Connection:
 
     def _failed(self, error: grpc.RpcError, begun: float) -> ProbingError:
         """Returns the error of a call that began at ``begun``; after a timeout, calls fail at once for a while."""
-        found = _error(self.address, error)
+        found = error_of(self.address, error)
         if error.code() in _SILENT and time.monotonic() - begun > _PATIENCE_S:
             self._silence = (time.monotonic() + _PAUSE_S, found)
         return found
@@ -239,83 +229,3 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _error(address: str, error: grpc.RpcError) -> ProbingError:
-    trailing: Any = error.trailing_metadata() or ()
-    sent = dict(trailing).get(ERROR_KEY)
-    if isinstance(sent, bytes):
-        message = pb.Error()
-        try:
-            message.ParseFromString(sent)
-        except ValueError:
-            return InternalError(f"{address} sent an error that cannot be read")
-        return error_from(message.kind, message.message, message.hint)
-    code, details = error.code(), str(error.details() or "").strip()
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return _unreached(address, details)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        why = diagnose(address) or "no answer in time"
-        return PeerError(f"{address} does not answer: {why}", hint="raise --timeout, or ask its `probingctl status`")
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
-        return PrivilegeError(f"{address} refused: {details or code.name.lower()}", hint=hint)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return _too_old(address)
-    return PeerError(f"{address}: {code.name.lower()}: {details}" if details else f"{address}: {code.name.lower()}")
-
-
-def _too_old(address: str) -> PeerError:
-    return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
-
-
-def _unreached(address: str, details: str) -> ProbingError:
-    why = diagnose(address)
-    error = PeerError(f"{address} does not answer: {why or details or 'the connection broke'}")
-    if why == _DENIED:
-        group = _group_of(address.removeprefix("unix:"))
-        error.hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
-    elif why == _UNKNOWN_HOST:
-        error.hint = "is the name spelt right? an IP address does as well"
-    return error
-
-
-def _group_of(path: str) -> str:
-    """Returns the group that may use the socket ``path``."""
-    try:
-        return grp.getgrgid(Path(path).stat().st_gid).gr_name
-    except (OSError, KeyError):
-        return "probing"
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
-def diagnose(address: str) -> str:
-    """Connects once more to ``address``; returns why that fails, empty where it works."""
-    try:
-        if address.startswith("unix:"):
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(1.0)
-                sock.connect(address[len("unix:") :])
-        else:
-            host, _, port = address.rpartition(":")
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
-                return ""
-    except FileNotFoundError:
-        return "there is no such socket"
-    except PermissionError:
-        return _DENIED
-    except ConnectionRefusedError:
-        return "connection refused"
-    except TimeoutError:
-        return "no connection in time"
-    except socket.gaierror:
-        return _UNKNOWN_HOST
-    except OSError as e:
-        return e.strerror or str(e)
-    return ""
