@@ -10,7 +10,7 @@ the descriptor of a regular file. An answer is messages ``{"part": TABLE}``, eac
 * ``salvage`` (``fields``): runs that job of ``jobs.registry``, and sends its steps ``{"lost"}`` and ``{"data"}``.
 * ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
 * ``log`` (``void_from``, ``send``): decodes a log part, and sends its rows by table if ``send`` is true. End: ``rows``
-  by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``, ``torn``.
+  by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``.
 """
 
 from __future__ import annotations
@@ -171,22 +171,21 @@ def _header(data: bytes) -> dict[str, Any]:
 def _log_rows(data: bytes, void_from: int | None, send: Send | None) -> dict[str, Any]:
     header, start = unpack_header(data)
     records, end = _good_records(data, header, start, void_from)
-    tail = decode_records(records)
-    problems = list(tail.problems)
-    void = void_from is not None and header.first_sequence + len(records) >= void_from
-    torn = end < len(data) and not void and cut_short(data, end)
-    if end < len(data) and not void and not torn:
+    sequence = header.first_sequence + len(records)
+    log = decode_records(records)
+    problems = list(log.problems)
+    void = void_from is not None and sequence >= void_from
+    if end < len(data) and not void and not cut_short(data, end):
         problems.append(f"it is bad from byte {end} on")
     counts, spans = {}, {}
-    for name, rows in tail.tables.items():
+    for name, rows in log.tables.items():
         rows.validate(full=True)
         times = _Times()
         times.add(rows.combine_chunks())
         counts[name], spans[name] = rows.num_rows, list(times.span)
         if send is not None and rows.num_rows:
             send({"part": name}, _stream(rows))
-    sequence = header.first_sequence + len(records)
-    return {"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems, "torn": torn}
+    return {"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems}
 
 
 def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | None) -> tuple[list[Record], int]:

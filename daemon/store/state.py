@@ -1,4 +1,4 @@
-"""The state of an open store: its parts and segments, who reads them, its counts and its problems."""
+"""The state of an open store: its parts and segments, their leases, its counts and its problems."""
 
 from __future__ import annotations
 

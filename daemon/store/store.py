@@ -323,7 +323,7 @@ class Store:
         return False
 
     def _start(self) -> None:
-        # Retention first: until it has run, the first row and whoever waits for the start do not know of space.
+        # Before the first append, and before the start counts as complete: finds out whether there is space.
         with contextlib.suppress(StoreError):
             self._space.retain()
         for name, target in (("store-sync", self._sync_loop), ("store-maintain", self._maintain_loop)):

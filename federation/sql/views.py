@@ -106,7 +106,7 @@ class _Expansion:
                 f"the views that the query names are more than {MAX_DEPTH} deep or {MAX_PLACES}", hint="name fewer"
             )
         if view.problem:
-            raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="probing.views tells it of each")
+            raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="see the problems in probing.views")
         inner = tree_of(view.sql).copy()
         if isinstance(inner, exp.Select):
             if view.single and words:

@@ -49,7 +49,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class LostGroup:
-    """A row group that cannot be read, with what the footer says of it; no times where it has none."""
+    """A row group that cannot be read, with the rows and times in the footer; the times are None when it has none."""
 
     group: int
     rows: int

@@ -107,7 +107,7 @@ class RemoteWorker:
                     self._end()
 
     def dropped(self, number: int) -> None:
-        """Tells the process that nobody wants the job any more."""
+        """Ends a job in the process before its last step."""
         with self._lock:
             if number in self._open and self._channel is not None:
                 del self._open[number]

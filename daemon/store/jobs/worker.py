@@ -22,7 +22,7 @@ File = tuple[Path, int]
 class WorkerFailed(StoreError):
     """The maintenance process ended or hung. ``resting``: it did so a moment ago, and was not started again yet."""
 
-    default_hint = "it is tried again by itself; the collector's log says how often"
+    default_hint = "it is tried again by itself; the collector's log has each attempt"
 
     def __init__(self, message: str, *, resting: bool = False) -> None:
         super().__init__(message)

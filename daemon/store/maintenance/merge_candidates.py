@@ -31,7 +31,7 @@ def choose(
     """Returns neighbours to merge, in order; empty when no merge is worth its cost.
 
     ``now_ns`` is UTC. ``first_part`` is the first sealed log part whose file still exists: segments of it or of later
-    parts are not merged, so that a start can tell which log parts a segment stands for. ``unfit``: paths to leave out.
+    parts are not merged, so that a start knows which log parts a segment replaces. ``unfit``: paths to leave out.
     """
     folders: dict[str, list[Segment]] = {}
     for segment in segments:

@@ -15,7 +15,7 @@ _MAX_CORRUPT = 32
 
 
 class SetAside:
-    """Moves bad files to ``corrupt/``, for whoever looks into them. Keeps the newest 32, as far as ``limit`` allows."""
+    """Moves bad files to ``corrupt/`` for inspection. Keeps the newest 32, as far as ``limit`` allows."""
 
     def __init__(self, files: Files, root: Path, clock: Clock) -> None:
         self._files = files
