@@ -1,4 +1,4 @@
-"""Telling the log and the other sources who came, who it is, and how it ended."""
+"""Publishes start, identity and exit of processes to ``process.events`` and listeners."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ("Announcer", "Listener")
 
 
 class Listener(Protocol):
-    """Another source that follows processes. Called from the thread of discovery; must not block."""
+    """A source that follows processes. Its methods are called from the thread of discovery and must not block."""
 
     def process_identified(self, who: Identity) -> None:
-        """New, or somebody else than before."""
+        """The process is new, or its identity changed."""
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """It called exec and runs another program now."""
+        """The process called exec and runs another program now."""
 
     def process_exited(self, who: Identity) -> None: ...
 
 
 class Announcer:
-    """Rows of process.events to the sink, and calls to ``listeners``."""
+    """Puts rows of process.events into the sink, and calls ``listeners``."""
 
     def __init__(self, sink: Sink, clock: Clock, node: str) -> None:
         self._sink = sink
@@ -36,32 +36,32 @@ class Announcer:
         self.listeners: list[Listener] = []
 
     def identified(self, processes: Iterable[Process]) -> None:
-        """Rows of a start and of who it is now, where they were not made yet."""
+        """Publish start and identity of each process, as far as they were not yet."""
         pair = self._clock.pair()
-        told = list(processes)
+        identified = list(processes)
         rows = []
-        for process in told:
+        for process in identified:
             if not process.started:
                 started_ns = process.facts.start_ns + pair.boot_to_utc_ns
                 rows.append(event_row(self._node, started_ns, "start", process))
-            if not process.told:
+            if not process.published:
                 detail = detail_of(process, self._clock.boot_id)
                 rows.append(event_row(self._node, pair.real_ns, "identified", process, detail=detail))
-            process.started = process.told = True
+            process.started = process.published = True
         if rows:
             self._sink.put("process.events", batch_of("process.events", rows))
-        for process in told:
+        for process in identified:
             for listener in self.listeners:
                 listener.process_identified(process.identity)
 
     def out_of_memory(self, process: Process, mono_ns: int) -> None:
-        """A row of a kill for lack of memory; that of the exit follows."""
+        """Publish a kill for lack of memory; the exit follows."""
         ts_ns = mono_ns + self._clock.pair().mono_to_utc_ns
         row = event_row(self._node, ts_ns, "oom_kill", process)
         self._sink.put("process.events", batch_of("process.events", [row]))
 
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
-        """``status`` as waitpid(2) gives it and when it ended; None: not known, and now."""
+        """Publish an exit. ``status`` as waitpid(2) returns it, None: unknown; ``mono_ns`` None: now."""
         pair = self._clock.pair()
         ts_ns = pair.real_ns if mono_ns is None else mono_ns + pair.mono_to_utc_ns
         signal = status & 0x7F if status is not None else None

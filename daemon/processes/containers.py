@@ -1,4 +1,4 @@
-"""Container and pod from the paths of control groups.
+"""Finds container and pod in the paths of control groups.
 
 Shapes: docker, containerd, CRI-O and podman with the cgroupfs and the systemd driver, Kubernetes' quality-of-service
 slices, nested nodes (kind), LXC, systemd-nspawn, BuildKit, Amazon ECS. The innermost container counts.

@@ -1,4 +1,4 @@
-"""Which environment variables of a process are ever read out of it. Nothing else is kept, shown or stored."""
+"""The environment variables that are read from processes; all others are dropped in the reader."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ _LIBRARIES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
-# Values that are names, numbers, addresses or switches; none that holds a secret by its nature.
+# Names, numbers, addresses and switches: none of them holds secrets.
 ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_KUBERNETES, *_LIBRARIES))

@@ -1,4 +1,4 @@
-"""What a reader found out about a process, checked and frozen. Everything else about processes is computed from it."""
+"""Facts about a process from a reader, checked and frozen. Identities are computed from them alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probing.api.errors import InternalError
 
 __all__ = ("Facts", "Key")
 
-# (pid, start_ns): names a process for ever, until the next boot.
+# (pid, start_ns), equal to the ``ProcessKey`` of the process.
 Key = tuple[int, int]
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
@@ -50,17 +50,17 @@ class Facts:
 
     @property
     def framework(self) -> bool:
-        """It maps what trainings run on."""
+        """Whether the process maps torch, NCCL or jaxlib."""
         return not self.libraries.isdisjoint(_FRAMEWORKS)
 
     @property
     def in_group(self) -> bool:
-        """It has threads of a process group of its own."""
+        """Whether the process has threads of a process group."""
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
     @classmethod
     def from_reader(cls, header: Mapping[str, Any]) -> Facts:
-        """From a reader's answer to ``identity``. Raises InternalError when it is none."""
+        """From a reader's answer to ``identity``. Raises InternalError for anything else."""
         try:
             return cls(
                 pid=int(header["pid"]),

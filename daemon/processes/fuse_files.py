@@ -1,4 +1,4 @@
-"""Files of file systems that a program serves (FUSE): the kernel waits for it, in whoever uses the file."""
+"""Refuses files on FUSE: the kernel lets every user of such a file wait for the program that serves it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def refuse_served(handle: int, name: str) -> None:
-    """Raise UnsupportedTarget where the file ``name``, named by a descriptor, is served by a program, or hides it.
+    """Raise UnsupportedTarget when the file of the descriptor ``handle`` lies on FUSE, or that cannot be known.
 
-    A program that does not answer keeps this waiting too: to be called by a reader only.
+    It waits for that program, too: only a reader may call it.
     """
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     failed = _libc.fstatfs(handle, buffer)

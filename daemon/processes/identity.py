@@ -1,4 +1,4 @@
-"""Which job a process belongs to, and which rank of it it is, from what its launcher put into its environment.
+"""Job and rank of a process, from the environment variables of its launcher.
 
 Sources of the names: torch/distributed/run.py ("Environment Variables"), srun(1) "OUTPUT ENVIRONMENT VARIABLES",
 Open MPI's FAQ on running jobs, Hydra's wiki (PMI_*), Intel MPI (MPI_LOCALRANKID), MVAPICH's user guide (MV2_*).
@@ -21,7 +21,7 @@ _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """``certain``: only who is meant to train has these variables; a scheduler's are inherited by any helper."""
+    """``certain``: only ranks have these variables; those of a scheduler are inherited by any helper."""
 
     rank: int
     world_size: int
@@ -42,7 +42,7 @@ class Job:
     unique: bool = False
 
 
-# rank, world size, local rank, node rank; the first set that is whole counts.
+# rank, world size, local rank, node rank; the first complete set counts.
 _RANK_NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("GROUP_RANK", "NODE_RANK"), True),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NODEID",), False),
@@ -60,7 +60,7 @@ _SIZES = (
 
 
 def ranks_of(environ: Environ) -> Ranks | None:
-    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None when none make sense."""
+    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set."""
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
         if rank is None or size is None or not rank < size <= MAX_WORLD:
@@ -71,7 +71,7 @@ def ranks_of(environ: Environ) -> Ranks | None:
 
 
 def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
-    """The job that the environment names; None when it names none."""
+    """The job in the environment, or None."""
     if slurm := _digits(environ, "SLURM_JOB_ID"):
         step = _digits(environ, "SLURM_STEP_ID")
         return Job(f"{slurm}.{step}" if step else slurm, "slurm", unique=bool(step))
@@ -81,7 +81,7 @@ def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "")) and elastic != "none":
         return Job(_cut(elastic), "torchelastic")
     if ray := environ.get("RAY_JOB_ID", ""):
-        # Counted anew in each Ray cluster; but its processes say nothing else that is equal on all nodes.
+        # Each Ray cluster counts its own jobs, but nothing else is equal on all nodes.
         return Job(_cut(ray), "ray", unique=True)
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address and port:
@@ -91,15 +91,15 @@ def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
 
 
 def restarts_of(environ: Environ) -> str:
-    """How often the scheduler and the launcher have started the job again: ``0``, or ``1.2`` where both count."""
+    """Restarts by the scheduler and the launcher: ``0``, or ``1.2`` when both count."""
     counts = [_digits(environ, name) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
     return ".".join(count for count in counts if count) or "0"
 
 
 def on_one_node(environ: Environ, job: Job) -> bool:
-    """All ranks of the job run on this node, so that what is known here names the run for all of them.
+    """Whether all ranks of the job run on this node, so that local facts can name the run.
 
-    A job whose variables do not say so is taken to span nodes, unless its master is local.
+    Without variables that show it a job counts as spanning nodes, unless its master is local.
     """
     if job.source == "pid" or _local(environ.get("MASTER_ADDR", "")):
         return True

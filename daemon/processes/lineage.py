@@ -1,4 +1,4 @@
-"""Who a process was that ended before it could be read: it belonged to the job of the process that forked it."""
+"""Identifies a process that ended before it could be read: it inherits the job of the process that forked it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from probing.daemon.source import Identity
 
 __all__ = ("Lineage",)
 
-# Records of a process follow its fork within seconds. An entry is some 200 bytes.
+# Records of a process arrive within seconds of its fork. An entry takes some 200 bytes.
 MAX_FORKS = MAX_ENDED = 8192
 # A daemon forks twice.
 _MAX_DEPTH = 4
@@ -21,7 +21,7 @@ _MAX_DEPTH = 4
 class Lineage:
     """Recent forks, and recent ends of processes that were never identified. Any thread may read; takes no lock.
 
-    ``newest`` gives the watched process that had a pid last.
+    ``newest`` returns the watched process that had a pid last.
     """
 
     def __init__(self, newest: Callable[[int], Process | None]) -> None:
@@ -33,18 +33,18 @@ class Lineage:
         _keep(self._forks, pid, (start_ns, ppid), MAX_FORKS)
 
     def replaced(self, pid: int) -> None:
-        """It called exec: its environment may be another than its parent's."""
+        """The process called exec: its environment may differ from its parent's."""
         self._forks.pop(pid, None)
 
     def ended(self, key: Key) -> None:
-        """The process has ended, and was not identified."""
+        """The process ended without being identified."""
         _keep(self._ended, key, None, MAX_ENDED)
 
     def has_ended(self, key: Key) -> bool:
         return key in self._ended
 
     def inherited(self, key: Key) -> Identity | None:
-        """Job and run of the watched process that forked it; the rank is not known. None: nobody watched did."""
+        """Job and run of the watched process that forked it, without a rank; None when no watched one did."""
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:
             return None

@@ -1,4 +1,4 @@
-"""How watched processes are right now: their states and the collectives they use, read for the query that asks."""
+"""Current state of watched processes and the collective backends they use, read for each query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:
-    """State as this project names it, and thread names; what could not be read in time is left out."""
+    """State and thread names of each process, without those that could not be read in time."""
     if not processes:
         return {}
     targets = [list(process.key) for process in processes]
@@ -37,5 +37,5 @@ def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[s
 
 
 def backends_of(threads: Iterable[str]) -> set[str]:
-    """The collective backends that threads of these names belong to."""
+    """The collective backends of threads with these names."""
     return {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}

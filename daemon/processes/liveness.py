@@ -1,4 +1,4 @@
-"""Whether a process lives, from /proc: nothing in it waits for the process."""
+"""Checks in /proc whether a process lives; none of these reads waits for the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProcessNow:
 
 
 def process_now(pid: int) -> ProcessNow | None:
-    """Who has this pid; None: nobody, or a kernel thread."""
+    """The process that has this pid; None for none or a kernel thread."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
@@ -29,12 +29,12 @@ def process_now(pid: int) -> ProcessNow | None:
 
 
 def is_alive(pid: int, start_ns: int) -> bool:
-    """Whether the process runs; also True where that cannot be read. One that only waits for its parent has ended."""
+    """Whether the process lives; True when that cannot be read. A zombie has ended."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return False
     except (OSError, ProbingError):
         return True
-    # The leader of a process whose other threads run can have ended.
+    # The main thread may have ended while other threads run.
     return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)

@@ -1,9 +1,8 @@
-"""Opening a file that a process maps, as the process sees it, without being led anywhere else.
+"""Opens the file of a mapping as the process sees it, and no other file.
 
-The way is ``/proc/PID/map_files`` where that is permitted (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN): it gives the very
-file, even one that was deleted. Else the path is walked under ``/proc/PID/root`` with openat2(2), which keeps links
-inside that root, and what it leads to is compared with what is mapped. Nothing but a regular file is ever opened:
-a descriptor of O_PATH is looked at first.
+Where permitted (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN) it opens ``/proc/PID/map_files``, which is that very file
+even after it was deleted. Else openat2(2) resolves the path under ``/proc/PID/root`` and keeps links inside that root,
+and the result is compared with the mapping. Only regular files are opened: an O_PATH descriptor is checked first.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from probing.daemon.processes.target import Target
 __all__ = ("open_mapped",)
 
 MAX_MAPS = 16 << 20
-# Bytes at the start of a file that are compared where device and inode cannot be: the ELF header and the build id.
+# Leading bytes that are compared when device and inode cannot be: the ELF header and the build id.
 _HEAD = 4096
 
 
 def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Open the file of the mapping at ``start`` of a process; how, its identity, and its descriptor (read-only).
+    """Open the file of the mapping at ``start``; returns the fields of the answer and a read-only descriptor.
 
-    Not where ``served`` is False and its file system is one of FUSE.
+    With ``served`` False files on FUSE are refused.
     ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
-    first page of memory and file are equal. Raises UnsupportedTarget when the file is not what is mapped.
+    first page of memory and file are equal. Raises UnsupportedTarget when it is another file.
     """
     start = request.get("start")
     if not isinstance(start, int):

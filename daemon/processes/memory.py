@@ -1,4 +1,4 @@
-"""Reading another process's memory in batches, without stopping it.
+"""Reads another process's memory in batches, without stopping it.
 
 ``process_vm_readv`` takes up to 1024 remote ranges in one call. It stops at the first range that faults; that range is
 answered with None, and the call goes on behind it.
@@ -21,7 +21,7 @@ __all__ = ("PAGE", "FakeMemory", "Memory", "ProcessMemory", "Range")
 
 PAGE = 4096
 IOV_MAX = 1024
-# User addresses end here on x86-64 with four levels, and above it on no platform that we read.
+# User addresses end here or below on all supported platforms.
 _TOP = 1 << 56
 _MAX_RANGE = 1 << 20
 
@@ -29,7 +29,7 @@ Range = tuple[int, int]
 
 
 class Memory(Protocol):
-    """``calls`` and ``bytes_read`` count what the reads have cost so far."""
+    """``calls`` and ``bytes_read`` count all reads so far."""
 
     calls: int
     bytes_read: int
@@ -37,7 +37,7 @@ class Memory(Protocol):
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """The bytes of each (address, size), or None where they cannot be read as a whole.
 
-        Raises ProcessGone, PrivilegeError, or CorruptTarget when more was asked for than a walk may cost.
+        Raises ProcessGone, PrivilegeError, or CorruptTarget when the reads exceed the bounds.
         """
 
 

@@ -1,4 +1,4 @@
-"""Opening paths as a process sees them: no link leads out of its root, and no magic one of /proc is followed."""
+"""Resolves paths as a process sees them: no link leaves its root, and magic links of /proc are not followed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes) -> int:
-    """A descriptor that only names what is at ``path``, with the directory ``root`` for /. Raises OSError."""
+    """An O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError."""
     how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
     if fd < 0:

@@ -1,7 +1,7 @@
-"""What /proc says of a process, as bytes in and plain values out.
+"""Parses files of /proc/PID: bytes in, plain values out.
 
-A process shapes most of this text itself: its name, its command line, its environment, the paths it maps. So every
-parser is pure, bounded, and raises only CorruptTarget. Formats: proc(5).
+A process controls most of this text: its name, command line, environment, and the paths it maps. So every parser is
+pure, bounded, and raises only CorruptTarget. Formats: proc(5).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_ARGUMENTS = 4_096
 MAX_CGROUPS = 64
 MAX_TEXT = 4_096
 _FIELDS_AFTER_NAME = 20
-# Controls of C0 and C1, and what turns or breaks a line of text (Unicode TR9, line and paragraph separators).
+# Controls of C0 and C1, and characters that reverse or break a line (Unicode TR9, line and paragraph separators).
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
@@ -65,7 +65,7 @@ class Stat:
 class Mapping:
     """A line of maps. ``path`` is empty for anonymous memory; ``device`` is (major, minor).
 
-    ``deleted``: the file has no name any more.
+    ``deleted``: the file was unlinked.
     """
 
     start: int
@@ -122,14 +122,14 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
 
 
 def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:
-    """/proc/PID/maps, at most ``limit`` lines. A last line without its end is left out. Raises CorruptTarget."""
+    """/proc/PID/maps, at most ``limit`` lines. An incomplete last line is ignored. Raises CorruptTarget."""
     mappings: list[Mapping] = []
     for line in data.split(b"\n", limit)[:limit]:
         if not line:
             continue
         match = _MAPPING.fullmatch(line)
         if match is None:
-            # A read stops at a buffer's end, so only the last line can be incomplete.
+            # A read stops at the end of a buffer, so only the last line can be incomplete.
             if data.endswith(line):
                 break
             raise CorruptTarget("a line of maps is not as the kernel writes it")
@@ -166,7 +166,7 @@ def parse_cgroup(data: bytes) -> list[bytes]:
 
 
 def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
-    """The variables in ``names`` and no other, values cut at ``limit``; the first of a name counts, as for getenv."""
+    """The variables in ``names`` and no other, values cut at ``limit``; the first of a name counts, as with getenv."""
     wanted = {name.encode() for name in names}
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
@@ -183,11 +183,11 @@ def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
 
 
 def clean_text(data: bytes | str, limit: int = MAX_TEXT) -> str:
-    r"""Text without control characters: bytes that are no UTF-8 and unprintable characters become ``\xNN`` and kin.
+    r"""Text without control characters: invalid UTF-8 and unprintable characters become ``\xNN`` and kin.
 
-    At most ``limit`` characters; what was cut ends in an ellipsis.
+    At most ``limit`` characters; a longer text is cut and ends in an ellipsis.
     """
-    # A character takes at most 4 bytes; one more tells that something was cut.
+    # A character takes at most 4 bytes; one more byte shows that the text is longer.
     text = data[: 4 * limit + 4].decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data[: limit + 1]
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     text = _UNPRINTABLE.sub(lambda m: _escape(m[0]), text)

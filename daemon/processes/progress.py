@@ -1,4 +1,4 @@
-"""Whether a process that was asked for something is slow or stuck: one that waits for a CPU is only slow."""
+"""Tells a slow reader from a blocked one: a process that waits for a CPU is only slow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_STAT = 4096
 
 
 class Progress:
-    """Looks at process ``pid``, one of our own readers, while it answers."""
+    """Watches ``pid``, one of our readers, while it answers."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path(f"/proc/{pid}/stat")
         self._before: int | None = None
 
     def none_since_last(self) -> bool:
-        """True when it neither runs, nor waits for a CPU, nor has run since the last look."""
+        """Whether it is blocked and has not run since the last call."""
         ran = self._ran_if_blocked()
         stuck = ran is not None and ran == self._before
         self._before = ran
@@ -40,5 +40,5 @@ class Progress:
         return switches if stat.state in "DS" else None
 
     def _switches(self) -> int:
-        # How often it was put on a CPU: finer than its CPU time, which counts in ticks.
+        # How often it was scheduled: finer than its CPU time, which counts in ticks.
         return int(self._path.with_name("schedstat").read_text().split()[2])

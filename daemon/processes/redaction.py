@@ -1,7 +1,7 @@
-"""Command lines and other text for people, without what looks like a secret: it is left out before it is stored.
+"""Removes likely secrets from command lines and other text before it is stored.
 
-Names decide, wherever a value stands behind one: options, assignments, JSON and Python literals, headers, URLs. Where a
-value has no clear end, all that follows is left out.
+The name before a value decides: in options, assignments, JSON and Python literals, headers and URLs. Where a value has
+no clear end, everything after it is removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# Of one argument: what is behind it is not shown, whatever is replaced.
+# Of one argument: the rest is never shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
 # Also as the end of a longer word: dbpassword, hftoken, myapikey.
@@ -26,17 +26,17 @@ _WORDS = (
     r"pwd|pw|psk|token|creds?|auth(?:orization)?|bearer|(?:set.)?cookies?|signature|sas"
     r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_. ]?keys?(?:[-_.]?id)?"
 )
-# WANDB_KEY and its like; of other things' keys only these are known to be none.
+# WANDB_KEY and its like; these prefixes name keys that are no secrets.
 _KEY_OF = (
     r"(?<![a-z0-9])(?!(?:sort|primary|foreign|cache|partition|dict|data|dataset|group|image|text|label|input|output"
     r"|metric|monitor|best|state|index|map|shard|column|feature|target|join|row|batch|loss|score|object|bucket|lookup"
     r"|hash|module|param|layer|query|value|public|host|hot|dim|config|order|id|by|per|rng|prng|random|dropout|init|attn"
     r"|attention|kv|past)[-_. ])[a-z0-9]+[-_. ]key"
 )
-# What may follow such a word: API_KEY_2, token_value. --max-tokens, --tokenizer and --keyboard are none.
+# What may follow such a word: API_KEY_2, token_value; but not --max-tokens, --tokenizer, --keyboard.
 _AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
 _NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
-# Of a text, not of somebody.
+# Tokens of a text, not of an account.
 _OF_TEXT = re.compile(
     r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
 )
@@ -47,14 +47,14 @@ _QUOTE = re.compile(r"\s{0,8}(\\*)([\"'])")
 _BARE = re.compile(r"\s{0,8}(?:[\[{(].*|[^\s&\"']+)", re.DOTALL)
 _ENDS_NAME = frozenset("=:&?,;\"'{}\\\t\n")
 MAX_NAME = 64
-# Values of these have blanks and marks in them, and end with the line.
+# Values of these contain blanks and punctuation, and end with the line.
 _TO_THE_END = re.compile(r"(?:authorization|cookies?)$", re.IGNORECASE)
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)(?:\"[^\"]*\"?|'[^']*'?|\S+)")
 # -p of a client of a database; of ssh, docker and kin it is a port.
 _NUMBERS = re.compile(r"[\d:.,/-]*")
 _ATTACHED = re.compile(r"(?<!\S)-p(?=[a-z-]*[^a-z\s-])(?!\d[\d:./-]*(?!\S))\S+")
 _IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/]+@")
-# Tokens that say themselves what they are: Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, JSON web tokens, PEM.
+# Tokens with a recognisable form: Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, JSON web tokens, PEM.
 _TOKEN = re.compile(
     r"\b(?i:bearer|basic)\s+[^\s\"']+|\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY.*",
@@ -136,7 +136,7 @@ def _assignments(text: str) -> str:
 
 
 def _name_before(text: str, end: int, start: int) -> str:
-    """The last two words at most between ``start`` and ``end``, without quotes."""
+    """At most the last two words between ``start`` and ``end``, without quotes."""
     name = text[max(start, end - MAX_NAME - 16) : end].rstrip().rstrip("\\\"'")[-MAX_NAME:]
     blanks = 0
     for index in range(len(name) - 1, -1, -1):
@@ -147,7 +147,7 @@ def _name_before(text: str, end: int, start: int) -> str:
 
 
 def _end_of_quoted(text: str, at: int, depth: int, quote: str) -> int:
-    """Behind the quote that ends a value: one that is escaped as the first one was, ``depth`` backslashes."""
+    """The end of a quoted value: after the next quote with ``depth`` backslashes, like the opening one."""
     while (found := text.find(quote, at)) >= 0:
         escapes = found - len(text[at:found].rstrip("\\")) - at
         at = found + 1

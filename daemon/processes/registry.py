@@ -1,4 +1,4 @@
-"""All processes that may train, and who each is: facts go in, identities come out. No reads, no threads, no clock."""
+"""Assigns identities to processes from their facts. Pure: no reads, no threads, no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
 @dataclass(slots=True)
 class Process:
-    """A watched process. ``started``, ``told``: rows of its start and of who it is were made. ``ended``: it is gone."""
+    """A watched process. ``started``, ``published``: the rows of its start and its identity were written."""
 
     facts: Facts
     identity: Identity
@@ -36,7 +36,7 @@ class Process:
     python: str | None
     backends: set[str] = field(default_factory=set)
     started: bool = False
-    told: bool = False
+    published: bool = False
     ended: bool = False
 
     @property
@@ -45,9 +45,7 @@ class Process:
 
 
 class Registry:
-    """Not safe for two threads at once, but for ``get`` and ``newest``.
-
-    ``node`` names the node, ``boot_id`` the boot that start times count from.
+    """Not safe for two threads at once, except ``get`` and ``newest``. Start times count from the boot ``boot_id``.
     """
 
     def __init__(self, node: str, boot_id: str) -> None:
@@ -60,7 +58,7 @@ class Registry:
         self._dead: OrderedDict[Key, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
         self._restored: dict[Key, Mapping[str, Any]] = {}
-        self._told_ranks: dict[Key, Ranks] = {}
+        self._seen_ranks: dict[Key, Ranks] = {}
         self._pythons: dict[Key, str] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -70,13 +68,13 @@ class Registry:
         return [process for process in self._watched.values() if not process.ended]
 
     def shown(self) -> list[Process]:
-        """The live ones, and the dead whose run lives on in another trainer."""
+        """All live processes, and dead trainers whose run has a live one."""
         runs = {_run_of(p) for p in self.live() if p.identity.role == "trainer"}
         lost = [p for p in self._watched.values() if p.ended and p.identity.role == "trainer" and _run_of(p) in runs]
         return [*self.live(), *lost]
 
     def get(self, key: Key) -> Process | None:
-        """From any thread: a process is in one of the two at any instant, and comes back to the first at most."""
+        """From any thread: a process is in one of the two maps at any time, and at most returns to the first."""
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
     def newest(self, pid: int) -> Process | None:
@@ -87,25 +85,25 @@ class Registry:
         return self._facts.get(key)
 
     def over(self, key: Key) -> bool:
-        """It is known to have ended."""
+        """Whether the process is known to have ended."""
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[Key]:
-        """All that live, watched or not, and the restored that were not found again yet."""
+        """All live processes, watched or not, and restored ones that were not found again yet."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
-        """Take in new or newer facts. The processes that are new or are somebody else now, oldest first."""
+        """Add or replace facts. Returns the processes with a new identity, oldest first."""
         for facts in found:
             before = self._facts.get(facts.key)
             if before is not None and before.ancestors:
-                # Who started it stays true when that one has ended and it was given to the first process.
+                # The ancestors stay the same when one ended and its child went to the first process.
                 facts = replace(facts, ancestors=before.ancestors)
             self._facts[facts.key] = facts
         return self._assign()
 
     def note_backends(self, key: Key, backends: Iterable[str]) -> list[Process]:
-        """Collective backends that the process was seen to use: proof that it is in a process group."""
+        """Add collective backends that the process uses: they prove that it is in a process group."""
         facts = self._facts.get(key)
         names = frozenset(f"pt_{name}" for name in backends)
         if facts is None or names <= facts.threads:
@@ -117,32 +115,32 @@ class Registry:
         return self._assign()
 
     def note_ranks(self, key: Key, rank: int, world_size: int) -> list[Process]:
-        """Rank and size of the communicator that spans the job; they count where the environment says nothing."""
+        """Set rank and size from the communicator of the whole job; the environment goes before them."""
         if key not in self._watched or not 0 <= rank < world_size:
             return []
-        self._told_ranks[key] = Ranks(rank, world_size)
+        self._seen_ranks[key] = Ranks(rank, world_size)
         return self._assign()
 
     def note_python(self, key: Key, version: str | None) -> list[Process]:
-        """Its CPython version, for one that is watched."""
+        """Set the CPython version of a watched process."""
         process = self._watched.get(key)
         if process is None or not version:
             return []
         self._pythons[key] = version
         if process.python == version:
             return []
-        process.python, process.told = version, False
+        process.python, process.published = version, False
         return [process]
 
     def end(self, key: Key) -> Process | None:
-        """The process is gone; it, if it was watched and lived."""
+        """The process ended; returns it if it was watched and alive."""
         self._runs.ended(key)
-        self._told_ranks.pop(key, None)
+        self._seen_ranks.pop(key, None)
         self._pythons.pop(key, None)
         process = self._watched.get(key)
         if process is None:
             self._facts.pop(key, None)
-            # One that an earlier daemon knew, and that ended before this one looked.
+            # An earlier daemon knew it, and it ended before this one looked.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
         if process.ended:
@@ -152,14 +150,14 @@ class Registry:
         return process
 
     def restore(self, detail: Mapping[str, Any], process: Process, *, ended: bool) -> None:
-        """A process that an earlier daemon of this boot knew; it counts as dead until it is found again."""
+        """Add a process of an earlier daemon of this boot; it counts as dead until it is found again."""
         if not ended:
             self._restored[process.key] = detail
-        process.started = process.told = process.ended = True
+        process.started = process.published = process.ended = True
         self._bury(process)
 
     def replaced(self, key: Key) -> None:
-        """The process called exec: what was found out about its program is void."""
+        """The process called exec: drop what belongs to its program."""
         self._pythons.pop(key, None)
 
     def _gone(self, key: Key) -> bool:
@@ -167,7 +165,7 @@ class Registry:
         return process is not None and process.ended
 
     def _bury(self, process: Process) -> None:
-        # Thousands of them are kept: no more than who they were.
+        # Thousands are kept, so only their identities.
         facts = process.facts
         process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid)
         self._dead[process.key] = process
@@ -178,7 +176,7 @@ class Registry:
                 del self._newest[key[0]]
 
     def _forget_unrelated(self) -> None:
-        """Move dead processes aside that neither name a live one's role nor are shown."""
+        """Bury dead processes that no live role depends on and no table shows."""
         alive = [facts for key, facts in self._facts.items() if not self._gone(key)]
         needed = {(pid, start) for facts in alive for pid, start, _ in facts.ancestors}
         needed |= {process.key for process in self.shown()}
@@ -190,12 +188,12 @@ class Registry:
     def _assign(self) -> list[Process]:
         assigned = roles(self._facts.values())
         for key, process in self._watched.items():
-            # Whoever has started ranks goes on being their launcher when they have ended.
+            # A launcher stays one after its ranks have ended.
             if process.identity.role == "launcher" and assigned.get(key) == "trainer":
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
-        # The newest trainer names its launcher's job; helpers go with whom they help.
+        # A launcher takes the job of its newest trainer; helpers take that of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
         changed += [
             p for key in order if assigned[key] not in ("trainer", "launcher") and (p := self._place(key, assigned))
@@ -203,13 +201,13 @@ class Registry:
         return sorted(changed, key=lambda process: process.key[::-1])
 
     def _place(self, key: Key, assigned: Mapping[Key, str]) -> Process | None:
-        """Give a process its identity; the process if that is new."""
+        """Assign a process its identity; returns the process if that changed."""
         before = self._watched.get(key)
         if before is not None and before.ended:
             return None
         facts, role = self._facts[key], assigned[key]
         container, pod = container_of(facts.cgroup)
-        ranks = (ranks_of(facts.environ) or self._told_ranks.get(key)) if role == "trainer" else None
+        ranks = (ranks_of(facts.environ) or self._seen_ranks.get(key)) if role == "trainer" else None
         job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
         identity = Identity(
             facts.pid, facts.start_ns, job.name, run, role,
@@ -222,7 +220,7 @@ class Registry:
         process = Process(
             facts, identity, job.source, ranks, container, pod, command_text(facts.cmdline), self._python(facts),
             before.backends if before else set(), started=before is not None or key in self._restored,
-            told=restored is not None and restored.identity == identity,
+            published=restored is not None and restored.identity == identity,
         )  # fmt: skip
         self._watched[key] = self._newest[key[0]] = process
         self._dead.pop(key, None)
@@ -258,7 +256,7 @@ class Registry:
         return job, f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
     def _leader(self, facts: Facts, role: str, assigned: Mapping[Key, str]) -> Process | None:
-        """Whose job it is part of: for a launcher its newest trainer, for a helper the trainer or launcher above it."""
+        """The process whose job this one shares: a launcher's newest trainer, a helper's trainer or launcher above."""
         if role == "launcher":
             below = [
                 process
@@ -294,7 +292,7 @@ def _run_of(process: Process) -> tuple[str, str]:
 
 
 def settled(facts: Facts, process: Process | None) -> bool:
-    """Nothing that it may still do changes who it is, so it need not be looked at again."""
+    """Whether the identity of a process is final, so that it need not be looked at again."""
     if process is None:
         return not facts.python
     if process.identity.role == "trainer":

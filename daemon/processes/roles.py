@@ -1,7 +1,7 @@
-"""What each process of a training does: trainer, launcher, data_loader or other; and which are watched at all.
+"""Assigns roles to processes: trainer, launcher, data_loader or other; the others are not watched.
 
-Pure: the roles of all processes follow from their facts alone, so two daemons on a node agree, and a process that
-imports its framework late gets its role when its facts say so.
+Roles follow from facts alone, so two daemons on a node agree, and a process that imports its framework late gets its
+role with its new facts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from probing.daemon.processes.identity import Ranks, ranks_of
 
 __all__ = ("NATIVE_LAUNCHERS", "interpreter_target", "launches", "roles")
 
-# Programs, not Python, that start the ranks of a job.
+# Programs other than Python that start the ranks of a job.
 NATIVE_LAUNCHERS = frozenset(
     (
         *("hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "mpirun", "mpirun.mpich"),
@@ -34,7 +34,7 @@ _LOADER_THREAD = "pt_data_worker"
 
 
 def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    """What a Python was told to run: ("script" | "module" | "code" | "", its name or text, the arguments behind it)."""
+    """What a Python runs: ("script" | "module" | "code" | "", its name or text, the arguments after it)."""
     rest = list(cmdline[1:])
     while rest:
         word = rest.pop(0)
@@ -49,7 +49,7 @@ def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, .
 
 
 def launches(facts: Facts) -> bool:
-    """Its program is one that starts the ranks of a job."""
+    """Whether the program starts the ranks of a job."""
     if facts.program in NATIVE_LAUNCHERS:
         return True
     if not facts.python:
@@ -66,8 +66,8 @@ def launches(facts: Facts) -> bool:
 def roles(processes: Iterable[Facts]) -> dict[Key, str]:
     """The role of each process that is watched; the others are left out.
 
-    Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers:
-    one that is no Python only when a watched process descends from it.
+    Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers.
+    A launcher that is no Python is watched only when a watched process descends from it.
     """
     known = {facts.key: facts for facts in processes}
     assigned = _Assignment(known)
@@ -112,7 +112,7 @@ class _Assignment:
         return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
 
     def _trainer_above(self, facts: Facts) -> Facts | None:
-        # A launcher in between starts ranks of its own.
+        # A launcher in between has ranks of its own.
         for above in self.ancestors(facts):
             role = self.role.get(above.key)
             if role in ("trainer", "launcher"):
@@ -134,7 +134,7 @@ class _Assignment:
         return "other"
 
     def promote_parents(self) -> None:
-        """Who has trainers below it and does not train itself starts them: a parent of ``mp.spawn``, a wrapper."""
+        """Turn a parent of trainers that does not train itself into a launcher: of ``mp.spawn``, or a wrapper."""
         for key in [key for key, role in self.role.items() if role == "trainer"]:
             for above in self.ancestors(self.known[key]):
                 ranks = self.ranks[above.key]

@@ -1,7 +1,6 @@
-"""Opening a file by the path that a process has for it: no link leads out of the process's own root directory.
+"""Finds and opens files by a process's own paths; no link leads out of its root directory.
 
-Nothing but a regular file is ever opened: a descriptor of O_PATH is looked at first, so that a pipe is not read from
-and a device is not touched.
+Only regular files are opened: an O_PATH descriptor is checked first, so no pipe is read and no device touched.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ __all__ = ("find_files", "open_file")
 MAX_PATHS = 16
 MAX_PATH = 4_096
 MAX_SIZE = 256 << 20
-# What a path may begin with, as $NAME/: it is put in here, so that the value need not leave the reader by itself.
+# A path may begin with $NAME/ of these. They are replaced here, so their values do not leave the reader.
 _VARIABLES = frozenset(("HOME", "XDG_CACHE_HOME"))
 _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
 _STATUS_BYTES = 64 << 10
 
 
 def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
-    """Which of ``paths`` are regular files of the process's own user, without opening any.
+    """Checks which of ``paths`` are regular files of the process's user, without opening any.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
-    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths`` are
-    what they come to, None without such a variable. ``uid`` is the process's; ``witness`` a process that sees the same
-    files under the same paths, and will when this one has ended: 1, or 0 for whichever reader is asked; else None.
+    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
+    resolved paths, None without such a variable. ``uid`` is the process's. ``witness``: a process that sees the same
+    files under the same paths, also after this one ended: 1, or 0 for any reader; else None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
@@ -55,10 +54,10 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Open ``path``, absolute or relative to the working directory, and what ``find_files`` tells of it.
+    """Open ``path``, absolute or relative to the working directory; returns (entry as of ``find_files``, fd).
 
-    ``uid``: whose the file must be; the process's user where it is left out. Raises UnsupportedTarget for what is no
-    regular file of that user, not there, or larger than 256 MB.
+    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget when it is no regular file of
+    that user, does not exist, or is larger than 256 MiB.
     """
     path, uid = request.get("path"), request.get("uid")
     if not isinstance(path, str) or not path:
@@ -85,7 +84,7 @@ def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _handle(target: Target, path: str) -> int | None:
-    """A descriptor that only names the file; None: there is none that the process could reach by this path."""
+    """An O_PATH descriptor of the file; None when the process reaches none by this path."""
     encoded = os.fsencode(path)
     if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
         return None
@@ -105,7 +104,7 @@ def _handle(target: Target, path: str) -> int | None:
 
 
 def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | None:
-    # A reader may read every file: a process must not have it read another user's by naming it.
+    # A reader may read every file: a process must not make it read another user's.
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
         return None
     return {
@@ -119,7 +118,7 @@ def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | N
 
 
 def _owner(target: Target) -> int:
-    """The user of the process, as files that it makes have it (the fourth number is of the file system)."""
+    """The file system uid of the process (the fourth number), which its files have."""
     uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
     return int(uids[-1])
 
@@ -145,7 +144,7 @@ def _witness(target: Target) -> int | None:
                 if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
                     return pid
         except (OSError, ProcessGone, PrivilegeError):
-            continue  # it may not be looked at
+            continue  # it may not be read
     return None
 
 

@@ -1,4 +1,4 @@
-"""Rows of process.events, process.processes and process.envs, and processes out of stored rows again."""
+"""Builds rows of process.events, process.processes and process.envs, and processes from stored rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "zombie", "X": "
 
 
 def state_name(letter: str) -> str:
-    """What the kernel's letter for a state is called here."""
+    """The state for a letter of the kernel."""
     return _STATES.get(letter, "running")
 
 
@@ -28,7 +28,7 @@ def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any
 
 
 def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> dict[str, Any]:
-    """A row of process.processes; ``state`` None where it could not be read."""
+    """A row of process.processes; ``state`` is None when it could not be read."""
     who = process.identity
     return {
         **_identity(node, ts_ns, process),
@@ -49,7 +49,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
 
 
 def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
-    """Rows of process.envs, a variable each."""
+    """Rows of process.envs, one for each variable."""
     identity = _identity(node, ts_ns, process)
     return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
 
@@ -59,7 +59,7 @@ def _shown(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def detail_of(process: Process, boot_id: str) -> str:
-    """All that is known of a process, as JSON, from which a later daemon of the same boot takes it up again."""
+    """The state of a process as JSON, from which a later daemon of the same boot restores it."""
     who, facts = process.identity, process.facts
     return json.dumps(
         {

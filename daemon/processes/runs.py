@@ -1,10 +1,10 @@
-"""The incarnation of a job: ``0-1a2b3c`` is the count of restarts and what tells equal jobs apart.
+"""Names the runs of a job: ``0-1a2b3c`` is the count of restarts and a suffix that keeps equal jobs apart.
 
-A job whose name is never used again (a Slurm step) needs only the count. One that runs on this node alone is told by
-its launcher, the nearest ancestor that is one, or without any by its oldest process: a process joins the run whose
-members live, unless its rank was taken there. A job that spans nodes must be named the same on all of them, where only
-the place of its master is known to be equal: torchrun draws that port anew for each start (c10d rendezvous), and with
-a fixed port equal jobs one after the other share a run.
+A job whose name is never reused (a Slurm step) needs only the count. A job on one node gets the suffix from its
+launcher (the nearest ancestor that is one), or else from its oldest process: a process joins the run with live members,
+unless its rank is taken there. A job that spans nodes needs the same name on all of them, where only the address of its
+master is equal: torchrun draws that port for each start (c10d rendezvous); with a fixed port, equal jobs in sequence
+share a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LETTERS = 6
 
 @dataclass(slots=True)
 class _Run:
-    """``taken``: the ranks of all processes that ever were of it; ``live``: those that run."""
+    """``taken``: the ranks of all its processes so far; ``live``: the processes that run."""
 
     name: str
     taken: set[int] = field(default_factory=set)
@@ -30,14 +30,14 @@ class _Run:
 
 
 class Runs:
-    """Names runs, and remembers who was in which. ``boot_id`` keeps equal process numbers of two boots apart."""
+    """Names runs and tracks their members. ``boot_id`` keeps equal pids of two boots apart."""
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
         self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
 
     def name(self, facts: Facts, job: Job, launcher: Key | None, rank: int | None, container: str | None) -> str:
-        """The run of a trainer. To be asked once for a process, the older process first."""
+        """The run of a trainer. Call it once for a process, for older processes first."""
         restarts = restarts_of(facts.environ)
         if job.unique:
             return restarts
@@ -49,7 +49,7 @@ class Runs:
         return self._join(facts, (job.name, restarts, container or ""), rank)
 
     def restore(self, facts: Facts, job: Job, rank: int | None, container: str | None, name: str) -> None:
-        """A process that lives was named before this daemon started."""
+        """Add a live process whose run an earlier daemon named."""
         runs = self._of_job.setdefault((job.name, restarts_of(facts.environ), container or ""), [])
         run = next((run for run in runs if run.name == name), None)
         if run is None:
@@ -58,7 +58,7 @@ class Runs:
         self._enter(run, facts.key, rank)
 
     def ended(self, key: Key) -> None:
-        """The process is gone; a run without live processes can be joined no more."""
+        """The process ended; a run without live processes can no longer be joined."""
         for place, runs in list(self._of_job.items()):
             for run in runs:
                 run.live.discard(key)
@@ -89,5 +89,5 @@ class Runs:
 
 
 def anchor_of(scope: str, text: str) -> str:
-    """Six letters that stand for ``text``."""
+    """A hash of ``text`` of six letters."""
     return hashlib.blake2s(f"{scope}|{text}".encode(errors="replace")).hexdigest()[:_LETTERS]

@@ -1,7 +1,7 @@
-"""Reading one process: what only a reader does, because any of these reads can block for ever.
+"""Reads one process from /proc. Only a reader does this, because any of these reads can block for ever.
 
-Everything goes through a descriptor of ``/proc/PID``, which belongs to that process for good: a number that is used
-again cannot give another process's data. Who a process is must hold before and after each request.
+All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
+another process's data. The process must be the same before and after each request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
 
 
 class Target:
-    """A process that is being read. ``start_ns`` 0 means whichever has the number now. Raises ProcessGone."""
+    """A process to read. ``start_ns`` 0 accepts whichever has the pid now. Raises ProcessGone."""
 
     def __init__(self, pid: int, start_ns: int = 0) -> None:
         self.pid = pid
@@ -73,7 +73,7 @@ class Target:
         self.close()
 
     def check(self) -> None:
-        """What was read belongs to a live process. Raises ProcessGone."""
+        """Raises ProcessGone when the process has ended by now."""
         if self._stat().state in "ZX":
             raise ProcessGone(f"process {self.pid} exited while it was read")
 
@@ -87,7 +87,7 @@ class Target:
             os.close(fd)
 
     def open(self, name: str) -> int:
-        """A descriptor of ``/proc/PID/name``, to read. Raises as ``read``."""
+        """A read-only descriptor of ``/proc/PID/name``. Raises like ``read``."""
         with self._errors():
             return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
@@ -96,7 +96,7 @@ class Target:
             return os.readlink(name.encode(), dir_fd=self.dir_fd)
 
     def thread_names(self) -> list[str]:
-        """The different names of its threads, sorted."""
+        """The distinct names of its threads, sorted."""
         names = set()
         with self._errors():
             threads = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
@@ -126,7 +126,7 @@ class Target:
 
 
 def identity(target: Target) -> dict[str, Any]:
-    """All that tells who a process is, as plain values; texts are clean, and of the environment only allowed names."""
+    """The facts of ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment."""
     status = parse_status(target.read("status", _CHUNK))
     arguments, cut = [], MAX_COMMAND
     for argument in parse_cmdline(target.read("cmdline", MAX_CMDLINE)):
@@ -153,7 +153,7 @@ def identity(target: Target) -> dict[str, Any]:
 
 
 def states(wanted: list[Any], threads: bool) -> list[dict[str, Any] | None]:
-    """State and thread names of many processes [pid, start_ns]; None for one that is gone or may not be read."""
+    """State and thread names of many processes [pid, start_ns]; None for one that ended or may not be read."""
     found: list[dict[str, Any] | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
@@ -166,7 +166,7 @@ def states(wanted: list[Any], threads: bool) -> list[dict[str, Any] | None]:
 
 
 def list_processes(pids: list[int] | None) -> list[list[Any]]:
-    """[pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``; kernel threads are left out."""
+    """[pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []

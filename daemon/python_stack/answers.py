@@ -1,4 +1,4 @@
-"""Stacks and variables for the control socket: who is meant, read by the readers, told with job and rank."""
+"""Answers requests for stacks and variables: chooses the processes, reads them, and adds job and rank."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from probing.daemon.stack_wire import ProcessStacks
 __all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
 
 TIMEOUT_S = 1.0
-# Beyond the Python stacks: the first look at a process's libraries reads their tables.
+# Longer than for Python stacks: the first request of a process reads the tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[dict[str, Any]]
 
 
 class Known(Protocol):
-    """What is asked of ``processes.discovery.Discovery``."""
+    """``processes.discovery.Discovery``."""
 
     def live(self) -> list[Identity]: ...
 
@@ -95,26 +95,26 @@ class StackAnswers:
         """``values`` and ``failures`` as VarsReply has them. Raises NotFound for an unknown job or pid."""
         by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
-        told = [_told(by_key[v["pid"], v["start_ns"]], v) for v in values]
+        rows = [_with_job(by_key[v["pid"], v["start_ns"]], v) for v in values]
         return {
-            "values": sorted(told, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
+            "values": sorted(rows, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
             "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
         }
 
     def backtrace(self, now_ns: int) -> pa.RecordBatch:
-        """``python.backtrace``: a row a frame, Python's and native ones, of all trainers and data loaders."""
+        """Rows of ``python.backtrace``: one for each Python and native frame of all trainers and data loaders."""
         by_key = {(i.pid, i.start_ns): i for i in self._training()}
         threads, _ = self._read(by_key, TIMEOUT_S, native=True, with_locals=False)
         rows = []
         for thread in threads:
             known = by_key[thread["pid"], thread["start_ns"]]
-            common = {**_told(known, thread), "node": self._node, "ts": now_ns}
+            common = {**_with_job(known, thread), "node": self._node, "ts": now_ns}
             for depth, frame in enumerate(thread["frames"]):
                 rows.append({**common, **frame, "depth": depth})
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """The processes that are meant. Raises NotFound."""
+        """The processes with these pids or of this job; without either, all that train. Raises NotFound."""
         if pids:
             return [self._of_pid(pid) for pid in dict.fromkeys(pids)]
         training = self._training()
@@ -136,7 +136,7 @@ class StackAnswers:
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
-        """A process whose native frames cannot be had keeps its Python frames, and says why."""
+        """A process whose native frames cannot be read keeps its Python frames, with the reason."""
         by_process = _by_process(threads)
 
         def add(key: tuple[int, int]) -> None:
@@ -155,7 +155,7 @@ class StackAnswers:
         known = next((i for i in self._known.live() if i.pid == pid), None)
         if known is not None:
             return known
-        # Any process may be asked for, also one that trains nothing.
+        # Any process may be requested, also one that trains nothing.
         found = process_now(pid)
         if found is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
@@ -169,7 +169,7 @@ def _by_process(threads: _Threads) -> dict[tuple[int, int], _Threads]:
     return found
 
 
-def _told(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:
+def _with_job(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:
     return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
 
 

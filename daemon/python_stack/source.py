@@ -1,4 +1,4 @@
-"""Stacks on demand for the collector: finds each process's CPython once, and asks the readers for the rest."""
+"""Reads stacks on demand: finds each process's CPython once, and requests the stacks from the readers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class PythonStacks:
         self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
 
     def close(self) -> None:
-        """What is under way ends by its own deadline; nothing new is taken."""
+        """Requests in flight end by their own deadlines; new ones are refused."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
-        """Find the CPython of a process; at once when it was found before.
+        """Find the CPython of a process, or return the one that was found before.
 
         ``timeout`` in seconds; a process that cannot be read at all takes one second more.
 
@@ -65,7 +65,7 @@ class PythonStacks:
         return found
 
     def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
-        """Where the CPython of a process keeps its things. Raises like ``prepare``."""
+        """The layout of the CPython of a process. Raises like ``prepare``."""
         deadline = time.monotonic() + timeout
         runtime = self.prepare(pid, start_ns, timeout)
         if found := TABLE.get(runtime.version):
@@ -74,20 +74,20 @@ class PythonStacks:
         return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
-        """Such as "3.11.7", or "3.10" where the process does not show more. Raises like ``prepare``."""
+        """The version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
         return self.prepare(pid, start_ns, timeout).python
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process ended or called exec."""
+        """Drop the CPython of a process that ended or called exec."""
         with self._lock:
             self._prepared.pop((pid, start_ns), None)
 
     def stacks(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[dict[str, Any]], list[Failure]]:
-        """The threads of all ``targets`` (pid, start_ns), and those that could not be read, within ``timeout`` seconds.
+        """The threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
 
-        A thread is what ``dump.dump_stacks`` gives, with ``pid`` and ``start_ns``.
+        ``timeout`` in seconds for all of them.
         """
         threads: list[dict[str, Any]] = []
         place = {target: n for n, target in enumerate(dict.fromkeys(targets))}
@@ -102,16 +102,16 @@ class PythonStacks:
     def packed(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[_Packed], list[Failure]]:
-        """Like ``stacks``, the threads of each process as JSON for ``wire.threads_of``, as its reader wrote it.
+        """Like ``stacks``, with the bytes of each process for ``stack_wire.threads_of``, in no order.
 
-        In no order. A process of which threads were left out has a failure, too.
+        A process of which threads were left out has a failure, too.
         """
         deadline = time.monotonic() + timeout
         wanted = list(dict.fromkeys(targets))
         with self._lock:
             known = {key: self._prepared[key] for key in wanted if key in self._prepared}
         answers, failures = self._of_known(known, deadline, timeout, with_locals)
-        # Their CPython has to be found first, or again: they may run another program since they called exec.
+        # Their CPython has to be found first, or again after an exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
         rest = [key for key in wanted if key not in known or key in changed]
         if rest:
@@ -188,7 +188,7 @@ class PythonStacks:
             raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
         found = locate(mapping, symbols, int.from_bytes(head, "little"))
         if found.version >= (3, 13):
-            # Fail here, and not at each request, when the offsets that it declares are not ours to read.
+            # Fail here, not at each request, when the declared offsets are unusable.
             layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
         return found
 

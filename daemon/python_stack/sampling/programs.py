@@ -1,4 +1,4 @@
-"""The sampler's programs as its source wants them: told of processes, ticking, and attached to the scheduler."""
+"""The sampler's BPF programs: their maps, the clock that triggers them, and the scheduler's tracepoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RING = "python_samples"
 _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
 # A sample is large: a ring that is a quarter full holds a second of a busy node.
 FULL_SHARE = 4
-# How long samples may wait in the ring, s: making rows of four seconds' costs little more than of one's.
+# How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
 REST_S = 4.0
 # By their names in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
@@ -113,7 +113,7 @@ class SamplingPrograms:
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        # Who switches the scheduler's program off meanwhile empties the map when it is on again.
+        # If the scheduler's program is detached meanwhile, the map is emptied when it is attached again.
         return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
 
     def disown(self, tid: int, switches: int) -> None:
@@ -131,7 +131,7 @@ class SamplingPrograms:
                 self._setting.release()
 
     def set_clock(self, hz: int, off_cpu: bool) -> None:
-        """Sample on CPU at ``hz``, 0 for not at all, and off the CPU or not. Raises AttachError, PrivilegeError."""
+        """Sample on the CPU at ``hz`` (0: not at all), and off the CPU or not. Raises AttachError, PrivilegeError."""
         with self._setting:
             self._hz = hz
             self._tick()
@@ -146,7 +146,7 @@ class SamplingPrograms:
         self.off_cpu = wanted
 
     def flush(self) -> None:
-        """Have threads that are still off the CPU told of up to now."""
+        """Report threads that are still off the CPU, up to now."""
         if self.off_cpu:
             self._session.run_program(_FLUSH, bytes(8))
 

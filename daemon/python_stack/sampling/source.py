@@ -1,4 +1,4 @@
-"""The source of samples: from what the programs in the kernel saw (bpf/python.bpf.c) to rows with names and lines."""
+"""The source of samples: turns records of the programs (bpf/python.bpf.c) into rows with names and lines."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ class PythonSampler(Source):
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not, each reason with its processes; empty when all are."""
+        """Why processes that should be sampled are not, each reason with its pids; empty when all are."""
         return self._watch.reason
 
     def settings_changed(self) -> bool:
-        """Ask for the settings of all processes again."""
+        """Read the settings of all processes again."""
         self._watch.settings_changed()
         return False
 
@@ -174,7 +174,7 @@ class PythonSampler(Source):
         self._watch.leave((who.pid, who.start_ns))
 
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
-        """Read code objects; those that are not there any more are given up, the others of a slow process left."""
+        """Read code objects. Those that are gone are given up; those of a slow process are left for a retry."""
         try:
             self._read(process, list(dict.fromkeys(address for address, _ in codes)))
         except (TargetTimeout, InternalError):
@@ -189,7 +189,7 @@ class PythonSampler(Source):
         return dict(self._read(process, addresses))
 
     def _read(self, process: Sampled, addresses: Sequence[int]) -> list[CodeKey]:
-        """Have the code at ``addresses`` learnt; what was there. Raises ProbingError, TargetTimeout for slow ones."""
+        """Read and keep the code at ``addresses``; returns the keys found. Raises ProbingError."""
         deadline = time.monotonic() + FETCH_S
         found: list[CodeKey] = []
         runtime, _ = self._known.prepared(process, FETCH_S)

@@ -1,6 +1,6 @@
-"""The names that ``threading`` gave to the threads of a process, read from ``threading._active``.
+"""Names of Python threads, from ``threading._active``.
 
-What was read before is proven anew with one read: where the name's address is kept, and the text there.
+Names of the last look are proven with one read: the pointer to the name, and the text there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ("KnownNames", "thread_names")
 MAX_NAME = 64
 MAX_THREADS = 4096
 MAX_INTERPRETERS = 8
-# Names are a help; the stacks are read already and should not wait for them.
+# Names are optional; the stacks are already read and should not wait for them.
 MAX_S = 0.1
 # The text of a str begins at the latest here (Include/cpython/unicodeobject.h).
 _STR_HEAD = 56
@@ -32,7 +32,7 @@ _NAME = "_name"
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """``thread``: the Thread object; ``slot``: where the address of its name is kept; ``raw``: the str there."""
+    """``thread``: address of the Thread; ``slot``: of the pointer to its name; ``raw``: the bytes of that str."""
 
     thread: int
     slot: int
@@ -43,7 +43,7 @@ class _Named:
 
 @dataclass(slots=True)
 class KnownNames:
-    """What the last look found: ``active`` dicts by interpreter, names by the identity of a thread. Only hints."""
+    """Hints from the last look: ``active`` dicts by interpreter, names by thread identity."""
 
     active: dict[int, int] = field(default_factory=dict)
     named: dict[int, _Named] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class KnownNames:
 def thread_names(
     memory: Memory, layout: ObjectLayout, runtime: int, deadline: float, known: KnownNames
 ) -> dict[int, str]:
-    """Names by ``thread_id``, of the threads whose name could be read; none for a process without ``threading``.
+    """Names by ``thread_id``, of the threads whose names can be read; empty without ``threading``.
 
     ``runtime`` is the address of ``_PyRuntime``, ``deadline`` on time.monotonic(). Raises ProcessGone.
     """
@@ -72,14 +72,14 @@ def thread_names(
     except ProcessGone:
         raise
     except ProbingError:
-        # It changed, or there was no time left: what is known so far is of use.
+        # The dict changed, or the time is over: use the names so far.
         pass
     known.named = dict(_proven(memory, found))
     return {identity: named.name for identity, named in known.named.items()}
 
 
 def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
-    """The main one first: it is the oldest."""
+    """Oldest first, so the main interpreter comes first."""
     found: list[int] = []
     at = heap.word(runtime + layout.base.interpreters_head)
     while at and at not in found and len(found) < MAX_INTERPRETERS:
@@ -120,7 +120,7 @@ def _named(objects: Objects, thread: int) -> _Named | None:
 
 
 def _proven(memory: Memory, found: dict[int, _Named]) -> Iterator[tuple[int, _Named]]:
-    """Those whose name still is there. The number of references to the str changes, and its type says nothing."""
+    """The threads whose names are unchanged; the head of a str (reference count, type) is not compared."""
     wanted = [r for n in found.values() for r in ((n.slot, 8), (n.text_at + 16, len(n.raw)))]
     read = memory.read_many(wanted) if wanted else []
     for i, (identity, named) in enumerate(found.items()):

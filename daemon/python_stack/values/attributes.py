@@ -1,4 +1,4 @@
-"""One step of a dotted name: an attribute, an item or a key, found without running any code of the target.
+"""Resolves one step of a dotted name (attribute, item or key) without running code of the target.
 
 The order is that of ``object.__getattribute__``: slots of the type, then the instance's own dict, then the class.
 """
@@ -15,9 +15,9 @@ __all__ = ("step", "walk")
 MAX_BASES = 128
 # T_OBJECT and T_OBJECT_EX of Include/structmember.h.
 _OBJECT_MEMBERS = (6, 16)
-# torch.nn.Module answers for what lies in these (torch/nn/modules/module.py, __getattr__).
+# torch.nn.Module looks up attributes in these dicts (torch/nn/modules/module.py, __getattr__).
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-# The two are properties (Lib/enum.py) of what is kept under other names.
+# Both are properties (Lib/enum.py) over attributes of other names.
 _OF_ENUMS = {"name": "_name_", "value": "_value_"}
 _CODE_WANTED = {
     "property": "a property: its value is computed, and no code is run in the process",
@@ -26,7 +26,7 @@ _CODE_WANTED = {
 
 
 def walk(objects: Objects, address: int, parts: tuple[str | int, ...]) -> int:
-    """The object that ``parts`` lead to from the one at ``address``. Raises CorruptTarget with what is missing."""
+    """The object that ``parts`` lead to from the one at ``address``. Raises CorruptTarget naming the missing part."""
     for part in parts:
         address = step(objects, address, part)
     return address

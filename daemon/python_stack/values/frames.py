@@ -34,7 +34,7 @@ class _Slots:
 
 
 class Frames:
-    """Reads the variables of frames. Raises Torn for a frame that is not there any more."""
+    """Reads the variables of frames. Raises Torn for a frame that has ended."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -55,7 +55,7 @@ class Frames:
                 continue
 
     def local(self, frame: RawFrame, name: str) -> int | None:
-        """The value of the local ``name`` of ``frame``, None where it has none or it is not set."""
+        """The address of the local ``name`` of ``frame``, None when there is none or it is not set."""
         for found, value in self._fast(frame, name):
             if found == name:
                 return value
@@ -64,7 +64,7 @@ class Frames:
         return None
 
     def locals(self, frame: RawFrame, limit: int) -> Iterator[tuple[str, int]]:
-        """Name and value of the first ``limit`` locals of ``frame`` that are set."""
+        """Name and address of the first ``limit`` locals of ``frame`` that are set."""
         left = limit
         for found in self._fast(frame, None):
             if left <= 0:
@@ -81,7 +81,7 @@ class Frames:
             if objects.type_of(key).kind != "str" or objects.heap.word(slot) != value:
                 continue
             name = objects.text(key, MAX_NAME)[0]
-            # Every module has those, and they tell nothing.
+            # Every module has these.
             if not (name.startswith("__") and name.endswith("__")):
                 left -= 1
                 yield clean_text(name, MAX_NAME), value
@@ -120,7 +120,7 @@ class Frames:
         return found if globals_too or found != self.globals_of(frame) else 0
 
     def _checked(self, frame: RawFrame, offset: int) -> int:
-        """The pointer at ``offset`` of ``frame``, when it still runs the same code."""
+        """The pointer at ``offset`` of ``frame``. Raises Torn when the frame runs other code by now."""
         base = self._objects.layout.base
         if self._objects.heap.word(frame.address + base.frame_code) & ~base.tag_mask != frame.code:
             raise Torn(CHANGED)

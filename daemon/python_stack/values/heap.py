@@ -1,4 +1,4 @@
-"""Memory of a target's objects, read in batches. What a value was made of is noted, so that it can be proven."""
+"""Memory of a target's objects, read in batches. The bytes of a value are noted, so that it can be proven."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NOTED = 16_384
 CHANGED = "it changed while it was read"
 
 
-# How many bytes at its begin do not matter, and the bytes.
+# How many leading bytes to ignore, and the bytes.
 _Noted = tuple[int, bytes]
 
 
@@ -25,10 +25,10 @@ class Torn(CorruptTarget):
 
 
 class Heap:
-    """Bytes by address. ``read`` notes what it gives since ``begin``; ``held`` reads all of it again at once.
+    """Bytes by address. ``read`` notes its bytes since ``begin``; ``held`` reads all of them again at once.
 
-    When everything between the variable and the last byte of its value still is the same, the value was whole at that
-    moment. ``deadline`` is on time.monotonic(): behind it every load raises TargetTimeout.
+    When everything from the variable to the last byte of its value is still equal, the value was whole at that moment.
+    ``deadline`` is on time.monotonic(): after it every load raises TargetTimeout.
     """
 
     def __init__(self, memory: Memory, deadline: float) -> None:
@@ -39,17 +39,17 @@ class Heap:
         self._kept: dict[Range, _Noted] = {}
 
     def begin(self) -> None:
-        """A new value: forget what the last one was made of."""
+        """Start a new value: drop the notes of the last one."""
         self._noted.clear()
 
     def refresh(self) -> None:
-        """Forget what was read: it is old."""
+        """Drop all bytes and notes: they are old."""
         self._snapshot = Snapshot(self._memory)
         self._noted.clear()
         self._kept.clear()
 
     def reread(self) -> None:
-        """Read all anew from here on."""
+        """Drop all bytes, but not the notes."""
         self._snapshot = Snapshot(self._memory)
 
     def load(self, ranges: Iterable[Range]) -> None:
@@ -63,7 +63,7 @@ class Heap:
         self._snapshot.load_pages(r for r in ranges if PAGE <= r[0] < 1 << 56)
 
     def sample(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """The bytes of each range as they are now, neither kept nor noted; None where they cannot be read."""
+        """The current bytes of each range, neither kept nor noted; None where they cannot be read."""
         self._check()
         return self._memory.read_many(ranges) if ranges else []
 
@@ -81,7 +81,7 @@ class Heap:
         return data
 
     def read(self, address: int, size: int, skip: int = 0) -> bytes:
-        """Like ``peek``, noted but for the first ``skip`` bytes: a reference count changes, and says nothing."""
+        """Like ``peek``, and notes all but the first ``skip`` bytes: a reference count may change."""
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
             raise CorruptTarget("it is made of too many parts")
@@ -93,7 +93,7 @@ class Heap:
         return word(self.read(address, 8), 0)
 
     def held(self) -> bool:
-        """Whether all that was noted since ``begin`` is the same now. If not, what it is now is what is read next."""
+        """Whether all bytes noted since ``begin`` are equal now. If not, the next reads see the new bytes."""
         there, back = self._later(self._noted)
         same = _same(self._noted, there) and _same(self._noted, back)
         if not same:
@@ -103,12 +103,12 @@ class Heap:
         return same
 
     def keep(self) -> None:
-        """The value is taken: what it was made of is part of what ``held_together`` looks at."""
+        """The value is used: add its notes to those that ``held_together`` checks."""
         if len(self._kept) < MAX_NOTED:
             self._kept.update(self._noted)
 
     def held_together(self) -> bool:
-        """Whether all values that were kept since ``refresh`` are the same now: then they are of one moment."""
+        """Whether all values kept since ``refresh`` are equal now: then they are of one moment."""
         there, back = self._later(self._kept)
         return _same(self._kept, there) and _same(self._kept, back)
 

@@ -1,8 +1,8 @@
-"""Where CPython keeps what the values of variables take, by version.
+"""Offsets of CPython's structs that values of variables are read from, by version.
 
 Offsets were taken with offsetof from the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
 ``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), x86-64, release builds with a GIL, and are
-constant within a minor version. What a CPython 3.13 or later declares itself (``_Py_DebugOffsets``) is taken from it.
+constant within a minor version. Offsets that CPython 3.13+ declares (``_Py_DebugOffsets``) are taken from the target.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def _before_311(base: Layout) -> ObjectLayout:
 def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
     """The layout of objects beside ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+, else not used).
 
-    Raises CorruptTarget when an offset that the interpreter declares makes no sense, UnsupportedTarget for a version
-    whose objects are not known.
+    Raises CorruptTarget for an impossible declared offset, UnsupportedTarget for a version whose objects are not known.
     """
     if base.version < (3, 11):
         return _before_311(base)
@@ -130,8 +129,8 @@ def _since_312(
     )
 
 
-# Where _Py_DebugOffsets has: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of
-# a tuple, keys and values of a dict; each with the word that holds the size of its struct.
+# Words of _Py_DebugOffsets: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of a
+# tuple, keys and values of a dict; each with the word that holds the size of its struct.
 _FIELDS = {
     (3, 13): {"modules": (88, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
               "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},

@@ -1,4 +1,4 @@
-"""The locals of all frames of a dump, read while the process runs."""
+"""Reads the locals of all frames of a dump while the process runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME_IS_SECRET = "its name looks like a secret"  # noqa: S105
 
 
 class LocalsReader:
-    """Gives up with a reason, and never fails: the stacks are worth more than the values in them."""
+    """Never raises for a value: its reason says why it is missing, and the stacks stay usable."""
 
     def __init__(self, memory: Memory, layout: ObjectLayout, deadline: float) -> None:
         self._objects = Objects(Heap(memory, deadline), layout)
@@ -35,14 +35,14 @@ class LocalsReader:
         self._torn = False
 
     def load(self, frames: Iterable[RawFrame]) -> None:
-        """Read ahead what the locals of ``frames`` take."""
+        """Prefetch the memory of the locals of ``frames``."""
         try:
             self._frames.load(frames)
         except (CorruptTarget, TargetTimeout) as e:
             self._why = e.message
 
     def read(self, frame: RawFrame) -> list[Variable]:
-        """The locals of ``frame`` that are set, at most 64, as ``variable`` gives them."""
+        """The locals of ``frame`` that are set, at most 64."""
         found: list[Variable] = []
         for attempt in range(ATTEMPTS):
             if self._why or self._left <= 0:
@@ -83,7 +83,7 @@ class LocalsReader:
             return Value("", None, None, e.message)
 
     def _one_by_one(self, frame: RawFrame) -> list[Variable]:
-        # Only what did change is left out.
+        # Only the values that changed are left out.
         found = []
         try:
             self._objects.refresh()

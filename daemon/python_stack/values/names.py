@@ -1,4 +1,4 @@
-"""Names as they are asked for: ``trainer.state.step``, ``sizes[0]``, ``config["lr"]``, ``module:torch.backends``."""
+"""Parses names of variables: ``trainer.state.step``, ``sizes[0]``, ``config["lr"]``, ``module:torch.backends``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``parts``: what follows ``first``; a str is an attribute or key, an int an index or key."""
+    """``parts`` follow ``first``: a str is an attribute or key, an int an index or key."""
 
     text: str
     first: str
@@ -30,7 +30,7 @@ class Name:
 
 
 def parse_names(texts: object) -> list[Name]:
-    """The names of a request. Raises UsageError for more than 64, or one that is none."""
+    """The names of a request. Raises UsageError for more than 64, or for text that names no variable."""
     if not isinstance(texts, list) or not texts or len(texts) > MAX_NAMES:
         raise UsageError(f"a request for variables takes 1 to {MAX_NAMES} names")
     return [parse_name(text) for text in dict.fromkeys(map(str, texts))]

@@ -1,7 +1,7 @@
-"""Objects of a target by their address: types, texts, numbers, items and entries.
+"""Reads objects of a target by address: types, texts, numbers, items and entries.
 
-An object is believed when its reference count and its type make sense: a type's own type is a type, and its name can be
-read. All else is ``Torn``: the process frees and reuses its objects while they are read. Structures: CPython
+An object is accepted when its reference count and its type are plausible: a type's own type is a type, and its name can
+be read. All else is ``Torn``: the process frees and reuses its objects while they are read. Structures: CPython
 ``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h`` (3.11+),
 ``Include/cpython/longintrepr.h``.
 """
@@ -22,10 +22,10 @@ from probing.daemon.python_stack.walk.snapshot import word
 
 __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 
-# Where the value's pointer is kept, and then key and value.
+# Address of the value's pointer, key, value.
 Entry = tuple[int, int, int]
 
-# What the types of enumerations are instances of, from 3.11 and before.
+# Metaclasses of enumerations: from 3.11 on, and before.
 ENUM_TYPES = ("EnumType", "EnumMeta")
 MAX_ENTRIES = 1 << 17
 MAX_BITS = 4096
@@ -36,7 +36,7 @@ _READY, _HEAP_TYPE, _TYPE_SUBCLASS = 1 << 12, 1 << 9, 1 << 31
 _INLINE_VALUES, _MANAGED_DICT = 1 << 2, 1 << 4
 _MAX_NAME = 256
 _MAX_BASES = 64
-# The kinds that a reader understands, by the name of the static type that they are or derive from.
+# Kinds by the name of the static type that a type is or derives from.
 _KINDS = {
     **{name: name for name in ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set")},
     **{name: name for name in ("frozenset", "NoneType", "type", "module", "cell", "function", "method", "property")},
@@ -46,7 +46,7 @@ _KINDS = {
     "torch._C.TensorBase": "tensor",
     "torch._C._TensorBase": "tensor",
 }
-# Bits of tp_flags that say the same (Py_TPFLAGS_LONG_SUBCLASS and its kin).
+# The same as bits of tp_flags (Py_TPFLAGS_LONG_SUBCLASS and its kin).
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
 
@@ -77,7 +77,7 @@ class Type:
 
 
 class Objects:
-    """Reads objects through ``heap``. All methods raise Torn for what is no such object."""
+    """Reads objects through ``heap``. All methods raise Torn when there is no such object at the address."""
 
     def __init__(self, heap: Heap, layout: ObjectLayout) -> None:
         self.heap = heap
@@ -85,7 +85,7 @@ class Objects:
         self._types: dict[int, Type] = {}
 
     def refresh(self) -> None:
-        """Forget what was read: it is old."""
+        """Drop all bytes that were read: they are old."""
         self.heap.refresh()
         self._types.clear()
 
@@ -185,7 +185,7 @@ class Objects:
         return (self.heap.read(address + base.bytes_data, size) if size else b""), length
 
     def integer(self, address: int) -> int:
-        """The int (or bool) at ``address``; one of more than 4096 bits is none of ours."""
+        """The int (or bool) at ``address``; raises CorruptTarget beyond 4096 bits."""
         size = word(self.heap.read(address, 24, skip=8), 16)
         if self.layout.long_tag:
             # lv_tag: two bits of sign (0 positive, 1 zero, 2 negative), a reserved one, then the number of digits.
@@ -222,7 +222,7 @@ class Objects:
         return list(struct.unpack(f"<{count}Q", raw)), length
 
     def members(self, address: int, limit: int) -> tuple[list[int], int]:
-        """Up to ``limit`` members of the set at ``address`` in its own order, and how many there are."""
+        """Up to ``limit`` members of the set at ``address`` in its own order, and its length."""
         used, mask, table = struct.unpack("<QQQ", self.heap.read(address + 24, 24))
         found: list[int] = []
         if used > mask + 1 or mask >= 1 << 40:
@@ -230,7 +230,7 @@ class Objects:
         for at in range(0, min(mask + 1, MAX_ENTRIES), _CHUNK):
             count = min(_CHUNK, mask + 1 - at)
             for key, kept_hash in struct.iter_unpack("<QQ", self.heap.read(table + 16 * at, 16 * count)):
-                # A member that was taken out leaves a dummy with hash -1, which no object has.
+                # A removed member leaves a dummy with hash -1, which no object has.
                 if key and kept_hash != (1 << 64) - 1:
                     found.append(key)
             if len(found) >= min(limit, used):
@@ -238,7 +238,7 @@ class Objects:
         return found[:limit], used
 
     def dict_length(self, address: int) -> int:
-        """How many entries the dict at ``address`` has."""
+        """The length of the dict at ``address``."""
         return word(self.heap.read(address + 16, 8), 0)
 
     def entries(self, address: int) -> Iterator[Entry]:
@@ -262,7 +262,7 @@ class Objects:
                     yield slot, key, value
 
     def _keys_shape(self, keys: int) -> tuple[int, int, int]:
-        """Where the entries are, how many were used so far, and the bytes of one."""
+        """Address of the entries, how many are in use, and the size of one."""
         head = self.heap.read(keys, 40, skip=8)
         if self.layout.dict_kinds:
             log2_size, log2_index, kind = head[8:11]
@@ -278,7 +278,7 @@ class Objects:
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:
-        """The value of the str or int key ``name``; the entry is noted."""
+        """The value of the str or int key ``name`` among ``entries``, or None; notes the entry."""
         length_at = self.layout.base.str_length
         size, length = (24, 0) if isinstance(name, int) else (self._text_size(name), len(name))
         while chunk := list(islice(entries, _CHUNK)):
@@ -305,7 +305,7 @@ class Objects:
             return False
 
     def instance_entries(self, address: int, of: Type) -> Iterator[Entry]:
-        """The attributes that the object at ``address`` has in its own dict, wherever the version keeps that."""
+        """The attributes in the own dict of the object at ``address``, wherever the version keeps it."""
         layout, heap = self.layout, self.heap
         if of.flags & _MANAGED_DICT and layout.managed != "none":
             values, held = 0, heap.word(address - 24)

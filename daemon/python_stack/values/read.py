@@ -1,4 +1,4 @@
-"""Variables of a process by their names, read while it runs: the reader's request ``vars``."""
+"""Reads variables of a running process by name: the reader's request ``vars``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ("MAX_ROWS", "handlers", "read_values")
 
 MAX_ROWS = 256
 ATTEMPTS = 4
-# How often a value is read again at its place before the stacks are taken anew.
+# How often a value is read again at its place before the stacks are read again.
 RETAKES = 4
 _MAX_CALLS = 20_000
 _MAX_BYTES = 128 << 20
@@ -46,7 +46,7 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a name was found: at ``address`` is what ``parts`` go on from. ``look`` finds it again."""
+    """Where a name was found: ``parts`` are resolved from the object at ``address``. ``look`` finds it again."""
 
     tid: int
     func: str
@@ -68,13 +68,13 @@ def read_values(
     """The variables ``names`` of a process, each in the innermost frame of each thread that has it.
 
     ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``, in
-    the order of ``names``, the main thread's first. Locals come before globals; globals that several threads see are
-    told once. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or
-    None with a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that is nowhere has
-    one row of its own. The values are of one moment where that can be had in a few tries. At most 256 rows.
-    ``threads``: the tids to look in, instead of all.
+    the order of ``names``, the main thread's first. Locals come before globals; globals of several threads have
+    one row. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or
+    None with a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that is not found
+    has one row. The values are of one moment if a few tries can achieve that. At most 256 rows. ``threads``: the only
+    tids to search.
 
-    ``deadline`` is on time.monotonic(). Raises UsageError for names that are none, and as ``dump_stacks`` does.
+    ``deadline`` is on time.monotonic(). Raises UsageError for text that is no name, and like ``dump_stacks``.
     """
     began = time.monotonic_ns()
     wanted = parse_names(names)
@@ -100,7 +100,7 @@ def read_values(
 
 
 def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """What a reader answers: ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}, see ``read_values``."""
+    """The reader's request ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}, see ``read_values``."""
     return {"vars": _vars}
 
 
@@ -130,7 +130,7 @@ class _Reading:
         self._changed = False
 
     def look(self, wanted: Collection[int] | None) -> None:
-        """Take the stacks as they are now."""
+        """Read the current stacks."""
         process = self._process
         found = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
         tids = match_threads([t for t, _ in found.threads], read_threads(self._pid))
@@ -145,11 +145,11 @@ class _Reading:
         self._frames.load(frame for t in threads for frame, _ in t.frames)
 
     def held_together(self) -> bool:
-        """Whether all values since the last ``look`` were there at one moment, as a step and its loss should be."""
+        """Whether all values since the last ``look`` are of one moment, as a step and its loss should be."""
         return self._objects.heap.held_together()
 
     def rows(self, name: Name) -> list[dict[str, Any]]:
-        """What ``name`` is, in each thread that has it."""
+        """One row for each thread that has ``name``, or one with the reason."""
         self._changed = False
         rows = []
         for place in self._in_modules(name) if name.module else self._in_threads(name):
@@ -174,7 +174,7 @@ class _Reading:
                 if value.reason == reason:
                     self._objects.heap.keep()
                     return value
-                # An object that is being made has no attributes yet: a reason is believed when it stays.
+                # An object under construction has no attributes yet: a reason is accepted once it repeats.
                 reason = value.reason
                 self._objects.heap.reread()
             address = self._begin(place.look)
@@ -191,9 +191,9 @@ class _Reading:
             return Value("", None, None, e.message)
 
     def _in_threads(self, name: Name) -> Iterator[_Place]:
-        told = set[int]()
+        seen = set[int]()
         for thread in self._threads:
-            place = self._local(thread, name) or self._global(thread, name, told)
+            place = self._local(thread, name) or self._global(thread, name, seen)
             if place is not None:
                 yield place
 
@@ -204,12 +204,12 @@ class _Reading:
                 return _Place(thread.tid, func, look, found, name.parts)
         return None
 
-    def _global(self, thread: _Thread, name: Name, told: set[int]) -> _Place | None:
+    def _global(self, thread: _Thread, name: Name, seen: set[int]) -> _Place | None:
         for frame, _ in thread.frames:
             where = self._begin(partial(self._frames.globals_of, frame))
-            if not where or where in told:
+            if not where or where in seen:
                 continue
-            told.add(where)
+            seen.add(where)
             func = self._begin(partial(self._name_of_globals, where))
             look = partial(self._in_globals, frame, name.first)
             if (found := self._begin(look)) is not None:
@@ -224,7 +224,7 @@ class _Reading:
         return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
 
     def _in_modules(self, name: Name) -> Iterator[_Place]:
-        """The module with the longest name that the parts begin with, in the first interpreter that has it."""
+        """The module with the longest name that is a prefix of the parts, in the first interpreter that has it."""
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
             for n in range(len(names), 0, -1):
@@ -249,7 +249,7 @@ class _Reading:
         return found[::-1]
 
     def _begin(self, look: Callable[[], _Found]) -> _Found | None:
-        # What is noted from here on is the way to the value.
+        # The notes from here on are the path to the value.
         self._objects.heap.begin()
         try:
             return look()
@@ -263,10 +263,10 @@ def _unproven(rows: list[dict[str, Any]]) -> bool:
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What goes into one message: values behind that are left out."""
+    """The rows, without the values that no longer fit into one message."""
     left = MAX_BYTES
     for row in rows:
-        # A row without its value still takes some hundred bytes, for which there is room beyond.
+        # A row without its value still takes some hundred bytes; the limit leaves room for those.
         left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
         if left < 0:
             row.update(value=None, number=None, reason=CUT, func="")

@@ -1,4 +1,4 @@
-"""Values as Python would write them, bounded, without running any code of the target."""
+"""Renders values as Python writes them, bounded, without running code of the target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozen
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``text`` is None when there is a ``reason`` why the value cannot be shown. ``number``: for a number."""
+    """``text`` is None when the value cannot be shown; ``reason`` then says why. ``number``: of a number or scalar."""
 
     type: str
     text: str | None
@@ -40,7 +40,7 @@ class Value:
 
 
 class Renderer:
-    """Writes objects. Collections are cut at 16 items, three levels and 1024 characters, strings at 256 characters."""
+    """Renders objects. Collections are cut at 16 items, three levels and 1024 characters, strings at 256 characters."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -62,7 +62,7 @@ class Renderer:
         }
 
     def value(self, address: int) -> Value:
-        """The object at ``address``. Raises CorruptTarget when it cannot be read."""
+        """Render the object at ``address``. Raises CorruptTarget when it cannot be read."""
         of = self._objects.type_of(address)
         self._left = MAX_TOTAL
         if of.kind == "tensor":
@@ -102,7 +102,7 @@ class Renderer:
         return clean_text(self._objects.text(address, MAX_CHARACTERS)[0], MAX_CHARACTERS)
 
     def string_at(self, slot: int) -> str:
-        """The same of the object that the pointer at ``slot`` leads to."""
+        """``string_of`` for the object that the pointer at ``slot`` leads to."""
         return self.string_of(self._objects.heap.word(slot))
 
     def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
@@ -148,7 +148,7 @@ class Renderer:
         return text if of.kind != "frozenset" else f"frozenset({text if shown else ''})"
 
     def _listed(self, items: Sequence[int], depth: int, above: tuple[int, ...]) -> Iterator[str]:
-        """Items of a list; in one of arguments a secret stands behind its option."""
+        """Items of a list. In a list of arguments the value after an option that names a secret is hidden."""
         option = ""
         for item in items:
             text = self._text(item, depth + 1, above)
@@ -177,7 +177,7 @@ class Renderer:
 
     def _string(self, address: int) -> str:
         text, length = self._objects.text(address, 2 * MAX_CHARACTERS)
-        # A token that begins within what is shown is told by more of it.
+        # A token at the end of the shown text is recognised only with more of it.
         if looks_secret(text):
             return HIDDEN
         return repr(text[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")

@@ -1,4 +1,4 @@
-"""What is not shown of a value: by the rules that hold for command lines (``processes.redaction``)."""
+"""Hides secrets in values, by the rules for command lines (``processes.redaction``)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _MAX_TEXT = 1024
 
 
 def looks_secret(text: str) -> bool:
-    """Whether ``text`` has the shape of a token, or holds a password: what a command line would not show of it."""
+    """Whether ``text`` has the shape of a token or holds a password, so that a command line would hide it."""
     shown = text[:_MAX_TEXT]
     return command_text((shown,)) != clean_text(shown, _MAX_TEXT)

@@ -1,4 +1,4 @@
-"""Variables on demand for the collector: the readers read them, each process for itself."""
+"""Variables on demand for the collector, read by the readers, one request for each process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Values:
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="values")
 
     def close(self) -> None:
-        """What is under way ends by its own deadline; nothing new is taken."""
+        """Requests in flight end by their own deadlines; new ones are refused."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def values(
         self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float = 1.0
     ) -> tuple[list[dict[str, Any]], list[Failure]]:
-        """The variables ``names`` of all ``targets`` (pid, start_ns), and those that could not be read.
+        """The variables ``names`` of all ``targets`` (pid, start_ns), and the failures.
 
-        A value is what ``values.read.read_values`` gives, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
+        A value is a row of ``values.read.read_values``, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
         """
         deadline = time.monotonic() + timeout
 
@@ -46,7 +46,7 @@ class Values:
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
         """The variables of one process, read in this thread; ``deadline`` is on time.monotonic().
 
-        Raises as ``PythonStacks.prepare`` and ``values.read.read_values`` do.
+        Raises like ``PythonStacks.prepare`` and ``values.read.read_values``.
         """
         runtime = self._prepare(pid, start_ns, seconds_left(deadline))
         seconds = seconds_left(deadline)

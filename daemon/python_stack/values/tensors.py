@@ -1,7 +1,7 @@
-"""torch tensors from outside: shape, dtype, device, and the number of a scalar in the memory of the process.
+"""Reads torch tensors from outside: shape, dtype, device, and the number of a scalar in host memory.
 
 A Tensor object points at its ``c10::TensorImpl`` (``c10/core/TensorImpl.h``), which wheels ship without debug
-information. So its places are found by what must hold: sizes whose product is the number of elements, beside a known
+information. So its fields are found by what must hold: sizes whose product is the number of elements, beside a known
 dtype and device. Measured with torch 2.13. In versions whose ``intrusive_ptr_target`` has a word for each of its two
 counts, and a flag before the pointer, all lies one or two words further: the other candidates.
 """
@@ -59,7 +59,7 @@ class Tensor:
 
 
 def read_tensor(objects: Objects, address: int) -> Tensor:
-    """The tensor whose Python object is at ``address``. Raises CorruptTarget when none can be made out."""
+    """The tensor whose Python object is at ``address``. Raises CorruptTarget when no tensor is recognised there."""
     heap = objects.heap
     pointers = [word(heap.read(address, _IMPL[-1] + 8, skip=8), at) for at in _IMPL]
     for impl in pointers:
@@ -77,7 +77,7 @@ def read_tensor(objects: Objects, address: int) -> Tensor:
 
 
 def torch_text(objects: Objects, address: int, name: str) -> str | None:
-    """What torch writes for a torch.dtype or torch.device at ``address``; None for other types."""
+    """The text of a torch.dtype or torch.device at ``address``; None for other types."""
     if name not in ("torch.dtype", "torch.device"):
         return None
     kind, index = struct.unpack("<bb", objects.heap.read(address + 16, 2))

@@ -1,4 +1,4 @@
-"""Watched variables of trainers, read again and again: a row when one has changed, and one for each step seen."""
+"""Polls watched variables of trainers: a row when one changed, and one for each new step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ("VariableWatch",)
 
 INTERVAL_S = 1.0
 PARALLEL = 4
-# A process that takes longer is tried again at the next reading.
+# A process that takes longer is tried again at the next poll.
 TIMEOUT_S = 1.0
 STEPS = ("step", "global_step", "iteration", "iter", "it")
 LOSSES = ("loss", "train_loss")
@@ -45,8 +45,8 @@ class _Trainers(Protocol):
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the last rows of a process said. ``reading`` is the reading that is under way, if any."""
+class _Reported:
+    """The last values reported of a process. ``reading`` is the read in flight, if any."""
 
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     step: int | None = None
@@ -57,8 +57,8 @@ class _Told:
 class VariableWatch(Source):
     """``wanted`` returns the names that are watched in a process; ``interval_s`` how often, in seconds.
 
-    Each process is read by itself, ``PARALLEL`` at once: one that does not answer delays the others by nothing while
-    there are threads left, and by a timeout at most.
+    Each process is read on its own, ``PARALLEL`` at once: one that does not answer delays the others only when no
+    thread is left, and then by a timeout at most.
     """
 
     name = "variables"
@@ -81,7 +81,7 @@ class VariableWatch(Source):
         self._processes = processes
         self._clock = clock
         self._node = node
-        self._told: dict[_Key, _Told] = {}
+        self._reported: dict[_Key, _Reported] = {}
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="watch")
         self._worker = Worker("variables", self.look, interval_s, patience_s=TIMEOUT_S + INTERVAL_S)
 
@@ -102,12 +102,12 @@ class VariableWatch(Source):
         self._worker.start()
 
     def stop(self) -> None:
-        """What is under way ends by its own deadline."""
+        """Reads in flight end by their own deadlines."""
         self._worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def settings_changed(self) -> bool:
-        """Read again at once: other variables may be watched."""
+        """Poll at once: other variables may be watched now."""
         self._worker.wake()
         return False
 
@@ -117,54 +117,54 @@ class VariableWatch(Source):
     @property
     def reason(self) -> str:
         """Why a watched process could not be read at the last try; empty when all could."""
-        return next((told.reason for told in list(self._told.values()) if told.reason), "")
+        return next((reported.reason for reported in list(self._reported.values()) if reported.reason), "")
 
     def look(self) -> list[Future[None]]:
-        """Begin to read all that is wanted, but for processes that are still being read."""
+        """Start to read all watched variables, except of processes that are still being read."""
         live = {(who.pid, who.start_ns): who for who in self._processes.live() if who.role == "trainer"}
-        for key in self._told.keys() - live.keys():
-            del self._told[key]
+        for key in self._reported.keys() - live.keys():
+            del self._reported[key]
         begun = []
         for key, who in live.items():
             names = self._wanted(who)
-            told = self._told.setdefault(key, _Told())
+            reported = self._reported.setdefault(key, _Reported())
             if not names:
-                told.values.clear()
-                told.reason = ""
-            elif told.reading is None or told.reading.done():
-                told.reading = self._pool.submit(self._read, who, told, names)
-                begun.append(told.reading)
+                reported.values.clear()
+                reported.reason = ""
+            elif reported.reading is None or reported.reading.done():
+                reported.reading = self._pool.submit(self._read, who, reported, names)
+                begun.append(reported.reading)
         return begun
 
-    def _read(self, who: Identity, told: _Told, names: tuple[str, ...]) -> None:
+    def _read(self, who: Identity, reported: _Reported, names: tuple[str, ...]) -> None:
         try:
             read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
         except ProbingError as e:
-            if told.reason != e.message:
+            if reported.reason != e.message:
                 _log.warning("variables of process %d are not read: %s", who.pid, e.message)
-            told.reason = e.message
+            reported.reason = e.message
             return
-        told.reason = ""
+        reported.reason = ""
         ts = self._clock.pair().real_ns
         common = {**asdict(who), "node": self._node, "ts": ts}
         chosen = _one_each(read)
         step = _step(chosen)
-        self._tell_values(common, told, chosen, step)
-        if step is not None and step != told.step:
-            told.step = step
+        self._put_values(common, reported, chosen, step)
+        if step is not None and step != reported.step:
+            reported.step = step
             row = {**common, "step": step, "loss": _number(chosen, LOSSES)}
             self._sink.put("python.training_metrics", batch_of("python.training_metrics", [row]))
 
-    def _tell_values(
-        self, common: dict[str, Any], told: _Told, chosen: dict[str, dict[str, Any]], step: int | None
+    def _put_values(
+        self, common: dict[str, Any], reported: _Reported, chosen: dict[str, dict[str, Any]], step: int | None
     ) -> None:
         rows = []
         for name, value in chosen.items():
-            # As text: a number that is none (nan) differs from itself.
+            # As text: nan differs from itself.
             now = (value["type"], value["value"], value["reason"], repr(value["number"]))
-            if value["reason"] == CHANGED or told.values.get(name) == now:
+            if value["reason"] == CHANGED or reported.values.get(name) == now:
                 continue
-            told.values[name] = now
+            reported.values[name] = now
             shown = {**value, "reason": value["reason"] or None}
             rows.append({**common, **shown, "step": step, "micro_step": step})
         if rows:
@@ -172,7 +172,7 @@ class VariableWatch(Source):
 
 
 def _one_each(read: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The answer for each name: the first thread's that has a value."""
+    """One row for each name: that of the first thread with a value."""
     found: dict[str, dict[str, Any]] = {}
     for value in read:
         if value["name"] not in found or found[value["name"]]["value"] is None:
@@ -182,7 +182,7 @@ def _one_each(read: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _step(values: dict[str, dict[str, Any]]) -> int | None:
     number = _number(values, STEPS)
-    # An int64 of the table, and no fraction: what it counts are steps.
+    # The column is an int64, and steps have no fractions.
     return int(number) if number is not None and abs(number) < 1 << 53 and number == int(number) else None
 
 

@@ -1,9 +1,9 @@
-"""Stacks of a process that runs on while they are read.
+"""Reads consistent stacks of a process that keeps running.
 
-All that the last capture of the process used is read in one call. In it each thread's chain is read twice, outermost
-frame first up to the pointer to the innermost one, and back: a stack whose links are equal on both ways was whole when
-the turn was made. What is not in the chains is read before and after them: code objects that are the same are those
-that ran meanwhile. Threads for which that cannot be shown are read again; what stays unproven is marked.
+One call reads all ranges that the last capture of the process used. It reads each thread's chain twice: outermost frame
+first up to the pointer to the innermost one, and back. A stack whose links are equal both ways was whole at the turn.
+All other ranges are read before and after the chains: code objects that are equal are the ones that ran meanwhile.
+Threads without this proof are read again; what stays unproven is marked.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "capture")
 
 ATTEMPTS = 6
-# How often the chain of a thread that does not hold still is read in both ways.
+# How often the chain of a moving thread is read both ways.
 PASSES = 4
 _MAX_KNOWN = 16_384
-# More stacks of one process than a message holds help nobody; the rest of its threads is counted.
+# A message holds no more stacks of one process; further threads are only counted.
 LIMITS = Limits(threads=16_384, stacks=512)
-# No further attempt is made that would read more, in bytes: ``Memory`` bounds a whole dump.
+# No attempt is made that may exceed so many bytes in all: ``Memory`` bounds a whole dump.
 _MOST_BYTES = 48 << 20
-# Of a thread that does not hold still, so many innermost frames are read with all that is around them.
+# So many innermost frames of a moving thread are read with the memory around them.
 _RESTLESS_FRAMES = 64
 
 _Key = tuple[int, int]
@@ -37,7 +37,7 @@ _Found = tuple[RawThread, dict[int, Code]]
 
 @dataclass(slots=True)
 class Known:
-    """What the last capture of a process used. Only hints: they make the next one cheap, and never wrong."""
+    """Ranges that the last capture of a process used: hints that make the next one cheap, and never wrong."""
 
     chains: dict[_Key, list[Range]] = field(default_factory=dict)
     others: list[Range] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Known:
 class Capture:
     """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing.
 
-    ``unread``: threads that were listed and not read, being too many.
+    ``unread``: listed threads beyond the limit, which were not read.
     """
 
     threads: list[_Found]
@@ -60,7 +60,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """A capture that was proven, and all that was read for it in one call: the same bytes prove the same again."""
+    """A proven capture and the bytes of the one call that proved it: equal bytes prove it again."""
 
     plan: BothWays
     read: list[bytes | None]
@@ -70,11 +70,11 @@ class _Again:
 def capture(
     memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits = LIMITS
 ) -> Capture:
-    """Read the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``; ``known`` is brought up to date.
+    """Read the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and update ``known``.
 
-    ``deadline`` is on time.monotonic(): what was read by then is what there is, not proven. Raises TargetTimeout when
-    not even the threads are listed then, CorruptTarget when no interpreter is there or the walk costs more than
-    ``memory`` allows, ProcessGone and PrivilegeError.
+    ``deadline`` is on time.monotonic(): stacks read by then are returned, unproven. Raises TargetTimeout when even the
+    threads are not listed by then, CorruptTarget when no interpreter is there or the walk costs more than ``memory``
+    allows, ProcessGone and PrivilegeError.
     """
     proven: dict[_Key, _Found] = {}
     again, known.again = known.again, None
@@ -83,7 +83,7 @@ def capture(
         plan = _plan(known) if again is None else again.plan
         read = memory.read_many(plan.wanted) if plan.wanted else []
         if again is not None and read == again.read:
-            # It stands still, as a rank that hangs does.
+            # The process stands still, like a rank that hangs.
             known.again = again
             return again.found
         again = None
@@ -104,7 +104,7 @@ def capture(
             break
         now = time.monotonic()
         if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
-            # Another attempt would take as much again.
+            # Another attempt would cost as much again.
             break
     found = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
     if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
@@ -122,7 +122,7 @@ def _key(thread: RawThread) -> _Key:
 
 
 def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
-    """Whether the stack was the same each time it was read; ``known`` is told if the thread moves, or may move."""
+    """Whether the stack was equal in all reads; a thread that moves, or may, is marked restless in ``known``."""
     key = _key(thread)
     rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
     # To be equal twice is proof for what did not move; what runs may come by the same place again, as a loop does.

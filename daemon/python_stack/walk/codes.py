@@ -1,7 +1,7 @@
 """Code objects of a target: names, files and line tables.
 
-Nothing is kept from one dump to the next but what was decoded from equal bytes: a code object's address is used again
-by another one as soon as it is freed.
+The cache is keyed by the bytes of a code object, not by its address: another one can take the address as soon as it is
+freed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ __all__ = ("Code", "read_codes", "same_code")
 MAX_CHARACTERS = 4096
 MAX_TABLE = 1 << 20
 _GUESS = 256
-# No str or bytes object that says something is shorter, and objects begin at multiples of 16.
+# No useful str or bytes object is shorter, and objects begin at multiples of 16.
 _SHORTEST = 48
 _HEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """``func`` is the qualified name from 3.11 on; texts are fit to be shown.
-
-    ``cut`` is True when a text or the table is not all of it.
+    """``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is incomplete.
     """
 
     address: int
@@ -56,7 +54,7 @@ class Code:
 def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], sizes: dict[int, int]) -> dict[int, Code]:
     """The code objects at ``addresses`` that can be read.
 
-    ``sizes`` remembers how long the object at an address was, so that the next dump reads it in one go.
+    ``sizes`` keeps the length of the object at an address, so that the next dump reads it at once.
     """
     wanted = list(dict.fromkeys(addresses))
     snapshot.load([(a, layout.code_size) for a in wanted])
@@ -84,27 +82,27 @@ def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, size
     for at in (layout.code_filename, layout.code_name, layout.code_linetable):
         held = word(first, at), sizes.get(word(first, at), 0)
         before, after = (s.get(*held) if held[1] else b"" for s in (one, other))
-        # What is counted and hashed lies before the length.
+        # Reference count and hash lie before the length.
         if before is None or after is None or before[layout.str_length :] != after[layout.str_length :]:
             return False
     return True
 
 
 def _lasting(head: bytes, layout: Layout) -> bytes:
-    """What a code object is made with: not the number of its users, nor how warm it is (3.11)."""
+    """The fields that stay for the life of a code object, without reference count and warmth (3.11)."""
     if (at := layout.code_warmup) is None:
         return head[_HEAD:]
     return head[_HEAD:at] + head[at + 2 :]
 
 
 def _guess(address: int) -> int:
-    # Not over the end of a page: what follows may not be mapped.
+    # Not past the end of a page: the next one may not be mapped.
     left = PAGE - address % PAGE
     return left if _SHORTEST <= left < _GUESS else _GUESS
 
 
 def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
-    """Bytes of the str at ``address`` that are wanted, 0 when it is none."""
+    """Bytes to read of the str at ``address``, 0 when it is no str."""
     data = snapshot.get(address, guess)
     if data is None or len(data) < layout.str_ascii:
         return 0
@@ -153,7 +151,7 @@ def _decoded(raw: bytes, coding: str) -> str:
         text = raw.decode(coding, "replace" if coding == "latin-1" else "surrogatepass")
     except UnicodeDecodeError:
         text = raw.decode(coding, "replace")
-    # Also of lone surrogates, which file names with bytes that are no UTF-8 hold, and neither Arrow nor protobuf takes.
+    # Lone surrogates too: file names that are not UTF-8 hold them, and neither Arrow nor protobuf accepts them.
     return clean_text(text, MAX_CHARACTERS)
 
 

@@ -1,7 +1,7 @@
-"""What a CPython from 3.13 on declares about itself: ``_PyRuntime`` begins with ``_Py_DebugOffsets``.
+"""Reads the offsets that CPython 3.13+ declares: ``_PyRuntime`` begins with ``_Py_DebugOffsets``.
 
-CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``. It is checked before it is
-believed: the target may hold anything there.
+CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``. Every offset is checked, since
+the target may hold anything there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ("COOKIE", "DEBUG_OFFSETS_SIZE", "read_debug_offsets", "unsupported")
 COOKIE = b"xdebugpy"
 DEBUG_OFFSETS_SIZE = 1024
 _OLDEST = (3, 8)
-# Alpha and beta, as in PY_VERSION_HEX: until then the offsets themselves may move.
+# Alpha and beta, as in PY_VERSION_HEX: their offsets may still move.
 _UNSETTLED = (0xA, 0xB)
 _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
@@ -67,10 +67,10 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
 
 
 def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[str, int]]]:
-    """The version of a CPython 3.13 or later, and the offsets that it declares by the block they are in.
+    """The version of a CPython 3.13 or later, and its declared offsets by block.
 
     ``runtime`` are the first DEBUG_OFFSETS_SIZE bytes of its ``_PyRuntime``. Raises NotPython without the cookie,
-    UnsupportedTarget for a version or build that is not known, CorruptTarget when an offset cannot be right.
+    UnsupportedTarget for an unknown version or build, CorruptTarget for an impossible offset.
     """
     if not runtime.startswith(COOKIE) or len(runtime) < 24:
         raise NotPython("there are no debug offsets of CPython at this address")
@@ -93,7 +93,7 @@ def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[
 
 
 def unsupported(version: tuple[int, int]) -> UnsupportedTarget:
-    """That stacks are not read of ``version``, and of which they are."""
+    """The error for a version whose stacks cannot be read; it names the versions that can."""
     oldest, asked, newest = (".".join(map(str, v)) for v in (_OLDEST, version, max(_BLOCKS)))
     return UnsupportedTarget(f"CPython {asked} is not known", hint=f"stacks are read of CPython {oldest} to {newest}")
 

@@ -1,8 +1,8 @@
-"""Where CPython keeps what a stack walk needs, by version.
+"""Offsets of CPython's structs that a stack walk reads, by version.
 
-Up to 3.12 the offsets are a table, measured on x86-64 glibc builds and constant within a minor version. From 3.13 the
-target says itself where its fields are: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
-``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``). It is checked before it is believed.
+Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version. From 3.13 on the
+target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
+``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``), which is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ("DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets",
 class Layout:
     """Offsets in bytes. None means that this version has no such field.
 
-    ``instr`` says what the word at ``frame_instr`` is: ``lasti_bytes`` (3.8, 3.9), ``lasti_units`` (3.10),
+    ``instr`` is the meaning of the word at ``frame_instr``: ``lasti_bytes`` (3.8, 3.9), ``lasti_units`` (3.10),
     ``previous`` (the last instruction that began, 3.11 and 3.12) or ``current`` (3.13+).
     """
 
@@ -78,7 +78,7 @@ class Layout:
 
     @property
     def is_shim_from(self) -> int | None:
-        """Frames whose owner is this or more stand for a C call of the interpreter, not for Python code (3.12+)."""
+        """Frames with this owner or a higher one are C calls of the interpreter, not Python code (3.12+)."""
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
@@ -182,7 +182,7 @@ TABLE = {
 def layout_of(version: tuple[int, int], runtime: bytes) -> Layout:
     """The layout of a CPython ``version``, whose ``_PyRuntime`` begins with the bytes ``runtime``.
 
-    Raises UnsupportedTarget for a version that is not known, CorruptTarget when its own offsets make no sense.
+    Raises UnsupportedTarget for an unknown version, CorruptTarget for impossible offsets.
     """
     if layout := TABLE.get(version):
         return layout
@@ -196,8 +196,8 @@ def layout_of(version: tuple[int, int], runtime: bytes) -> Layout:
 def layout_from_debug_offsets(runtime: bytes) -> Layout:
     """The layout that a CPython 3.13 or later declares in the first bytes of its ``_PyRuntime``.
 
-    Raises NotPython without the cookie, UnsupportedTarget for a version or build that is not known, CorruptTarget
-    when an offset cannot be right.
+    Raises NotPython without the cookie, UnsupportedTarget for an unknown version or build, CorruptTarget for an
+    impossible offset.
     """
     return _declared(*read_debug_offsets(runtime))
 

@@ -1,8 +1,8 @@
-"""Line tables: from an instruction to the line that is being executed.
+"""Decodes line tables: from an instruction to its source line.
 
 Three formats: ``lnotab`` (up to 3.9, CPython ``Objects/lnotab_notes.txt`` of 3.9), ``ranges`` (3.10, PEP 626) and
-``locations`` (3.11+, ``Objects/locations.md``, later ``InternalDocs/code_objects.md``). Tables come from a target and
-may be anything: every loop moves forward through the bytes that there are.
+``locations`` (3.11+, ``Objects/locations.md``, later ``InternalDocs/code_objects.md``). A target's
+table may hold anything: every loop moves forward through its bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CACHED_TABLE = 4096
 def line_of(kind: Literal["lnotab", "ranges", "locations"], table: bytes, first_line: int, offset: int) -> int | None:
     """The source line of the instruction at byte ``offset`` of its code, or None when it has none.
 
-    ``offset`` below 0 is a frame that has not begun: its line is ``first_line``.
+    An ``offset`` below 0 means that the frame has not begun: its line is ``first_line``.
     """
     if offset < 0:
         return first_line

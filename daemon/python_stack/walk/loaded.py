@@ -1,7 +1,8 @@
-"""An ELF file as a process has it loaded: read from memory alone, for files that are gone or have no section headers.
+"""Reads a loaded ELF file from memory alone, for files that are deleted or have no section headers.
 
-The dynamic linker needs none: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System V gABI, chapters 4
-and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. All of it is the target's word: every count has a bound.
+The dynamic linker needs no section headers: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System V gABI,
+chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls all of it: every count has a
+bound.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WRITABLE = 2
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A PT_LOAD by its addresses in the process."""
+    """A PT_LOAD segment, by its addresses in the process."""
 
     start: int
     size: int
@@ -39,7 +40,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Loaded:
-    """The file whose begin is mapped at ``start``; ``bias`` is what is added to the addresses in it."""
+    """A file mapped from ``start`` on; ``bias`` is added to its addresses."""
 
     first_address: int
     relocated: bool
@@ -70,7 +71,7 @@ class Loaded:
         return made
 
     def symbols(self, read: Read, names: Iterable[str]) -> dict[str, int]:
-        """The addresses, before relocation, of those of ``names`` that the file exports."""
+        """Addresses before relocation of the symbols among ``names`` that the file exports."""
         if not {_DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH} <= self._tags.keys():
             return {}
         table = self._tags[_DT_GNU_HASH]

@@ -1,4 +1,4 @@
-"""Where the CPython runtime of a process lies, from its mappings and the symbols of the file that holds it."""
+"""Locates the CPython runtime of a process by its mappings and the symbols of the file that holds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.daemon.python_stack.walk.release import release_of
 
 __all__ = ("SYMBOLS", "RuntimeInfo", "RuntimeSymbols", "candidates", "locate", "mapped_name", "named_python")
 
-# Exported since the version beside them, so they tell older versions apart; from 3.11 Py_Version says it all.
+# Exported since the version beside them, so they tell older versions apart; 3.11+ has Py_Version.
 _SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
 SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
 MAX_CANDIDATES = 3
@@ -28,7 +28,7 @@ class RuntimeInfo:
     """The CPython of one process. ``version`` is (3, minor), ``python`` as precise as it is known ("3.11.7", "3.10").
 
     ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
-    ``hexversion`` is what stands there.
+    ``hexversion`` is the value there.
     """
 
     runtime: int
@@ -43,7 +43,7 @@ class RuntimeInfo:
 
     @classmethod
     def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
-        """Raises UsageError when a request holds something else."""
+        """Raises UsageError for anything but the value of ``to_dict``."""
         try:
             major, minor = data["version"]
             numbers = (int(data["runtime"]), int(data["version_at"]), int(data["hexversion"]))
@@ -62,7 +62,7 @@ class RuntimeSymbols:
 
     @classmethod
     def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
-        """Raises InternalError when a parser answered something else."""
+        """From the answer of a parser. Raises InternalError for anything else."""
         try:
             addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
             return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
@@ -70,7 +70,7 @@ class RuntimeSymbols:
             raise InternalError("a parser's answer holds no symbols") from e
 
     def address(self, name: str, mapping: Mapping) -> int:
-        """Where ``name`` is in a process that maps the file's begin at ``mapping``; 0 when the file has it not."""
+        """The address of ``name`` in a process that maps the file from ``mapping`` on; 0 without such a symbol."""
         if name not in self.addresses:
             return 0
         bias = mapping.start - (self.first_address & -_PAGE) if self.relocated else 0
@@ -78,7 +78,7 @@ class RuntimeSymbols:
 
 
 def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
-    """The mappings, each the begin of a file, that may hold the runtime, likeliest first; at most three.
+    """The mappings at the begin of files that may hold the runtime, likeliest first, at most three.
 
     A libpython comes before the program: programs that link it only start it.
     """
@@ -94,9 +94,9 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
 
 
 def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
-    """The runtime in the file that ``mapping`` begins. ``hexversion`` is what Py_Version holds, where there is one.
+    """The runtime in the file that ``mapping`` begins. ``hexversion``: the value of Py_Version, if any.
 
-    Raises NotPython when the file holds no runtime, UnsupportedTarget when its version is not known.
+    Raises NotPython when the file holds no runtime, UnsupportedTarget for an unknown version.
     """
     runtime, version_at = (symbols.address(name, mapping) for name in ("_PyRuntime", "Py_Version"))
     if not runtime:
@@ -107,7 +107,7 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
     known = [v for name, v in _SINCE.items() if name in symbols.addresses]
     if version_at or not known:
         raise UnsupportedTarget(
-            f"the version of the CPython in {mapped_name(mapping)} cannot be told",
+            f"the version of the CPython in {mapped_name(mapping)} is not known",
             hint="stacks are read of CPython 3.8 to 3.15",
         )
     version = max(known)
@@ -115,10 +115,10 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
 
 
 def named_python(mapping: Mapping) -> bool:
-    """Whether the file is called as a CPython is: ``libpython3.*.so*``, or ``python*``."""
+    """Whether the file has a name of CPython: ``libpython3.*.so*`` or ``python*``."""
     return bool(_LIBRARY.search(mapping.path) or _PROGRAM.search(mapping.path))
 
 
 def mapped_name(mapping: Mapping) -> str:
-    """The path of the file, fit to be shown, at most 256 characters."""
+    """The clean path of the file, at most 256 characters."""
     return clean_text(mapping.path, 256)

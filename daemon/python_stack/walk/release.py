@@ -1,4 +1,4 @@
-"""The release of a CPython that exports no ``Py_Version`` (up to 3.10, or stripped): what ``sys.hexversion`` holds.
+"""Finds the release of a CPython without ``Py_Version`` (up to 3.10, or stripped) in ``sys.hexversion``.
 
 Offsets: ``PyDictObject`` and ``PyDictKeysObject`` of ``Objects/dict-common.h`` (up to 3.10) and
 ``Include/internal/pycore_dict.h`` (3.11, 3.12), ``PyLongObject`` of ``Include/longintrepr.h`` (3.12:
@@ -24,7 +24,7 @@ _LONG_SIZE, _LONG_DIGIT = 16, 24
 
 
 def release_of(hexversion: int) -> str:
-    """Such as "3.11.7" or "3.13.0b2", of PY_VERSION_HEX (``Include/patchlevel.h``)."""
+    """The release as text, such as "3.11.7" or "3.13.0b2", from PY_VERSION_HEX (``Include/patchlevel.h``)."""
     # Major, minor and micro, then the level (a to f) and the serial.
     text = f"{hexversion >> 24 & 0xFF}.{hexversion >> 16 & 0xFF}.{hexversion >> 8 & 0xFF}"
     level = {0xA: "a", 0xB: "b", 0xC: "rc"}.get(hexversion >> 4 & 0xF)

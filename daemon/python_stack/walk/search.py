@@ -1,8 +1,8 @@
-"""The CPython runtime of a process whose files tell nothing: gone, without section headers, or stripped of symbols.
+"""Searches memory for the CPython runtime, for files that are deleted, without section headers, or stripped.
 
-First by the dynamic symbols as they are loaded. Else by what the runtime looks like: from 3.13 on it begins with
-``xdebugpy``; before that, two equal pointers (``interpreters.head`` and ``.main``) to an interpreter whose first thread
-points back at it, and whose ``sys.hexversion`` says the version that this shape belongs to.
+It tries the loaded dynamic symbols first, and then the shape of the runtime. From 3.13 on the runtime begins with
+``xdebugpy``. Before that it holds two equal pointers (``interpreters.head`` and ``.main``) to an interpreter whose
+first thread points back at it, and whose ``sys.hexversion`` is the version that this shape belongs to.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LOWEST, _TOP = 1 << 16, 1 << 47
 def find_runtime(read: Read, mappings: Sequence[Mapping]) -> RuntimeInfo:
     """The runtime of the CPython among ``mappings``, found in memory alone; at most 24 MiB of it are read.
 
-    ``read`` gives the bytes of each (address, size), or None; it may raise any ProbingError, which passes through.
-    Raises NotPython when nothing looks like a CPython, UnsupportedTarget when one is there that is not known.
+    ``read`` returns the bytes of each (address, size), or None; any ProbingError that it raises passes through.
+    Raises NotPython when nothing looks like a CPython, UnsupportedTarget for a CPython that is not known.
     """
     reason: ProbingError | None = None
     for mapping in candidates(mappings):
@@ -65,7 +65,7 @@ def _in_file(read: Read, mapping: Mapping) -> RuntimeInfo:
     data = list(_written(read, loaded.segments))
     if found := _by_cookie(read, mapping, data):
         return found
-    # Any program has pairs of equal pointers; only in one that is called Python it is worth to look behind them.
+    # Every program has pairs of equal pointers: follow them only in a file with a name of CPython.
     if named_python(mapping):
         if found := _by_shape(read, mapping, data):
             return found
@@ -89,7 +89,7 @@ def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> Runtim
 
 
 def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-    """What the writable segments hold: address and bytes."""
+    """Address and bytes of the writable segments."""
     left = _MAX_DATA
     for segment in segments:
         start = (segment.start + 7) & -8
@@ -97,7 +97,7 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
         if not segment.writable or size <= 0:
             continue
         left -= size
-        # The first part ends where a page does: what a target unmapped takes no more with it than has to be.
+        # The first part ends at a page boundary, so that an unmapped page costs as few other bytes as possible.
         edge = min(size, PAGE - start % PAGE)
         parts = [(start, edge), *((a, min(_PART, start + size - a)) for a in range(start + edge, start + size, _PART))]
         wanted = [part for part in parts if part[1]]
@@ -105,7 +105,7 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
 
 
 def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -> RuntimeInfo | None:
-    """Raises UnsupportedTarget for one that is not known, if no other is there."""
+    """The first runtime with a cookie. Raises UnsupportedTarget when only unknown ones are there."""
     refused: UnsupportedTarget | None = None
     for start, held in data:
         at = held.find(COOKIE)
@@ -145,14 +145,14 @@ def _by_shape(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -
 
 
 def _with_threads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of ``pairs`` whose second is an interpreter with a thread that points back at it."""
+    """The ``pairs`` whose second address is an interpreter with a thread that points back at it."""
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     backs = [_word(d) for d in read([(t + layout.thread_interp, 8) for t in tops])]
     return [pair for pair, top, back in zip(pairs, tops, backs, strict=True) if top and back == pair[1]]
 
 
 def _with_pthreads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    # On x86-64 what pthread_self() gives points at itself, with glibc and with musl.
+    # On x86-64 the word at pthread_self() points at itself, with glibc and with musl.
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     ids = [_word(d) for d in read([(t + layout.thread_id, 8) for t in tops])]
     selves = [_word(d) for d in read([(i, 8) for i in ids])]

@@ -1,4 +1,4 @@
-"""What was read of a target for one walk: exact ranges, and whole pages around frames."""
+"""Memory of a target that was read for one walk: exact ranges, and whole pages around frames."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WORD = struct.Struct("<Q").unpack_from
 
 
 class Snapshot:
-    """Bytes of a target by address. ``load`` reads what is missing in one batch; ``get`` never reads.
+    """Bytes of a target by address. ``load`` reads missing ranges in one batch; ``get`` never reads.
 
-    ``used`` are the ranges that were asked for, in order: reading them all at once repeats the walk in one call.
+    ``used`` are the ranges that ``get`` was called with, in order: reading them at once repeats the walk in one call.
     """
 
     def __init__(self, memory: Memory, base: Snapshot | None = None) -> None:
@@ -31,7 +31,7 @@ class Snapshot:
             self.fill(zip(missing, self._memory.read_many(missing), strict=True))
 
     def fill(self, read: Iterable[tuple[Range, bytes | None]]) -> None:
-        """Take what was read already; whole pages also answer for what lies in them."""
+        """Add bytes that were already read; whole pages also serve the ranges inside them."""
         for wanted, data in read:
             if wanted[1] == PAGE and wanted[0] % PAGE == 0:
                 self._pages[wanted[0]] = data
@@ -39,7 +39,7 @@ class Snapshot:
                 self._ranges[wanted] = data
 
     def load_pages(self, ranges: Iterable[Range]) -> None:
-        """Like ``load``, but with all of the pages that the ranges lie in: their neighbours are wanted next."""
+        """Like ``load`` with the whole pages around the ranges: their neighbours are needed next."""
         pages = {p: None for r in ranges if self._find(r) is None for p in _pages(r)}
         missing = [p for p in pages if p not in self._pages]
         if missing:
@@ -76,7 +76,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class BothWays:
-    """What is read in one call, and which of it each snapshot holds: the ``ways``, and the ``last`` time of others."""
+    """The ranges of one call, and the indices of each snapshot in them: ``ways``, and ``last`` for the others."""
 
     wanted: list[Range]
     ways: list[list[int]]
@@ -85,12 +85,12 @@ class BothWays:
     def snapshots(self, memory: Memory, read: Sequence[bytes | None]) -> tuple[list[Snapshot], Snapshot]:
         """``read`` holds the bytes of each range of ``wanted``.
 
-        The last snapshot holds the last way back and what the others are after it; the ones before it hold what was
-        read until then, and all of it.
+        Returns (earlier snapshots, last one): the last has the last way back and the others after it, each earlier one
+        all bytes read until then.
         """
         before: list[Snapshot] = []
         for way in self.ways:
-            # A chain that is read less often is there what it was before.
+            # A chain that is read less often keeps its earlier bytes.
             snapshot = Snapshot(memory, before[-1] if before else None)
             snapshot.fill((self.wanted[i], read[i]) for i in way)
             before.append(snapshot)
@@ -100,9 +100,9 @@ class BothWays:
 
 
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
-    """Each chain is read from its end to its begin and at once back again, ``others`` before and after them.
+    """Plan a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
 
-    With each chain comes how often it is read so.
+    The number beside a chain is how often it is read so.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -111,7 +111,7 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             if number == len(ways):
                 ways.append([])
             if number and number % 2 == 0:
-                # Else a loop as long as one pass would be met at the same places each time.
+                # Else each pass would meet a loop of the same length at the same places.
                 wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)

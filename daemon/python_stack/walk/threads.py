@@ -1,4 +1,4 @@
-"""The kernel's view of a process's threads, and which Python thread is which of them."""
+"""The threads of a process as the kernel lists them, and their match with Python threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": 
 
 @dataclass(frozen=True, slots=True)
 class KernelThread:
-    """``tid`` is ours, ``own_tid`` the one in the process's PID namespace; ``state`` as in ``python.backtrace``."""
+    """``tid`` in our PID namespace, ``own_tid`` in the process's; ``state`` as in ``python.backtrace``."""
 
     tid: int
     own_tid: int
@@ -33,7 +33,7 @@ def read_start_ns(pid: int) -> int:
 
 
 def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 takes whoever has the number."""
+    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 accepts any."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
@@ -61,10 +61,10 @@ def read_threads(pid: int) -> list[KernelThread]:
 
 
 def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:
-    """The tid of each Python thread, None for one that the kernel does not know.
+    """The tid of each Python thread, None for a thread that the kernel does not list.
 
     ``native_thread_id`` (3.11+) can be stale after a fork, and older versions have none. The C library keeps the tid
-    in its own structure at pthread_self(): where that is differs, so the place that fits the kernel's threads best is
+    in its own structure at pthread_self(), at an offset that differs: the offset that fits the kernel's threads best is
     taken.
     """
     tids = {k.own_tid: k.tid for k in kernel}

@@ -1,7 +1,7 @@
-"""The threads and frames of all interpreters of a CPython: one pass over memory that may move and may be hostile.
+"""Walks the threads and frames of all interpreters of a CPython, in memory that may change and may be hostile.
 
-Every list is bounded and may be a ring. Each pass notes the links it followed, so that ``held`` can prove later that
-nothing had changed: a stack whose links are the same before and after was whole in between.
+Every list is bounded and may be a ring. A pass records the links that it followed, so that ``held`` can prove later
+that nothing changed: a stack whose links are equal before and after was whole in between.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ("Limits", "Link", "RawFrame", "RawThread", "Walker", "held")
 # struct pthread.tid from pthread_self(): glibc x86-64 (nptl/descr.h), musl (src/internal/pthread_impl.h), glibc arm64.
 TID_OFFSETS = (720, 48, 208)
 
-# A range, the offsets in it of the words that hold the walk together, and what the walk saw there.
+# A range, the offsets of the links in it, and the words that the walk saw there.
 Link = tuple[Range, tuple[int, ...], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a walk; what lies behind them is cut, and the stack is then not ``complete``.
+    """Bounds of a walk. A stack that is cut at one is not ``complete``.
 
-    Of ``threads`` that are listed the oldest ``stacks`` have their frames read: the main one is among them.
+    Up to ``threads`` are listed; the frames of the oldest ``stacks`` are read, the main thread among them.
     """
 
     interpreters: int = 64
@@ -50,10 +50,10 @@ class RawFrame:
 
 @dataclass(slots=True)
 class RawThread:
-    """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` are what may be its tid in its own namespace.
+    """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` may be its tid in its own namespace.
 
     ``gil`` is None when it cannot be known. ``frames`` are innermost first. ``torn``: a frame that has called another
-    still runs itself, so the two were not read at the same time.
+    still runs itself, so the two are of different moments.
     """
 
     address: int
@@ -68,7 +68,7 @@ class RawThread:
 
 
 def held(links: Iterable[Link], later: Snapshot) -> bool:
-    """Whether all ``links`` still are in ``later`` what they were in the walk."""
+    """Whether all ``links`` are the same in ``later`` as in the walk."""
     for wanted, offsets, data in links:
         now = later.get(*wanted)
         if now != data and (now is None or any(now[o : o + 8] != data[o : o + 8] for o in offsets)):
@@ -77,9 +77,9 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
 
 
 class Walker:
-    """One pass over one snapshot, which it fills as it goes. ``complete`` is False when threads may be missing.
+    """One pass over a snapshot, which it fills. ``complete`` is False when threads may be missing.
 
-    ``links`` hold the lists together. ``unread`` are threads beyond ``Limits.stacks``. ``deadline`` is on
+    ``links`` join the lists. ``unread`` are threads beyond ``Limits.stacks``. ``deadline`` is on
     time.monotonic(): frames that are not read by then are missing from their stacks.
     """
 
@@ -112,7 +112,7 @@ class Walker:
         tops: list[int] = []
         for interpreter in self._interpreters(word(head, 0)):
             self._threads(interpreter, threads, tops)
-        # An interpreter has a thread from its first to its last moment.
+        # An interpreter has at least one thread all its life.
         self.complete = self.complete and bool(threads or not word(head, 0))
         # The newest thread is listed first.
         first = max(0, len(threads) - self._limits.stacks)
@@ -122,7 +122,7 @@ class Walker:
         return threads
 
     def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
-        """Which threads held a GIL in ``before`` or in the walk, or may have: what they run may have changed."""
+        """The threads that held a GIL in ``before`` or in the walk, or may have: their frames may have changed."""
         holders = {_holder(s, gil, self._layout) for s in (before, self._snapshot) for gil in self._gils}
         return lambda thread: thread.gil is not False or thread.address in holders or None in holders
 
@@ -232,13 +232,13 @@ class Walker:
             active = following
 
     def _frame(self, thread: RawThread, address: int, innermost: bool) -> int:
-        """Add the frame at ``address``; the address of its caller's, or 0."""
+        """Add the frame at ``address``; returns the address of the caller's frame, or 0."""
         layout, wanted = self._layout, (address, self._layout.frame_size)
         data = self._snapshot.get(*wanted)
         if data is None:
             thread.complete = False
             return 0
-        # Who called is at the call as long as this frame is there; only the innermost one moves on.
+        # A caller stays at its call while this frame exists; only the innermost frame moves on.
         own = () if innermost else (layout.frame_instr,)
         thread.links.append((wanted, (layout.frame_previous, layout.frame_code, *own), data))
         owner = 0 if layout.frame_owner is None else data[layout.frame_owner]
@@ -246,7 +246,7 @@ class Walker:
             if thread.frames:
                 thread.frames[-1].entry = True
         else:
-            # A call that stays in the same run of the interpreter loop leaves a caller that is put aside.
+            # A call within the same run of the interpreter loop suspends its caller.
             if thread.frames and not thread.frames[-1].entry and self._runs(data):
                 thread.torn = True
             code = word(data, layout.frame_code) & ~layout.tag_mask
@@ -279,7 +279,7 @@ class Walker:
 
 
 def _holder(snapshot: Snapshot, gil: Range, layout: Layout) -> int | None:
-    """Who holds the GIL whose bytes are at ``gil``, 0 for nobody, None when that cannot be known."""
+    """The holder of the GIL whose bytes are at ``gil``, 0 for none, None when it cannot be known."""
     data = snapshot.get(*gil)
     if data is None:
         return None
