@@ -1,7 +1,7 @@
 """The loaded objects of a daemon: maps, programs, rings and links, pinned so that they outlive it.
 
-A restart finds what the daemon before it pinned and goes on with it: same layout, same maps, same links. A layout of
-another version is stopped at once, and handed out as ``foreign`` to be drained by its own description.
+A restart adopts the pins of the daemon before it: same layout, same maps, same links. The programs of another version's
+layout are stopped at once, and the layout is kept as ``foreign``, to be drained by its own description.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _CONTROL = struct.Struct("<QII")
 
 
 class Session:
-    """Made by ``open``. Not safe for two threads, but ``heartbeat`` and ``counters`` may come from any.
+    """Made by ``open``. For one thread; ``heartbeat`` and ``counters`` are safe for any.
 
-    ``adopted``: all was pinned already, but for what was ``refused``. ``blind``: the interval (CLOCK_MONOTONIC ns) in
-    which adopted programs did nothing, since nobody listened. ``links`` holds those of the daemon before us from the
-    start.
+    ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
+    ns) in which adopted programs did nothing, since no daemon ran. ``links`` starts with those of the daemon before us.
     """
 
     def __init__(self, folder: Path, loader: Loader) -> None:
@@ -66,7 +65,7 @@ class Session:
 
         Those of ``optional`` come last, and the session opens without the ones that the kernel refuses.
 
-        ``fallback`` takes the road of kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
+        ``fallback`` attaches as on kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
         sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries of maps. Raises AttachError,
         PrivilegeError, StateLocked, NotFound.
         """
@@ -90,7 +89,7 @@ class Session:
         except AttachError:
             if not found.preempt:
                 raise
-            # The first kernels with preempt_disable let no function be called behind it that is verified by itself.
+            # The first kernels with preempt_disable allow no call of a global function after it.
             return opened(found.without_preempt())
 
     @classmethod
@@ -121,7 +120,7 @@ class Session:
                 self.links.tracepoint(program, self.programs[program], tracepoint if kind == "raw_tp" else None)
 
     def _describe(self) -> None:
-        """Leave word of the records for a later version."""
+        """Write the layouts of the records down for a later version."""
         path = self._loader.path / pins.META
         if not path.exists():
             rings = {name: dtype_to_json(ring.record) for name, ring in self.rings.items()}
@@ -169,22 +168,22 @@ class Session:
         return self._paused
 
     def heartbeat(self) -> None:
-        """Programs do nothing when this was not called for 60 s."""
+        """Record that the daemon runs: the programs do nothing when this was not called for 60 s."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), self._generation))
 
     def pause(self, paused: bool) -> None:
-        """Switch all programs off, or on again; a restart keeps it."""
+        """Switch all programs off or on; a restart keeps the state."""
         self._paused = paused
         self._renew()
         self.heartbeat()
 
     def _renew(self) -> None:
-        # What programs had begun before they were off, they could not follow.
+        # Operations that programs had begun before they were off are void: their ends may be missed.
         self._generation = (self._generation + 1) & 0xFFFF_FFFF
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Sums over the CPUs: a ring's name -> pushed, lost; "probe:SLOT" -> hits, refused, off_ns."""
+        """Returns sums over the CPUs: a ring's name -> pushed, lost; "probe:SLOT" -> hits, refused, off_ns."""
         found: dict[str, dict[str, int]] = {}
         for name in self.rings:
             loss = self.maps[f"{name}_loss"].lookup(0)
@@ -199,10 +198,10 @@ class Session:
         return found
 
     def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]:
-        """(slot, pid) -> hits of this probe that were refused because this process was over its budget.
+        """Returns (slot, pid) -> hits of this probe that were refused since this process was over its budget.
 
-        The kernel keeps the last 4,096; a count that is smaller than before has begun anew. ``before_ns``: only of
-        those last refused before that time, CLOCK_MONOTONIC ns.
+        The kernel keeps the last 4,096; a count that is smaller than before was reset. ``before_ns``: only entries
+        last refused before that time, CLOCK_MONOTONIC ns.
         """
         keys, values = self.maps["process_budgets"].items()
         chosen = values["refused"] > 0
@@ -212,17 +211,17 @@ class Session:
         return {(int(key["slot"]), int(key["tgid"])): count for key, count in zip(keys, refused, strict=True)}
 
     def reported_refusals(self, slot: int) -> tuple[int, int]:
-        """How many refused hits of a probe are in rows of probing.losses, and the UTC time of that count, ns, or 0."""
+        """Returns how many refused hits of a probe were reported as losses, and the UTC time of that, ns, or 0."""
         found = self.maps["refusals_reported"].lookup(slot)
         return int(found["refused"]), int(found["ts"])
 
     def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None:
-        """Leave it to the next collector."""
+        """Store what ``reported_refusals`` returns, also for the next collector."""
         self.maps["refusals_reported"].update(slot, (refused, ts))
 
     def set_budget(self, slot: int, hits_a_second: int) -> None:
-        """Let a process hit a probe so often in a second on one CPU, 0 for ever, and switch it on if it was off."""
-        # "Refused until now" makes the programs ask what each process was refused.
+        """Set a probe's budget (hits a second of one process on one CPU, 0: unlimited), and switch the probe on."""
+        # "Refused until now" makes the programs check the budget of each process.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["budgets"].update(slot, (0, hits_a_second, now))
 
@@ -234,9 +233,9 @@ class Session:
             raise attach.refused(e, f"program {name} cannot be run") from e
 
     def attach_tracepoint(self, program: str) -> Link:
-        """Attach a tracepoint program that is marked ON_DEMAND, until ``detach`` or our end; a second time is the same.
+        """Attach a tracepoint program that is marked ON_DEMAND, until ``detach`` or our end. Idempotent.
 
-        What the program had begun when it was attached before is void. Raises AttachError, PrivilegeError, NotFound.
+        State from an earlier attachment of the program is void. Raises AttachError, PrivilegeError, NotFound.
         """
         handle = self._program(program)
         if program not in self.links:
@@ -262,8 +261,8 @@ class Session:
         """Place ``program`` at file ``offsets`` of the file open at ``fd``, in every process that maps it, or in one.
 
         ``cookie`` is one number for all offsets or one each; its low 16 bits are the probe's slot (below 256).
-        The same file, offsets, cookies and ``key`` give the same link, whichever daemon placed it. One for ``pid``
-        costs nobody else anything, and ends with us; kernels from 6.6 to 6.9 show of it the main thread only.
+        The same file, offsets, cookies and ``key`` give the same link, whichever daemon placed it. A link for
+        one ``pid`` costs other processes nothing, and ends with us; kernels from 6.6 to 6.9 probe its main thread only.
         Raises AttachError, PrivilegeError, NotFound.
         """
         points = checked_points(program, offsets, cookie)
@@ -272,7 +271,7 @@ class Session:
         return self.links.uprobe(program, self._program(program), fd, file, points, key, on_return, pid)
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """(st_dev, st_ino) of the file that a probe belongs to: for a file of an overlay, the one below (from 5.17).
+        """Returns (st_dev, st_ino) of the file that a probe belongs to: for an overlay, of the lower file (from 5.17).
 
         So a file has one identity, however many mounts show it. Raises AttachError where it cannot be mapped.
         """
@@ -283,7 +282,7 @@ class Session:
             except OSError as e:
                 raise attach.refused(e, "the file cannot be mapped") from e
             with mapping:
-                # Never read: behind it may be storage that does not answer.
+                # The mapping is never read: its storage may not answer.
                 address = np.frombuffer(mapping, "u1").ctypes.data
                 if self.run_program("real_inode", struct.pack("<Q", address)) == 0:
                     found = self.maps["identity"].lookup(0)
@@ -297,11 +296,11 @@ class Session:
         self.links.end(link)
 
     def probed_files(self) -> set[tuple[int, int]]:
-        """The ``identity`` of each file that has probes for every process."""
+        """Returns the ``identity`` of each file that has probes for every process."""
         return {link.file for link in self.links.on_files().values() if link.file is not None}
 
     def end_file(self, identity: tuple[int, int]) -> None:
-        """End all links on a file that are for every process: the kernel holds it no longer."""
+        """End all links on a file that are for every process, so that the kernel releases the file."""
         for link in self.links.on_files().values():
             if link.file == identity:
                 self.links.end(link)
@@ -313,7 +312,7 @@ class Session:
             raise NotFound(f"no loaded object has a program {name}") from e
 
     def close(self, keep: bool = True) -> None:
-        """Let go of everything. ``keep`` leaves the pins, and so the programs, to the next daemon."""
+        """Release everything. ``keep`` leaves the pins, and so the programs, to the next daemon."""
         for link in self.links.values():
             if keep:
                 link.release()

@@ -1,4 +1,4 @@
-"""The collector's control socket: the one narrow way by which the service asks it anything."""
+"""Serves the collector's control socket, the only way by which the service reaches it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from probing.daemon.ipc import Channel, ChannelClosed, Message, peer_credentials
 
 __all__ = ("ControlServer", "Handler")
 
-# What a handler takes and gives: header and payload.
+# Takes the header of a request, returns header and payload of the answer.
 Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]
 MAX_CONNECTIONS = 32
 _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Listens on ``path``; one thread a connection; only the given users are heard."""
+    """Listens on ``path`` with one thread for each connection, and refuses users that are not in ``users``."""
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler], users: frozenset[int]) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class ControlServer:
         self._users = users | {0, os.getuid()}
         self._socket: socket.socket | None = None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        # What is undone when a connection ends, by its thread: a snapshot that was not released, say.
+        # Called by the thread of a connection when it ends: it releases snapshots that the client left, for example.
         self.on_disconnect: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -39,7 +39,7 @@ class ControlServer:
             self._path.unlink()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(self._path))
-        # Only the service passes the directory; who is heard is decided by peer credentials.
+        # Only the service may enter the directory; peer credentials decide which users may connect.
         self._path.chmod(0o666)
         server.listen(MAX_CONNECTIONS)
         self._socket = server
@@ -90,7 +90,7 @@ class ControlServer:
             header, payload = handler(request.header)
         except ProbingError as e:
             channel.send_error(e)
-        except Exception as e:  # the daemon outlives a bug in one handler, and says so
+        except Exception as e:  # a bug in one handler must not end the daemon; the client sees it
             _log.exception("request %s failed", op)
             channel.send_error(InternalError(f"the collector failed at {op}: {type(e).__name__}: {e}"))
         else:

@@ -1,4 +1,4 @@
-"""What the daemon costs: CPU and memory of its processes, and the time that jobs spend in our probes."""
+"""Measures the cost of the daemon: CPU and memory of its processes, and the time that jobs spend in the probes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from probing.daemon.source import Sink
 __all__ = ("CostMeter",)
 
 INTERVAL_NS = 10_000_000_000
-# A hit at a cheap probe point with our programs, ns (docs/benchmarks.md); probing.cost multiplies hits by it.
+# Time of a hit at a cheap probe point, ns (docs/benchmarks.md); probing.cost multiplies hits by it.
 HIT_NS = 1000
-# A sample of a stack of some 30 frames and the tick that brings it; the same page.
+# Time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
 SAMPLE_NS = 10_000
 _NAMES = {
     "probing.daemon.collector": "collector",
@@ -38,7 +38,7 @@ class _Usage:
 
 
 class CostMeter:
-    """``tick`` is called often and writes rows of probing.cost every ten seconds."""
+    """Puts rows of probing.cost every ten seconds; ``tick`` is called more often than that."""
 
     def __init__(
         self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]

@@ -1,4 +1,4 @@
-"""Rings into the log: drain, assemble, append, commit, in this order, so that a kill at any instant loses nothing.
+"""Writes the rings into the log: drain, assemble, append, commit. In this order a kill at any instant loses nothing.
 
 A ring's consumer position moves only after the record with its operations is in the log, and the record carries that
 position: a restarted collector continues from the position in the log, not from the ring's.
@@ -29,20 +29,20 @@ from probing.daemon.store.log.records import Positions, RingPosition
 
 __all__ = ("DrainLoop", "Log", "Positions")
 
-# How often the loop looks whether there is work, s: a look is cheap, and cheaper than being woken by each record.
+# How often the loop looks for work, s: a look is cheaper than a wakeup for each record.
 LOOK_S = 0.1
-# The same while a ring fills quickly: what comes in that time must fit.
+# The same while a ring fills quickly: the records of that time must fit.
 SOON_S = 0.01
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
-# it waits for many; a power cut costs what waits. Whoever asks for rows has the rings drained first.
+# it waits for many; a power cut loses those that wait. A query drains the rings first.
 REST_S = 1.0
 # A ring that is so full is drained at once; one that would be full in four looks, as it fills now, is looked at soon.
-# Of a ring of large records a few fill that share: it has one of its own.
+# A consumer of large records has a share of its own (``RingConsumer.full_share``).
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
-# How long the log rests before what it refused is offered again, s: at first, and at most.
+# How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-# Looks between two collections of garbage: the collector of CPython is off, so this is the only one.
+# Looks between two garbage collections: CPython collects none by itself here (``collector.__main__``).
 GC_LOOKS = 1200
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record for the log: ``ends`` is the position behind it of each ring, ``size`` the bytes that came of rings."""
+    """A record for the log. ``ends``: the position behind it in each ring; ``size``: bytes taken from rings."""
 
     batches: dict[str, list[pa.RecordBatch]]
     positions: Positions
@@ -112,9 +112,9 @@ class DrainLoop:
         self.failure: str | None = None
 
     def resume(self) -> dict[str, int]:
-        """Set every ring behind what the log already holds; gives the losses of each that the log tells already.
+        """Move every ring behind the records that the log holds. Returns the reported losses of each.
 
-        A ring that was given back further than the log goes lost records with a part of the log: that is a loss.
+        A ring whose consumer position is ahead of the log's has lost records with a part of the log: that is a loss.
         """
         boot_id = self._clock.boot_id
         for name, ring in self._rings.items():
@@ -125,7 +125,7 @@ class DrainLoop:
                     now, count = self._clock.pair().real_ns, ring.records_in(ring.position - position)
                     reason = "the end of the log is missing: the ring was read further"
                     self._buffer.lost(Loss(name, "", "log", reason, now, now, count))
-                # With the row of the loss, so that it is told once.
+                # In the same record as the row of the loss, so that it is reported once.
                 self._positions[name] = {**known, "position": ring.position}
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
@@ -147,9 +147,9 @@ class DrainLoop:
         self._drain(set(self._rings))
 
     def _look(self) -> bool:
-        """Wait for the next look. Whether somebody asked for it."""
+        """Wait for the next look. Returns whether somebody asked for it."""
         if self._held:
-            # Who asks waits for what is held as well.
+            # A flush waits for held records, too.
             time.sleep(SOON_S)
         soon = self._fills_soon()
         asked = self._wake.wait(SOON_S if self._held or (soon and self.failure is None) else LOOK_S)
@@ -161,7 +161,7 @@ class DrainLoop:
         self._wake.set()
 
     def flush(self, timeout: float = 1.0) -> str:
-        """Wait until what is in the rings now is in the log. Why it is not, within ``timeout`` s; empty: it is."""
+        """Wait, ``timeout`` s at most, until the log has what is in the rings now. Returns why it has not, or ""."""
         marks = {name: ring.end for name, ring in self._rings.items() if self._consumers[name].identified}
         with self._done:
             # The running cycle may have read the rings before this call, so the one after it is the first that counts.
@@ -178,16 +178,16 @@ class DrainLoop:
 
     @property
     def age_s(self) -> float:
-        """How long ago the loop last ended a step, s. It ends several each second, also while the log fails."""
+        """Seconds since the loop last ended a step. It ends several each second, also while the log fails."""
         return time.monotonic() - self._moved
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait in the rings. From any thread."""
+        """Bytes that wait in the rings. Safe for any thread."""
         return sum(ring.backlog for ring in self._rings.values())
 
     def once(self, due: Collection[str] | None = None) -> int:
-        """One cycle, of the rings that are ``due`` or all. The bytes that they held.
+        """Run one cycle, of the rings that are ``due`` or all. Returns how many bytes they held.
 
         Raises StoreError; then nothing was committed, and the next cycle offers the same record first.
         """
@@ -220,14 +220,14 @@ class DrainLoop:
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._buffer.rows[table] += batch.num_rows
-        # The row that tells a loss is in this record, though nothing of its ring may be: it must not be told again.
+        # The row of a loss is in this record, even where no record of its ring is: it must not be reported again.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)
         return _Record(batches, positions, pair, ends, size)
 
     def _take(self, name: str, ring: Ring) -> Drained:
-        """The records of a ring that may become rows now."""
+        """Returns the records of a ring that may become rows now."""
         consumer, takes = self._consumers[name], self._takes
         until = None if consumer.ready is None else consumer.ready()
         self._held.discard(name)
@@ -243,13 +243,13 @@ class DrainLoop:
         return ring.drain(MAX_DRAIN_BYTES, until, some)
 
     def _place(self, ring: Ring, position: int, lost: Mapping[str, int]) -> RingPosition:
-        told = lost.get(ring.name, 0)
-        return {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": position, "lost": told}
+        reported = lost.get(ring.name, 0)
+        return {"boot_id": self._clock.boot_id, "map_id": ring.map_id, "position": position, "lost": reported}
 
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:
             return self._consumers[name].assemble(records, pair)
-        except Exception as e:  # these records would fail again and again, and hold up all that come after them
+        except Exception as e:  # these records would fail each time, and delay all that follow
             _log.exception("%d records of ring %s cannot be assembled", len(records), name)
             reason = f"{type(e).__name__} in assembly"
             self._buffer.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
@@ -266,7 +266,7 @@ class DrainLoop:
         }
 
     def _fills_soon(self) -> bool:
-        """Whether a ring, as it filled since the last call, has no room for what comes in four looks."""
+        """Returns whether a ring, at the rate since the last call, will be full in four looks."""
         now = time.monotonic()
         looks = 4 * LOOK_S / max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
@@ -295,7 +295,7 @@ class DrainLoop:
         self.failure, self._retry_s = None, RETRY_S
 
     def _was_refused(self, error: StoreError) -> None:
-        """Once for each reason in our log: a disk can be full for days."""
+        """Logs each reason once: a disk can be full for days."""
         if self.failure != error.message:
             _log.error("the log takes no rows, what comes stays in the rings while it fits: %s", error.message)
         self.failure = error.message

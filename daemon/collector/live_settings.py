@@ -1,7 +1,7 @@
 """Settings that can be changed while the daemon runs: for all processes, for a job, or for one process.
 
-The most particular change holds: of the process, else of its job, else of all, else the configuration. A change can end
-by itself, and can outlive the daemon.
+The most specific change holds: that of the process, else of its job, else of all processes, else the configuration. A
+change can expire, and can be kept over a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probing.daemon.source import Identity
 
 __all__ = ("SETTINGS", "Changes")
 
-# What can be changed, and whether for a job or a process too.
+# The settings that can be changed, and whether for a single job or process, too.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -48,7 +48,7 @@ _Scope = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """``until_ns`` is UTC ns, 0: it stays."""
+    """``until_ns``: when it expires, UTC ns; 0: never."""
 
     key: str
     text: str
@@ -78,7 +78,7 @@ class Changes:
         self._changes: dict[_Scope, _Change] = {c.scope: c for c in self._read()}
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """What holds for a process, or for all of them."""
+        """Returns the value of a setting for a process, or for all of them."""
         scopes: list[_Scope] = [(key, "", 0, 0)]
         if who is not None:
             scopes = [(key, "", who.pid, who.start_ns), (key, who.job, 0, 0), *scopes]
@@ -100,7 +100,7 @@ class Changes:
         for_ms: int = 0,
         persist: bool = False,
     ) -> None:
-        """Raises UsageError or ConfigError for what cannot be, StoreError when it cannot be kept."""
+        """Change a setting. Raises UsageError or ConfigError for a wrong value, StoreError when it is not written."""
         self._check(key, bool(job or process[0]))
         check_setting(key, checked_text(key, text))
         if persist and process[0]:
@@ -111,22 +111,22 @@ class Changes:
             if len(self._changes) >= MAX_CHANGES and made.scope not in self._changes:
                 raise ConfigError(f"there are {MAX_CHANGES} changes already", hint="take some back with --reset")
             self._put({**self._changes, made.scope: made})
-        self._tell()
+        self._notify()
 
     def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0)) -> None:
-        """Take a change back; none is no error. Raises UsageError, StoreError."""
+        """Remove a change, if there is one. Raises UsageError, StoreError."""
         self._check(key, bool(job or process[0]))
         with self._lock:
             self._put({s: c for s, c in self._changes.items() if s != (key, job, *process)})
-        self._tell()
+        self._notify()
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process ended."""
+        """Drop the changes for a process that ended."""
         with self._lock:
             self._changes = {s: c for s, c in self._changes.items() if s[2:] != (pid, start_ns)}
 
     def tick(self) -> None:
-        """Now and then: ends what is over."""
+        """Remove changes that have expired. Called now and then."""
         now = self._now_ns()
         with self._lock:
             over = [c for c in self._changes.values() if _over(c, now)]
@@ -134,10 +134,10 @@ class Changes:
                 with contextlib.suppress(StoreError):
                     self._put({s: c for s, c in self._changes.items() if c not in over})
         if over:
-            self._tell()
+            self._notify()
 
     def to_list(self, key: str = "") -> list[dict[str, Any]]:
-        """Fields of probing.v1.Setting: what holds for all, and each change for a job or process. Raises UsageError."""
+        """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
         if key:
             self._check(key, particular=False)
         docs = {name: option.metadata["doc"] for name, option in options()}
@@ -158,7 +158,7 @@ class Changes:
         if particular and not SETTINGS[key]:
             raise UsageError(f"{key} is one for all processes", hint="leave --job and --pid out")
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self.listeners:
             listener()
 
@@ -189,7 +189,7 @@ class Changes:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
-            # The daemon always starts; what was asked for has to be asked for again.
+            # The daemon always starts; the changes have to be made again.
             _log.warning("%s is left out, it makes no sense: %s", self._path, e)
             return []
         return found[:MAX_CHANGES]
@@ -210,7 +210,7 @@ def _shown(change: _Change) -> dict[str, Any]:
 
 
 def _unknown(key: str, known: Collection[str]) -> UsageError:
-    """Why ``key`` is no setting that can be changed. ``known``: the keys of the configuration file."""
+    """Returns an error that says why ``key`` cannot be changed. ``known``: the keys of the configuration file."""
     if key in known:
         hint = "set it in the configuration file and restart; `probingctl config` lists what can be changed at run time"
         return UsageError(f"{key} cannot be changed while the daemon runs", hint=hint)

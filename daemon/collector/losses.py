@@ -1,4 +1,4 @@
-"""Losses that the kernel counts, as rows: rings that were full, budgets that were spent, times when all was paused."""
+"""Reports losses that the kernel counts: full rings, spent budgets, and times in which all probes were paused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CountingSession(BudgetedSession, Protocol):
 
 
 class LossMeter:
-    """``tick`` is called often and looks once a second. ``slots`` says what is counted under a probe's number.
+    """Looks once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
-    ``also`` gives losses that others found; ``blinded`` is that of ``Refusals``.
+    ``also`` returns losses that others found; ``blinded`` is that of ``Refusals``.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class LossMeter:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Records that each ring has lost as far as rows of probing.losses tell it."""
+        """Lost records of each ring that rows of probing.losses report."""
         return dict(self._lost)
 
     @property
     def off(self) -> list[str]:
-        """The probes that are switched off because they were hit too often."""
+        """Names of the probes that are switched off since they were hit too often."""
         return self._refusals.off(self._session.counters())
 
     @property
@@ -65,7 +65,7 @@ class LossMeter:
 
     @property
     def samples(self) -> int:
-        """Stacks that were sampled."""
+        """How many stacks were sampled."""
         return self._session.counters().get("python_samples", {}).get("pushed", 0)
 
     def tick(self) -> None:

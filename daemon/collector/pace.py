@@ -1,4 +1,4 @@
-"""Who comes again and again is let through ever more rarely, and never left out."""
+"""Rate limit with backoff: a process that comes often passes more and more rarely, but always again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ("Pace",)
 
 FIRST_S, LAST_S = 0.2, 10.0
-# Who has not come for so long comes as for the first time.
+# A process that has not come for so long is forgotten.
 QUIET_S = 30.0
 
 
@@ -24,13 +24,13 @@ class _Known:
 
 
 class Pace:
-    """Of one thread."""
+    """For one thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def passing(self, pids: Iterable[int]) -> list[int]:
-        """Those of ``pids`` that pass now, and those of before whose pause is over. To be called often."""
+        """Returns the ``pids`` that pass now, and earlier ones whose pause is over. To be called often."""
         now = time.monotonic()
         for pid in pids:
             known = self._known.get(pid)

@@ -1,4 +1,4 @@
-"""Whether all probes are paused, by whom and since when: somebody asked for it, or a file says so."""
+"""Pauses all probes while `probingctl pause` asks for it or a file exists."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Pausable(Protocol):
 
 
 class Pausing:
-    """``asked`` is what somebody wants; the file pauses as long as it is there."""
+    """``asked``: a client paused the probes. The file pauses them as long as it exists."""
 
     def __init__(self, session: Pausable, file: Path, clock: Clock) -> None:
         self._session = session
         self._file = file
         self._clock = clock
-        # A restart keeps a pause that somebody asked for; one by the file ends with the file.
+        # A restart keeps a pause that a client asked for; one by the file ends with the file.
         self.asked = session.paused and not file.exists()
         # UTC ns; None: an earlier daemon was paused already.
         self._since: int | None = None
 
     def follow(self) -> bool:
-        """Pauses or resumes the session as it is wanted; whether that changed anything."""
+        """Pause or resume the session. Returns whether that changed anything."""
         wanted = self.asked or self._file.exists()
         if wanted == self._session.paused:
             return False

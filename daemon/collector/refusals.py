@@ -1,4 +1,4 @@
-"""Hits that programs refused because a budget was spent, as rows of probing.losses, by process where it is known."""
+"""Reports hits that programs refused over a budget as rows of probing.losses, by process where it is known."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("BudgetedSession", "Refusals")
 
-# How long a probe that was hit too often by all together stays off before it is tried again.
+# How long a probe stays off that all processes together hit too often, ns.
 REST_NS = 10_000_000_000
 # PROBE_BUDGETS of guard.bpf.h
 PROBE_BUDGETS = 8
-# Probes of these show how operations end.
+# Tables whose probes show how operations end.
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
@@ -31,9 +31,10 @@ class BudgetedSession(Protocol):
 
 
 class Refusals:
-    """``look`` writes the rows of what was refused since the last look, by this collector or the one before.
+    """``look`` reports the hits that were refused since the last look, by this collector or the one before.
 
-    ``blinded`` gets the monotonic time up to which ends may have been missed, and of which process (None: of all).
+    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the process
+    (None: all).
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Of those refused since the last report, `left` in `_report` says how many are new.
+        # Of these, `left` in `_report` is how many were refused since the last report.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
             session.set_budget(slot, budget)
 
     def off(self, counters: Mapping[str, Mapping[str, int]]) -> list[str]:
-        """Names of the probes that are switched off for all."""
+        """Returns the names of the probes that are switched off for all processes."""
         return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
 
     def look(self, counters: Mapping[str, Mapping[str, int]], since: int, pair: ClockPair) -> None:
@@ -74,7 +75,7 @@ class Refusals:
             if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
                 self._session.set_budget(slot, self._budget)
         if of_processes is not None:
-            # Of processes that the kernel has forgotten nothing is kept here.
+            # The kernel evicts processes; they are evicted here, too.
             self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
 
     def _report(
@@ -92,7 +93,7 @@ class Refusals:
         limit = f"more than {self._budget} times a second"
         for (number, pid), refused in of_processes.items():
             before = self._of_processes.get((number, pid), 0)
-            # A smaller count than before has begun anew. There may be more by now than when the total was read.
+            # A smaller count than before was reset. There may be more by now than when the total was read.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
                 self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)

@@ -1,4 +1,4 @@
-"""A recording of the rings through assembly again, without BPF and without the processes.
+"""Assembles a recording of the rings again, without BPF and without the processes.
 
 ``python -m probing.daemon.collector.replay FILE`` counts the rows of each table.
 """
@@ -24,7 +24,7 @@ __all__ = ("Unknown", "main", "replayed")
 
 
 class Unknown:
-    """The ``Processes`` of a recording whose processes nobody knows."""
+    """The ``Processes`` of a recording: each pid is a job of its own."""
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, f"pid:{pid}", "", "other")

@@ -1,4 +1,4 @@
-"""What the collector answers on its control socket: one function a request, each gives a header and a payload."""
+"""Answers the requests on the control socket: one method each, which returns a header and a payload."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _Answer = tuple[dict[str, Any], bytes]
 
 
 class Requests:
-    """``live`` makes the rows of live tables by name; ``flush`` brings what the rings hold into the store, and says
-    why it could not; ``pause`` stops or resumes the probes and says which holds now; ``tables`` describes those of
+    """``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it could not.
+    ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes the tables of
     users' probes."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Requests:
         }
 
     def release_all(self) -> None:
-        """The connection of this thread ended."""
+        """Release the snapshots of this thread's connection, which ended."""
         for generation in self._held():
             self._store.release(generation)
 
@@ -86,13 +86,13 @@ class Requests:
         return {}, b""
 
     def _damaged(self, request: dict[str, Any]) -> _Answer:
-        # Who asks has no rights: the store looks for itself, and only at what it has.
+        # The client is not trusted: the store checks the files itself, and only its own.
         paths = [str(path) for path in list(request.get("paths", ()))[:MAX_DAMAGED]]
         bad = [path for path in dict.fromkeys(paths) if self._store.quarantine(path, "a query could not read it")]
         return {}, json.dumps({"set_aside": bad}).encode()
 
     def _held(self) -> set[int]:
-        """The snapshots of this thread's connection."""
+        """Returns the snapshots of this thread's connection."""
         if not hasattr(self._snapshots, "held"):
             self._snapshots.held = set()
         held: set[int] = self._snapshots.held
@@ -120,7 +120,7 @@ class Requests:
         changes = "value" in request or bool(request.get("reset"))
         process = (0, 0)
         if pid or (job and changes):
-            # It must be there: a name that is wrong should not look as if it had worked.
+            # The process or job must exist: a wrong name must not look as if it had worked.
             who = self._answers.chosen([pid] if pid else [], job)[0]
             process = (who.pid, who.start_ns) if pid else process
         if request.get("reset"):

@@ -1,4 +1,4 @@
-"""The configuration as the collector's parts want it."""
+"""Limits of the store and users, from the configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TABLE_BYTES, _TABLE_DAYS = "store.table_max_bytes", "store.table_max_age_days"
 
 
 def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
-    """``value`` gives what holds now of a setting that can change. Raises ConfigError for a limit of no table."""
+    """Returns the limits of the store. ``value`` returns the value of a live setting. Raises ConfigError."""
     store = config.store
     tables: dict[str, TableLimits] = {}
     for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES), _MAX_BYTES).items():
@@ -43,7 +43,7 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
 
 
 def check_setting(key: str, value: Any) -> None:
-    """What a setting's type does not say. Raises ConfigError."""
+    """Check a value beyond its type. Raises ConfigError."""
     if key in (_TABLE_BYTES, _TABLE_DAYS):
         _table_numbers(key, value, _MAX_BYTES if key == _TABLE_BYTES else _MAX_DAYS)
 
@@ -68,7 +68,7 @@ def _table_numbers(key: str, entries: Sequence[str], most: float) -> Mapping[str
     return found
 
 
-# What to say to who named a table that has no segments; empty when it has.
+# Returns the hint for a name of no stored table; empty where it is one.
 def _no_table(name: str) -> str:
     schema, _, rest = name.partition(".")
     if schema == SCHEMA and USER_NAME.fullmatch(rest):
@@ -81,7 +81,7 @@ def _no_table(name: str) -> str:
 
 
 def user_number(user: str) -> int:
-    """The uid of a user given by name or number. Raises ConfigError."""
+    """Returns the uid of a user given by name or number. Raises ConfigError."""
     if user.isdigit():
         return int(user)
     try:

@@ -1,4 +1,4 @@
-"""What the collector says of itself: the fields of probing.v1.StatusReply."""
+"""Collects the fields of probing.v1.StatusReply."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from probing.daemon.supervisor.fatal import RESTARTED
 
 __all__ = ("Status",)
 
-# The drain looks at the rings ten times a second; what takes it so long is no load that passes, s.
+# The drain looks at the rings ten times a second: after so long without a look it hangs, s.
 STILL_S = 3.0
 
 
 class Status:
-    """Collects the state of sources and of the store; ``starting`` until ``ready`` is set.
+    """``starting`` until ``ready`` is set.
 
-    ``drain`` gives how long ago the drain made a step, s, and how many bytes wait in the rings.
+    ``drain`` returns the seconds since the last step of the drain, and the bytes that wait in the rings.
     """
 
     def __init__(self, started_ns: int, boot_id: str) -> None:
@@ -26,7 +26,7 @@ class Status:
         self._boot_id = boot_id
         self._restarted = os.environ.get(RESTARTED, "")
         self.ready = False
-        # Why all probes are paused; empty: they are not.
+        # Returns why all probes are paused; empty: they are not.
         self.paused: Callable[[], str] = str
         self.store: Callable[[], Mapping[str, Any]] = dict
         self.sources: Callable[[], list[SourceState]] = list

@@ -1,4 +1,4 @@
-"""Work that comes round by time, off the thread that drains the rings: what is slow here holds up only its own kind."""
+"""Runs periodic work off the thread that drains the rings: a slow step delays only its own ticker."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """A thread that calls each of ``steps`` every so many seconds; one that fails is logged and called again.
+    """A thread that calls each of ``steps`` every ``interval_s`` seconds. A step that fails is logged and called again.
 
-    With ``wakes``, descriptors, it sleeps until one is readable: what comes in an interval is dealt with together.
+    With ``wakes`` (descriptors) it sleeps until one is readable: the events of an interval are handled together.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the step that runs has ended."""
+        """Stop the thread; returns when the running step has ended."""
         self._stopped.set()
         os.eventfd_write(self._end, 1)
         if self._thread.ident is not None:
@@ -55,5 +55,5 @@ class Ticker:
             for step in self._steps:
                 try:
                     step()
-                except Exception:  # one source must not end the turns of the others
+                except Exception:  # one source must not end the ticks of the others
                     _log.exception("a turn of %s failed", self._thread.name)

@@ -1,4 +1,4 @@
-"""Records of processes that are not identified yet: they wait in their ring, and for a short time only."""
+"""Holds back records of processes that are not identified yet: they wait in their ring for a short time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 __all__ = ("HOLD_S", "Expected", "Strangers")
 
 # How long rows wait for the identity of their process, s: reading it takes some 50 ms. They would wait a second in the
-# ring anyway, so nobody's rows come later for it; a query waits as long at most.
+# ring anyway, so no rows come later for it; a query waits so long at most.
 HOLD_S = 0.5
-# An entry is some 200 bytes. The oldest goes first: a process that was waited for is not waited for again.
+# An entry takes some 200 bytes. The oldest is evicted first; a process is waited for once.
 MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -24,10 +24,10 @@ class Expected(Protocol):
     """``processes.discovery.Discovery``: neither of these blocks."""
 
     def expected(self, pid: int, start_ns: int) -> bool:
-        """Whether the process is not identified, and may be soon."""
+        """Returns whether the process is not identified yet, and may be soon."""
 
     def on_mapping(self, pid: int) -> None:
-        """Have the process looked at next."""
+        """Schedule the process as the next one to read."""
 
 
 class Strangers:
@@ -39,9 +39,9 @@ class Strangers:
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
 
     def takes(self, records: npt.NDArray[Any]) -> int:
-        """How many of the first records can become rows now: those before the first of an awaited process.
+        """Returns how many of the first records can become rows now: those before the first of an awaited process.
 
-        ``records`` have ``tgid`` and ``start_ns``. All processes among them begin to be waited for at once.
+        ``records`` have ``tgid`` and ``start_ns``. The wait for all processes among them begins at once.
         """
         mixed = records["start_ns"] * _MIX + records["tgid"]
         firsts = np.unique(mixed, return_index=True)[1].tolist()

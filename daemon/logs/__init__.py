@@ -1,1 +1,1 @@
-"""Lines that trainers write to stdout and stderr, where they match an allow-list."""
+"""Records lines that trainers write to stdout and stderr and that match an allow-list."""

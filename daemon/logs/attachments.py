@@ -1,4 +1,4 @@
-"""The programs on the functions of libc that write, one process each, put there and taken away by one thread."""
+"""Places and ends the probes on libc's write functions, in single processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.readers import Readers
+from probing.daemon.source import ProcessKey
 
 __all__ = ("FUNCTIONS", "Attachments", "is_libc")
 
@@ -23,7 +24,7 @@ _WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
 # function of libc -> (program, slot). musl's stdio writes past them, by system calls of its own.
 FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
-# When a process that could not be looked at is tried again, s, and how often.
+# Pause before a process that did not answer is tried again, s, and how often it is.
 RETRY_S = 1.0
 MAX_TRIES = 10
 MAX_FILES = 256
@@ -31,7 +32,6 @@ MAX_LIBRARIES = 4
 # glibc, before 2.34 also by its version; musl, whose loader is its libc.
 _LIBC = re.compile(rb"libc\.so\.6|libc-2\.\d+\.so|libc\.musl-\w+\.so\.1|ld-musl-\w+\.so\.1|libc\.so")
 _log = logging.getLogger(__name__)
-_Key = tuple[int, int]
 
 
 class _Point(NamedTuple):
@@ -41,9 +41,9 @@ class _Point(NamedTuple):
 
 
 class Attachments:
-    """``want`` and ``drop`` may be called from any thread; what they ask for is done by ours.
+    """``want`` and ``drop`` are safe for any thread; a thread of its own attaches and detaches.
 
-    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files that a program serves.
+    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files of FUSE mounts.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class Attachments:
     ) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
-        self._work: queue.SimpleQueue[tuple[_Key, bool] | None] = queue.SimpleQueue()
-        # Of the thread only.
-        self._links: dict[_Key, list[Link]] = {}
+        self._work: queue.SimpleQueue[tuple[ProcessKey, bool] | None] = queue.SimpleQueue()
+        # For the thread only.
+        self._links: dict[ProcessKey, list[Link]] = {}
         self._points: dict[tuple[int, ...], list[_Point]] = {}
-        self._tries: dict[_Key, int] = {}
+        self._tries: dict[ProcessKey, int] = {}
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
-        self.reasons: dict[_Key, str] = {}
+        self.reasons: dict[ProcessKey, str] = {}
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Takes all programs away."""
+        """Detach all programs."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
@@ -71,10 +71,10 @@ class Attachments:
             self._detach(key)
 
     def want(self, pid: int, start_ns: int) -> None:
-        self._work.put(((pid, start_ns), True))
+        self._work.put((ProcessKey(pid, start_ns), True))
 
     def drop(self, pid: int, start_ns: int) -> None:
-        self._work.put(((pid, start_ns), False))
+        self._work.put((ProcessKey(pid, start_ns), False))
 
     @property
     def watched(self) -> int:
@@ -100,7 +100,7 @@ class Attachments:
             except Exception:  # one strange process must not end the thread
                 _log.exception("the output of process %d cannot be watched", key[0])
 
-    def _attach(self, key: _Key) -> None:
+    def _attach(self, key: ProcessKey) -> None:
         tries = self._tries.pop(key, 0)
         try:
             self._links[key] = self._place(key)
@@ -114,7 +114,7 @@ class Attachments:
             self.reasons[key] = f"the output of process {key[0]} cannot be watched: {e.message}"
             _log.warning("%s", self.reasons[key])
 
-    def _place(self, key: _Key) -> list[Link]:
+    def _place(self, key: ProcessKey) -> list[Link]:
         pid, start_ns = key
         answer = self._readers.call("maps", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, files=True)
         libraries = {m.inode: m for m in parse_maps(answer.payload) if m.executable and m.inode and is_libc(m.path)}
@@ -153,7 +153,7 @@ class Attachments:
             self._points[identity] = points
         return self._points[identity]
 
-    def _detach(self, key: _Key) -> None:
+    def _detach(self, key: ProcessKey) -> None:
         self._tries.pop(key, None)
         self.reasons.pop(key, None)
         for link in self._links.pop(key, ()):
@@ -161,6 +161,6 @@ class Attachments:
 
 
 def is_libc(path: bytes) -> bool:
-    """Whether a mapped file of this path can be a libc, by its name."""
+    """Returns whether a mapped file can be a libc, by its name."""
     name = path.removesuffix(b" (deleted)").rpartition(b"/")[2]
     return _LIBC.fullmatch(name) is not None

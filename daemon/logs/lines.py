@@ -1,4 +1,4 @@
-"""Lines from what threads write piece by piece."""
+"""Assembles lines from the pieces that threads write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = ("Line", "Lines", "Piece", "Writer")
 
-# More of a line than this is left out, and of more writers at once the oldest unfinished line.
+# The rest of a longer line is dropped; with more writers the oldest unfinished line is evicted.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
 # A carriage return ends a line as well: progress bars end none otherwise.
@@ -24,7 +24,7 @@ class Writer(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of what one call wrote, ``offset`` bytes from its begin. ``cut``: there was more, which was not seen."""
+    """A part of the text of one call, ``offset`` bytes from its begin. ``cut``: the rest of it was not seen."""
 
     writer: Writer
     mono_ns: int
@@ -50,13 +50,13 @@ class _Partial(NamedTuple):
 
 
 class Lines:
-    """Unfinished lines, by writer. One thread."""
+    """Unfinished lines, by writer. For one thread."""
 
     def __init__(self) -> None:
         self._partial: dict[Writer, _Partial] = {}
 
     def feed(self, piece: Piece) -> list[Line]:
-        """The lines that ``piece`` ends, without their ends and without empty ones."""
+        """Returns the lines that ``piece`` ends, without line ends and without empty lines."""
         writer = piece.writer
         before = self._partial.pop(writer, None)
         lines: list[Line] = []
@@ -77,7 +77,7 @@ class Lines:
         return [line for line in lines if line.text]
 
     def end(self, pid: int, start_ns: int) -> list[Line]:
-        """What a process left unfinished."""
+        """Returns the lines that a process left unfinished."""
         left = [writer for writer in self._partial if (writer.pid, writer.start_ns) == (pid, start_ns)]
         partials = [(writer, self._partial.pop(writer)) for writer in left]
         return [Line(writer, partial.mono_ns, partial.text) for writer, partial in partials if partial.text]
@@ -89,5 +89,5 @@ class Lines:
 
 
 def _follows(before: _Partial, piece: Piece) -> bool:
-    """Whether ``piece`` goes on where ``before`` ended: with its call, or as a call of its own."""
+    """Returns whether ``piece`` continues ``before``: in the same call, or at the begin of the next one."""
     return piece.offset == (before.expected if piece.mono_ns == before.call_ns else 0)

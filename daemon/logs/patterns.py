@@ -1,4 +1,4 @@
-"""Which lines are stored: those that contain one of a few texts, and of each process only so many a second."""
+"""Chooses the lines that are stored: those that contain one of a few texts, at a limited rate for each process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_PROCESSES = 4096
 
 
 class Patterns:
-    """Plain texts. Matching is by bytes, as UTF-8, and heeds case."""
+    """Plain texts, matched by bytes (UTF-8), with case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = [(text, text.encode()) for text in texts if text]
 
     def kind(self, line: bytes) -> str | None:
-        """The first of the texts that ``line`` contains."""
+        """Returns the first of the texts that ``line`` contains."""
         return next((text for text, encoded in self._texts if encoded in line), None)
 
 
 class Allowance(NamedTuple):
-    """Of one process: lines stored in ``second``, and by kind those left out since the last one stored."""
+    """Lines of a process: stored in ``second``, and suppressed since the last stored one, by kind."""
 
     second: int
     stored: int
@@ -31,16 +31,16 @@ class Allowance(NamedTuple):
 
 
 class RateLimit:
-    """One thread. ``lines_per_s`` is for each process, by the clock of its own lines."""
+    """For one thread. ``lines_per_s`` is for each process, by the clock of its own lines."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
         self._known: dict[tuple[int, int], Allowance] = {}
 
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
-        """How many of this kind were left out before this line, which is to be stored; None: leave it out as well."""
+        """Returns how many lines of this kind were suppressed before this one, or None to suppress it, too."""
         known = self._known.pop((pid, start_ns), None)
-        # Lines are told when they end: one that began long ago must not open an older second again.
+        # Lines are reported when they end: one that began long ago must not open an older second again.
         second = max(mono_ns // SECOND_NS, known.second if known is not None else 0)
         stored = known.stored if known is not None and known.second == second else 0
         suppressed = dict(known.suppressed) if known is not None else {}
@@ -55,6 +55,6 @@ class RateLimit:
         return left_out
 
     def forget(self, pid: int, start_ns: int) -> int:
-        """The process has ended. How many lines were left out that no row tells of."""
+        """Drop the state of a process that ended. Returns how many suppressed lines no row reports."""
         known = self._known.pop((pid, start_ns), None)
         return 0 if known is None else sum(number for _, number in known.suppressed)

@@ -1,4 +1,4 @@
-"""What trainers write to stdout and stderr -> ``process.logs``, for those for which it is switched on."""
+"""The source of log lines: records what trainers write to stdout and stderr, where that is enabled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STREAMS = {1: "stdout", 2: "stderr"}
 # enum piece_end of logs.bpf.c
 PIECE_IS_CUT = 2
 MAX_ENDED = 1024
-# Colors and the like would tear words apart.
+# Terminal sequences, colors for example, would split words.
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -64,7 +64,7 @@ class LogSource(Source):
         self._line_bytes = config.line_bytes
         self._attachments = Attachments(session, readers, symbols, fuse=fuse)
         self._trainers: dict[tuple[int, int], Identity] = {}
-        # The lock is for what follows.
+        # Guards what follows.
         self._lock = threading.Lock()
         self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
         self._ended: dict[tuple[int, int], None] = {}
@@ -111,12 +111,12 @@ class LogSource(Source):
 
     @property
     def watched(self) -> int:
-        """How many processes are watched."""
+        """Number of processes with probes."""
         return self._attachments.watched
 
     @property
     def reason(self) -> str:
-        """Why the output of a trainer cannot be watched; empty: all is well."""
+        """Why the output of a trainer cannot be watched; empty: all can."""
         return next(iter(list(self._attachments.reasons.values())), "")
 
     def settings_changed(self) -> bool:
@@ -131,13 +131,13 @@ class LogSource(Source):
             self._follow(who)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """It runs another program now, with another libc perhaps."""
+        """Attach anew: the new program may have another libc."""
         if (who := self._trainers.get((pid, start_ns))) is not None:
             self._attachments.drop(pid, start_ns)
             self._follow(who)
 
     def process_exited(self, who: Identity) -> None:
-        """Tell what it left: a line without an end, and how many were left out."""
+        """Put its unfinished lines, and report how many were suppressed."""
         key = (who.pid, who.start_ns)
         if self._trainers.pop(key, None) is None:
             return
@@ -148,21 +148,21 @@ class LogSource(Source):
                 del self._ended[next(iter(self._ended))]
             self._ended[key] = None
             rows = self._rows(self._lines.end(*key), pair)
-            left_out = self._limit.forget(*key)
+            suppressed = self._limit.forget(*key)
         if rows:
             self._sink.put(TABLE, batch_of(TABLE, rows))
-        if left_out:
+        if suppressed:
             now = pair.real_ns
             reason = f"more than {self._limit.lines_per_s} lines a second"
-            self._sink.lost(Loss(self.name, TABLE, "rate", reason, now, now, left_out, who.pid))
+            self._sink.lost(Loss(self.name, TABLE, "rate", reason, now, now, suppressed, who.pid))
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Records of the ring ``log_writes`` -> a batch of ``process.logs``, or none."""
+        """Turns records of the ring ``log_writes`` into a batch of ``process.logs``, or none."""
         if not len(records):
             return {}
         with self._lock:
             lines = [line for record in records for line in self._lines.feed(_piece(record))]
-            # What a process wrote last may come after the word that it has ended.
+            # The last output of a process may come after its exit was reported.
             for key in {(int(r["tgid"]), int(r["start_ns"])) for r in records} & set(self._ended):
                 lines += self._lines.end(*key)
             rows = self._rows(lines, pair)
@@ -181,22 +181,22 @@ class LogSource(Source):
             who = self._processes.identity(writer.pid, writer.start_ns)
             if who is None or who.role != "trainer":
                 continue
-            left_out = self._limit.take(writer.pid, writer.start_ns, kind, mono_ns)
-            if left_out is None:
+            suppressed = self._limit.take(writer.pid, writer.start_ns, kind, mono_ns)
+            if suppressed is None:
                 continue
             rows.append(
                 {
                     "node": self._node, "ts": mono_ns + pair.mono_to_utc_ns, "job": who.job, "run": who.run,
                     "pid": who.pid, "start_ns": who.start_ns, "tid": writer.tid, "rank": who.rank,
                     "stream": STREAMS.get(writer.fd), "kind": kind, "line": shown(text, self._line_bytes),
-                    "suppressed": left_out,
+                    "suppressed": suppressed,
                 }
             )  # fmt: skip
         return rows
 
 
 def shown(line: bytes, limit: int) -> str:
-    """The line as it is stored: at most ``limit`` bytes of UTF-8, redacted, printable characters only."""
+    """Returns a line as it is stored: at most ``limit`` bytes of UTF-8, redacted, printable characters only."""
     text = _TERMINAL.sub("", line.decode(errors="replace")).replace("\t", " ")
     text = "".join(c if c.isprintable() else "?" for c in redacted(text))
     encoded = text.encode()
@@ -204,7 +204,7 @@ def shown(line: bytes, limit: int) -> str:
 
 
 def _piece(record: Any) -> Piece:
-    # A bytes field loses its trailing NULs.
+    # numpy strips trailing NULs from a bytes field.
     size = int(record["size"])
     text = bytes(record["text"])[:size].ljust(size, b"\0")
     writer = Writer(int(record["tgid"]), int(record["start_ns"]), int(record["tid"]), int(record["fd"]))

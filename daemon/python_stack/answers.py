@@ -92,7 +92,7 @@ class StackAnswers:
         return processes, [_failure(by_key[f.pid, f.start_ns], f) for f in failures]
 
     def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
-        """``values`` and ``failures`` as VarsReply has them. Raises NotFound for an unknown job or pid."""
+        """Returns ``values`` and ``failures`` as in VarsReply. Raises NotFound for an unknown job or pid."""
         by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
         rows = [_with_job(by_key[v["pid"], v["start_ns"]], v) for v in values]

@@ -33,7 +33,7 @@ _Answer = tuple[_Target, Message]
 
 
 class PythonStacks:
-    """Safe to use from any thread. At most ``parallel`` processes are read at once."""
+    """Safe for any thread. At most ``parallel`` processes are read at once."""
 
     def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
         self._readers = readers
@@ -49,7 +49,7 @@ class PythonStacks:
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
         """Find the CPython of a process, or return the one that was found before.
 
-        ``timeout`` in seconds; a process that cannot be read at all takes one second more.
+        ``timeout`` in seconds; an unreadable process takes one second more.
 
         Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
         """

@@ -1,1 +1,1 @@
-"""Probes that users write: compiled by bcc in a process of its own, attached and read by the collector."""
+"""Runs probes that users write: bcc compiles them in a process of its own, the collector attaches and reads them."""

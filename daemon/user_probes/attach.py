@@ -1,6 +1,6 @@
-"""Placing a loaded program: on a function of a file in one process or in all, or on a tracepoint.
+"""Places loaded programs on a function, in one process or in all, or on a tracepoint.
 
-What places it is never pinned: it ends with its descriptor, so nothing of a user's probe outlives the collector.
+The links are never pinned: they end with their descriptors, so no probe of a user outlives the collector.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
 def attach_function(program: int, fd: int, offset: int, pid: int, place: Attach, *, multi: bool) -> int:
-    """The descriptor of a link, or where ``multi`` is False of a perf event. ``offset`` is in the file open at ``fd``.
+    """Returns the descriptor of a link, or of a perf event where ``multi`` is False. ``offset`` is in the file
+    open at ``fd``.
 
-    Of a ``pid`` all threads are meant, and no other process meets a breakpoint (kernel/trace/bpf_trace.c,
+    With ``pid``, all its threads are probed, and no other process meets a breakpoint (kernel/trace/bpf_trace.c,
     uprobe_multi_link_filter; trace_uprobe.c, uprobe_perf_filter). Raises AttachError, PrivilegeError.
     """
     try:
@@ -37,7 +38,10 @@ def attach_function(program: int, fd: int, offset: int, pid: int, place: Attach,
 
 
 def attach_tracepoint(program: int, name: str) -> int:
-    """The event's descriptor, for all processes. ``name`` is category:name. Raises AttachError, PrivilegeError."""
+    """Returns the descriptor of a perf event for all processes. ``name`` is category:name.
+
+    Raises AttachError, PrivilegeError.
+    """
     category, _, point = name.partition(":")
     for root in _TRACING:
         try:

@@ -1,7 +1,7 @@
-"""The C text that bcc compiles: a prelude, one entry a place of attachment, and what the user wrote.
+"""Generates the C text that bcc compiles: a prelude, an entry for each attachment, and the user's code.
 
-The struct of an event is made of the columns. Every place has an entry of its own, which asks the budget before it
-calls the user's function; that one is ``static``, which to bcc means: part of its caller.
+The columns give the struct of an event. Each attachment has an entry of its own, which checks the budget before it
+calls the user's function; that function is ``static``, which makes bcc inline it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from probing.daemon.user_probes.spec import Attach, Spec
 __all__ = ("COUNTS", "MAPS", "TaskOffsets", "entries", "record_dtype", "render")
 
 MAPS = ("probing_events", "probing_counts", "probing_listed")
-"""The maps of the prelude: the ring, COUNTS on each CPU, and who may hit tracepoints, by tgid."""
+"""The maps of the prelude: the ring, COUNTS of each CPU, and the processes that may hit tracepoints, by tgid."""
 COUNTS = np.dtype([("hits", "<u8"), ("refused", "<u8"), ("emitted", "<u8"), ("lost", "<u8")])
-# The stack of a program has 512 bytes, of which the prelude and the user's own variables need some.
+# A program has 512 bytes of stack, of which the prelude and the user's variables need some.
 MAX_EVENT_BYTES = 384
 RING_PAGES = 256
 MAX_LISTED = 8192
@@ -107,14 +107,14 @@ int probing_entry_{index}({context})
 
 
 class TaskOffsets(NamedTuple):
-    """Where the running kernel keeps fields of struct task_struct: bcc may compile against headers of another one."""
+    """Offsets in struct task_struct of the running kernel: bcc may compile against headers of another one."""
 
     group_leader: int
     start_boottime: int
 
 
 def _members(spec: Spec) -> list[tuple[str, str, str, int]]:
-    """(name, C type or "char", numpy format, bytes) of each member, with the padding that C would leave unset."""
+    """Returns (name, C type or "char", numpy format, bytes) of each member, with explicit padding."""
     plain = [(f"probing_{n}", t, 0) for n, t in _HEAD] + [(f.name, f.type, f.bytes) for f in spec.fields]
     found: list[tuple[str, str, str, int]] = []
     size = 0
@@ -142,14 +142,14 @@ def _members(spec: Spec) -> list[tuple[str, str, str, int]]:
 
 
 def record_dtype(spec: Spec) -> np.dtype[Any]:
-    """An event as it lies in the ring. Raises ConfigError when it is too large for a program."""
+    """Returns the dtype of an event in the ring. Raises ConfigError when it is too large for a program."""
     return np.dtype([(name, layout) for name, _, layout, _ in _members(spec)])
 
 
 def entries(spec: Spec, *, multi: bool) -> list[tuple[str, int, int]]:
-    """(name of the entry, type of program, attach type) of each place, in the order of ``spec.attach``.
+    """Returns (name of the entry, type of program, attach type) of each attachment, in the order of ``spec.attach``.
 
-    ``multi``: functions get a uprobe_multi link, which the program has to be loaded for.
+    ``multi``: functions get a uprobe_multi link, for which the program is loaded with another attach type.
     """
     uprobe = (_PROG_KPROBE, UPROBE_MULTI if multi else 0)
     return [
@@ -159,7 +159,7 @@ def entries(spec: Spec, *, multi: bool) -> list[tuple[str, int, int]]:
 
 
 def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
-    """What bcc compiles. Complaints about the user's text name the file and line that he wrote."""
+    """Returns the C text. Errors in the user's code name the file and line of the user's file."""
     members = " ".join(
         f"char {name}[{size}];" if kind == "char" else f"{kind} {name};" for name, kind, _, size in _members(spec)
     )
@@ -167,7 +167,7 @@ def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
         name=spec.name, members=members, pages=RING_PAGES, listed=MAX_LISTED, budget=spec.budget,
         leader=offsets.group_leader, boottime=offsets.start_boottime,
     )  # fmt: skip
-    # Before the user's text: bcc puts the struct of a tracepoint in front of the entry that takes it.
+    # Before the user's text: bcc inserts the struct of a tracepoint in front of the entry that takes it.
     calls = "".join(_entry(spec, i, place) for i, place in enumerate(spec.attach))
     return f'{prelude}{calls}#line 1 {json.dumps(f"{folder / spec.name}.c")}\n{spec.code}\n'
 
@@ -177,7 +177,7 @@ def _entry(spec: Spec, index: int, place: Attach) -> str:
     if place.tracepoint:
         category, _, point = place.tracepoint.partition(":")
         structure = f"struct tracepoint__{category}__{point}"
-    # A uprobe is placed in the processes that are meant only; a tracepoint is hit by all.
+    # A uprobe is placed in chosen processes only; all processes hit a tracepoint.
     guard = "probing_is_listed() && " if place.tracepoint and spec.who != "all" else ""
     context = f"{structure} *ctx"
     return _ENTRY.format(structure=structure, function=place.function, context=context, index=index, guard=guard)

@@ -1,8 +1,8 @@
-"""The process that compiles a user's probe: run by path under a Python that has bcc, gone when it has answered.
+"""Compiles one probe of a user, in a process under a Python that has bcc; the process ends after its answer.
 
-It holds LLVM, so that nothing else does. Descriptor 0 is a socket that speaks ``daemon/ipc.py``: one request with the
-C text, one answer with the descriptors of the loaded programs and of their maps, or with what is wrong. Nothing of a
-target is read here, and the rights that are needed for that are dropped. Only the standard library and bcc are used.
+Only this process loads LLVM. Descriptor 0 is a socket that speaks ``daemon/ipc.py``: one request with the C text, one
+answer with the descriptors of the loaded programs and of their maps, or with an error. It reads no target, and drops
+the rights that this would need. Only the standard library and bcc are used.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def main() -> int:
     request = json.loads(_exactly(sock, header_len))
     source = _exactly(sock, source_len).decode()
     log = os.memfd_create("log")
-    # LLVM and the verifier write what they have to say to the standard streams.
+    # LLVM and the verifier write their messages to the standard streams.
     os.dup2(log, 1)
     os.dup2(log, 2)
     answer: dict[str, Any]
     fds: list[int] = []
     try:
-        # Kept until the answer is sent: it owns the descriptors.
+        # Kept until the answer is sent, since it owns the descriptors.
         loaded, fds = _load(request, source)
         answer = {"ok": True}
     except ModuleNotFoundError:
@@ -92,7 +92,7 @@ def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
 
 
 def _verified(code: bytes, kind: int, attach_type: int) -> int:
-    """A loaded program. Not by bcc, which knows no attach types of uprobes; maps are resolved in ``code`` already."""
+    """Loads a program whose maps are resolved in ``code``, without bcc, which knows no attach types of uprobes."""
     libc = ctypes.CDLL(None, use_errno=True)
     instructions, text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(MAX_LOG)
@@ -110,7 +110,7 @@ def _verified(code: bytes, kind: int, attach_type: int) -> int:
 
 
 def _merge(trees: list[Path], into: Path) -> None:
-    """One tree of kernel headers of several: Debian keeps what belongs to a flavour apart from what is common."""
+    """Merges trees of kernel headers: Debian separates the files of a flavour from the common ones."""
     for part in ("include", f"arch/{_ARCH[platform.machine()]}/include"):
         target = into / part
         target.mkdir(parents=True)

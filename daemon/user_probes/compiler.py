@@ -1,4 +1,4 @@
-"""Compiling and loading a user's probe, in a process that has bcc and ends with its answer."""
+"""Has a probe of a user compiled and loaded by a process with bcc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_COMPLAINT = 300
 
 @dataclass(slots=True)
 class Loaded:
-    """Descriptors of the programs, one a place of the spec, and of the maps by name."""
+    """Descriptors of the programs, one for each attachment of the spec, and of the maps by name."""
 
     programs: list[int]
     maps: dict[str, int]
@@ -44,18 +44,18 @@ class Loaded:
 def load(
     spec: Spec, folder: Path, scratch: Path, *, multi: bool = True, python: str = PYTHON, timeout: float = TIMEOUT_S
 ) -> Loaded:
-    """Compile ``spec`` and have the kernel verify it; half a second or so. ``multi``: for uprobe_multi links.
-    Headers that have to be put together are, for that time, in a directory in ``scratch``.
+    """Compile ``spec`` and have the kernel verify it, in about half a second. ``multi``: for uprobe_multi links.
+    Trees of headers are merged in a temporary directory in ``scratch``.
 
     Raises ConfigError for code that does not compile, AttachError for what the kernel refuses, PrivilegeError where
-    bcc or headers are missing; what compiler and verifier wrote goes to the daemon's log.
+    bcc or headers are missing; the output of compiler and verifier goes to the daemon's log.
     """
     source = render(spec, folder, kernel.task_offsets())
     header = {"entries": entries(spec, multi=multi), "maps": list(MAPS), "headers": kernel.header_trees()}
     ours, theirs = socket.socketpair()
     with Channel(ours) as channel:
         try:
-            # -I: nothing of the environment or of the directory decides what is imported.
+            # -I: neither the environment nor the working directory may change what is imported.
             process = subprocess.Popen(
                 [python, "-I", str(_CHILD)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd="/",
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(scratch)},
@@ -109,11 +109,11 @@ def _failure(spec: Spec, failed: str, why: str, log: str) -> ProbingError:
 
 
 def complaint_of(log: str) -> str:
-    """The line of the compiler's or the verifier's log that says what is wrong; empty where there is none."""
+    """Returns the line with the error in the log of the compiler or the verifier; empty where there is none."""
     if found := _ERROR.search(log):
         return found[1][:_MAX_COMPLAINT]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    # The verifier says it last, before its statistics and what bcc adds.
+    # The verifier's error comes last, before its statistics and the lines that bcc adds.
     ends = [i for i, line in enumerate(lines) if line.startswith("processed ")]
     if ends and ends[-1]:
         return lines[ends[-1] - 1][:_MAX_COMPLAINT]

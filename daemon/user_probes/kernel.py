@@ -1,4 +1,4 @@
-"""What compiling a probe needs to know of the kernel: where fields of a task lie, and where headers are."""
+"""Finds what the compiler needs from the kernel: offsets in task_struct, and headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KCONFIG = "include/linux/kconfig.h"
 
 
 def task_offsets() -> TaskOffsets:
-    """Of the running kernel, from its BTF. Raises PrivilegeError where it has none."""
+    """Returns the offsets of the running kernel, from its BTF. Raises PrivilegeError where it has none."""
     offsets = _member_offsets("task_struct", ("group_leader", "start_boottime"))
     return TaskOffsets(offsets["group_leader"], offsets["start_boottime"])
 
@@ -66,9 +66,9 @@ def _libbpf() -> Any:
 
 
 def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
-    """Trees of kernel headers, to be laid over each other; None where bcc finds those of this kernel by itself.
+    """Returns trees of kernel headers to be merged; None where bcc finds those of this kernel by itself.
 
-    Those of another kernel do for probes that read no kernel structure. Raises PrivilegeError where there are none.
+    Headers of another kernel suffice for probes that read no kernel structure. Raises PrivilegeError without any.
     """
     release = os.uname().release
     if any((modules / release / tree / _KCONFIG).is_file() for tree in ("source", "build")):
@@ -85,7 +85,7 @@ def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str
 
 
 def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Path]]:
-    """Those of this kernel first, then the newest. Under systemd a service may be kept out of ``modules``."""
+    """Yields trees of this kernel first, then the newest. systemd may hide ``modules`` from a service."""
 
     def listed(folder: Path) -> list[Path]:
         try:
@@ -96,5 +96,5 @@ def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Pat
     for module in listed(modules):
         yield [module / "build", module / "source"]
     for tree in [*listed(sources), *listed(sources / "kernels")]:
-        # Debian keeps what belongs to a flavour apart from what is common.
+        # Debian separates the files of a flavour from the common ones.
         yield [tree, tree.with_name(f"{tree.name.rpartition('-')[0]}-common")]

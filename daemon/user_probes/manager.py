@@ -1,4 +1,4 @@
-"""The source of users' probes: loads, attaches, drains and unloads what lies in the directory of probes."""
+"""The source of users' probes: loads, attaches, drains and unloads the probes in a directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Identity, Loss, Processes, Sink, Source
+from probing.daemon.source import Identity, Loss, Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.rows import rows_of
@@ -32,20 +32,20 @@ from probing.daemon.worker import Worker
 
 __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
 
-# How often files, processes and counters are looked at, s.
+# Interval at which files, processes and counters are read, s.
 LOOK_S = 0.5
 # How often the rings are read while there are probes, and otherwise, s.
 _DRAIN_S, _IDLE_S = 0.1, 1.0
-# How long a probe that was hit too often stays off, ns: what it costs meanwhile is nothing.
+# How long a probe that was hit too often stays detached, ns.
 REST_NS = 10_000_000_000
-# When a probe that could not be loaded for a passing reason is tried again, ns.
+# Pause before a probe that failed to load for a passing reason is tried again, ns.
 RETRY_NS = 60_000_000_000
 MAX_REPLACED = 4096
 _log = logging.getLogger(__name__)
 
 
 class LiveProcesses(Processes, Protocol):
-    """Who is who, and who runs."""
+    """``processes.discovery.Discovery``."""
 
     def live(self) -> list[Identity]: ...
 
@@ -64,7 +64,7 @@ class ProbeState:
 
 @dataclass(slots=True)
 class _Probe:
-    """What is known of NAME. ``off_ns``: monotonic time since which it is off; ``told``: counts that were told."""
+    """The probe NAME. ``off_ns``: monotonic time since which it is off; ``reported``: counts at the last report."""
 
     stamp: tuple[object, ...]
     running: Running | None = None
@@ -72,7 +72,7 @@ class _Probe:
     retry_ns: int = 0
     off_ns: int = 0
     off_since_ns: int = 0
-    told: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0))
+    reported: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0))
     lost: int = 0
 
 
@@ -108,9 +108,9 @@ class UserProbes(Source):
         self._probes: dict[str, _Probe] = {}
         self._trouble = ""
         self._paused_ns = 0
-        self._replaced: deque[tuple[int, int]] = deque(maxlen=MAX_REPLACED)
+        self._replaced: deque[ProcessKey] = deque(maxlen=MAX_REPLACED)
         self._counted_ns = clock.pair().real_ns
-        # Over the dictionary and the rings: the drain loop reads them, our thread replaces them.
+        # Guards the dictionary and the rings: ``tick`` reads them, our thread replaces them.
         self._lock = threading.Lock()
         self._worker = Worker("user probes", self._look, lambda: LOOK_S)
 
@@ -130,14 +130,14 @@ class UserProbes(Source):
         self.stop()
 
     def stop(self) -> None:
-        """Take every probe off, and put the rows of what they saw."""
+        """Detach and unload every probe, and put the last rows."""
         self._worker.stop()
         self.drain()
         for name in list(self._probes):
             self._unload(name)
 
     def pause(self, paused: bool) -> None:
-        """Take all probes off their places, or put them back."""
+        """Detach all probes, or attach them again."""
         if paused and not self._paused_ns:
             self._paused_ns = self._clock.pair().real_ns
         elif not paused and self._paused_ns:
@@ -149,8 +149,8 @@ class UserProbes(Source):
         self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Another program runs in it, with other libraries."""
-        self._replaced.append((pid, start_ns))
+        """Attach anew: the new program maps other libraries."""
+        self._replaced.append(ProcessKey(pid, start_ns))
         self._worker.wake()
 
     def process_exited(self, who: Identity) -> None:  # noqa: ARG002
@@ -158,14 +158,14 @@ class UserProbes(Source):
 
     @property
     def tick_s(self) -> Callable[[], float]:
-        """Often while there are probes, whose rings ``tick`` reads."""
+        """Often while there are probes: ``tick`` reads their rings."""
         return lambda: _DRAIN_S if self._probes else _IDLE_S
 
     def tick(self) -> None:
         self.drain()
 
     def drain(self) -> None:
-        """Put the rows of what the probes saw."""
+        """Read the rings of the probes, and put the rows."""
         with self._lock:
             for name, probe in self._probes.items():
                 if probe.running is not None:
@@ -244,7 +244,7 @@ class UserProbes(Source):
                 return
 
     def _load(self, name: str, stamp: tuple[object, ...]) -> None:
-        """What lies in the directory is what runs: the version before ends, also when this one is wrong."""
+        """Load a probe. The earlier version ends even when this one fails: what runs is what the directory holds."""
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
@@ -289,18 +289,18 @@ class UserProbes(Source):
             _log.warning("the ring of the probe %s cannot be read: %s", name, e.message)
 
     def _count(self) -> None:
-        """Losses as rows; a probe that is hit too often is taken off for a while."""
+        """Report losses, and detach a probe that is hit too often for a while."""
         pair = self._clock.pair()
         since, self._counted_ns = self._counted_ns, pair.real_ns
         for name, probe in list(self._probes.items()):
             if probe.running is None:
                 continue
-            counts, told = probe.running.counts(), probe.told
-            probe.told = counts
+            counts, before = probe.running.counts(), probe.reported
+            probe.reported = counts
             lose = partial(self._lose, probe, name, since, pair.real_ns)
-            if more := counts.lost - told.lost:
+            if more := counts.lost - before.lost:
                 lose("ring", "the ring was full", more)
-            if more := counts.refused - told.refused:
+            if more := counts.refused - before.refused:
                 lose("kernel", f"it was hit more than {probe.running.spec.budget} times a second", more)
                 if not probe.off_ns:
                     probe.off_ns, probe.off_since_ns = pair.mono_ns, pair.real_ns

@@ -1,4 +1,4 @@
-"""Events of a user's probe as rows of its table."""
+"""Makes rows of a user's table from the events of the probe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ("rows_of",)
 def rows_of(
     spec: Spec, table: Table, records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes
 ) -> pa.RecordBatch:
-    """Events (``source.record_dtype``) as a physical batch of ``table``, which may have more columns than the probe.
+    """Returns events (``c_text.record_dtype``) as a batch of ``table``, which may have more columns than the probe.
 
-    Who is who is asked once a process; a process that nobody knows has no job, run and rank.
+    The identity of each process is looked up once; an unknown process has no job, run and rank.
     """
     pids, starts = records["probing_tgid"], records["probing_start_ns"]
     who, which = columns.identities(processes, pids, starts)

@@ -1,4 +1,4 @@
-"""One loaded probe of a user: where it is attached, its ring, and what it counted."""
+"""A loaded probe of a user: its attachments, its ring, and its counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probing.api.tables import Table
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.processes.procfs import Mapping
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, ProcessKey
 from probing.daemon.user_probes.attach import ALL, attach_function, attach_tracepoint
 from probing.daemon.user_probes.c_text import COUNTS, record_dtype
 from probing.daemon.user_probes.compiler import Loaded
@@ -25,12 +25,11 @@ from probing.daemon.user_probes.targets import Targets
 
 __all__ = ("Counts", "Running")
 
-# A library may be loaded late: how soon, and how rarely at last, a process is looked at again, s.
+# A process may map the library late: the first and the longest pause between two looks at it, s.
 FIRST_LOOK_S = 1.0
 LAST_LOOK_S = 30.0
 MAX_EVENTS = 4096
-_Key = tuple[int, int]
-_EVERYWHERE = (ALL, 0)
+_EVERYWHERE = ProcessKey(ALL, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class _Follow:
 
 
 class Running:
-    """``follow``, ``detach`` and ``close`` are of one thread; ``drain`` may be of another."""
+    """``follow``, ``detach`` and ``close`` are for one thread; ``drain`` may be called by another."""
 
     def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
         """``multi``: the programs were loaded for uprobe_multi links."""
@@ -60,8 +59,8 @@ class Running:
         self._ring = Ring.open(f"user:{spec.name}", loaded.maps["probing_events"], record_dtype(spec))
         self._counts = Map("probing_counts", loaded.maps["probing_counts"], np.dtype("<u4"), COUNTS)
         self._listed = Map("probing_listed", loaded.maps["probing_listed"], np.dtype("<u4"), np.dtype("<u1"))
-        self._followed: dict[_Key, _Follow] = {}
-        self._events: dict[_Key, list[int]] = {}
+        self._followed: dict[ProcessKey, _Follow] = {}
+        self._events: dict[ProcessKey, list[int]] = {}
         self.reasons: dict[str, str] = {}
 
     def close(self) -> None:
@@ -75,7 +74,7 @@ class Running:
 
     @property
     def attached(self) -> str:
-        """Where it is now, in words."""
+        """Describes where it is attached."""
         if self.spec.who == "all":
             return "in all processes" if self._events.get(_EVERYWHERE) else "nowhere"
         if self._events.get(_EVERYWHERE):
@@ -88,7 +87,7 @@ class Running:
         return Counts(*(int(of_cpus[name].sum()) for name in COUNTS.names or ()))
 
     def drain(self, take: Callable[[npt.NDArray[Any]], None]) -> None:
-        """Give what the ring holds to ``take``; its room is given back when that returns."""
+        """Call ``take`` with the records of the ring, which are freed when it returns."""
         while True:
             records, end = self._ring.drain(1 << 20)
             if not len(records):
@@ -97,13 +96,13 @@ class Running:
             self._ring.commit(end)
 
     def detach(self) -> None:
-        """Take it off everything; ``follow`` puts it back."""
+        """Detach it from all processes; ``follow`` attaches it again."""
         for key in list(self._events):
             self._end(key)
         self._followed.clear()
 
-    def forget(self, keys: Iterable[_Key]) -> None:
-        """These processes are to be looked at as new ones."""
+    def forget(self, keys: Iterable[ProcessKey]) -> None:
+        """Detach from processes, and treat them as new ones."""
         for key in keys:
             self._end(key)
             self._followed.pop(key, None)
@@ -111,13 +110,13 @@ class Running:
     def follow(
         self, live: Collection[Identity], files: Callable[[Identity], Sequence[Mapping]], targets: Targets
     ) -> None:
-        """Attach to what is missing of ``live``, the processes that are meant, and leave what has ended.
+        """Attach to all processes of ``live``, and drop those that have ended.
 
-        What cannot be attached is in ``reasons``, by what was tried.
+        ``reasons`` says what could not be attached, by attachment.
         """
         if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
             self._everywhere(targets)
-        keys = {(who.pid, who.start_ns) for who in live}
+        keys = {who.key for who in live}
         for key in self._followed.keys() - keys:
             self.forget([key])
             self._listed.delete(key[0])
@@ -127,7 +126,7 @@ class Running:
             self._look(who, files, targets)
 
     def _everywhere(self, targets: Targets) -> None:
-        """Tracepoints, which have no process, and functions that are meant in all processes."""
+        """Attach tracepoints, and functions that are probed in all processes."""
         if _EVERYWHERE in self._events:
             return
         events: list[int] = []
@@ -147,7 +146,7 @@ class Running:
         self._events[_EVERYWHERE] = events
 
     def _look(self, who: Identity, files: Callable[[Identity], Sequence[Mapping]], targets: Targets) -> None:
-        key, now = (who.pid, who.start_ns), time.monotonic()
+        key, now = who.key, time.monotonic()
         follow = self._followed.get(key)
         if follow is None:
             follow = _Follow({i for i, place in enumerate(self.spec.attach) if not place.tracepoint})
@@ -159,18 +158,18 @@ class Running:
         try:
             mapped = files(who)
             self.reasons.pop("processes", None)
-            # Returns first: a call whose begin is seen should have its end seen.
+            # Returns first, so that each call whose begin is seen has its end seen.
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
         except TargetTimeout as e:
             self.reasons["processes"] = e.message
         except TargetError:
-            # It has ended, which discovery says too.
+            # The process has ended; discovery will report it.
             return
 
     def _place(self, who: Identity, index: int, mappings: Sequence[Mapping], targets: Targets) -> bool:
-        place, key = self.spec.attach[index], (who.pid, who.start_ns)
+        place, key = self.spec.attach[index], who.key
         placed = False
         for mapping in mappings:
             try:
@@ -189,6 +188,6 @@ class Running:
             placed = True
         return placed
 
-    def _end(self, key: _Key) -> None:
+    def _end(self, key: ProcessKey) -> None:
         for event in self._events.pop(key, []):
             os.close(event)

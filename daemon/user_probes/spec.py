@@ -1,4 +1,4 @@
-"""What a user says of a probe: NAME.toml and NAME.c in the directory of probes, checked key by key."""
+"""Reads and checks the specification of a user's probe: NAME.toml and NAME.c in the directory of probes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that the program fills. ``bytes`` is the room of a text, 0 for a number."""
+    """A column that the program fills. ``bytes`` is the size of a text, 0 for a number."""
 
     name: str
     type: str
@@ -74,7 +74,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A probe. ``budget`` is hits a second of all its places together; ``who`` is one of WHO."""
+    """A probe. ``budget``: hits a second of all its attachments together; ``who`` is one of WHO."""
 
     name: str
     doc: str
@@ -90,7 +90,7 @@ class Spec:
 
 
 def spec_names(folder: Path) -> list[str]:
-    """The names NAME for which there is a NAME.toml. Raises ConfigError where there are too many."""
+    """Returns each NAME for which there is a NAME.toml. Raises ConfigError where there are too many."""
     try:
         names = sorted(path.stem for path in folder.iterdir() if path.suffix == ".toml")
     except (FileNotFoundError, NotADirectoryError):
@@ -104,7 +104,7 @@ def spec_names(folder: Path) -> list[str]:
 
 
 def stamp_of(folder: Path, name: str) -> tuple[object, ...]:
-    """Changes when a file of the probe, or who may write it, has changed."""
+    """Returns a stamp that changes with the files of the probe and their owners and modes."""
 
     def of(path: Path) -> tuple[int, ...]:
         try:
@@ -117,7 +117,7 @@ def stamp_of(folder: Path, name: str) -> tuple[object, ...]:
 
 
 def read_spec(folder: Path, name: str) -> Spec:
-    """The probe NAME of ``folder``. Raises ConfigError, which names the file and the key."""
+    """Reads the probe NAME of ``folder``. Raises ConfigError, which names the file and the key."""
     path = folder / f"{name}.toml"
     if not USER_NAME.fullmatch(name):
         raise ConfigError(f"{str(path)[:200]!r} is no name of a probe", hint="use a-z, 0-9 and _, at most 41 of them")
@@ -132,7 +132,7 @@ def read_spec(folder: Path, name: str) -> Spec:
 
 
 def _check_owner(path: Path) -> None:
-    # What is written here runs in the kernel: who may write it must have the rights already.
+    # These files become kernel code: only users that have the rights already may write them.
     try:
         status = path.stat()
     except OSError as e:

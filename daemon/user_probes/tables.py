@@ -1,4 +1,4 @@
-"""The tables that are known: the built-in ones, and those of users' probes of now and before, which a file keeps."""
+"""Registers all tables: the built-in ones, and those of users' probes of now and before, which a file keeps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class UserTables(Mapping[str, Table]):
-    """All tables by name, built-in ones first. Those of users are added while it is in use, from any thread.
+    """All tables by name, built-in ones first. Users' tables are added while it is in use, from any thread.
 
-    A table outlives its probe, as its rows do. It only grows: a column that the probe has no longer stays, NULL in new
-    rows, and a column never changes its type, so that old segments and new ones are one table.
+    A table outlives its probe, as its rows do. It only grows: a column that the probe dropped stays, NULL in
+    new rows, and a column never changes its type, so that old and new segments are one table.
     """
 
     def __init__(self, file: Path) -> None:
-        """``file`` is read, and written when a table changes. One that makes no sense is left out with a warning."""
+        """``file`` is read, and written when a table changes. A damaged one is ignored with a warning."""
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
@@ -48,17 +48,17 @@ class UserTables(Mapping[str, Table]):
 
     @property
     def folder(self) -> Path:
-        """Where the file is: a directory of the daemon's own."""
+        """The directory of the file, which is the daemon's own."""
         return self._file.parent
 
     def described(self) -> list[dict[str, Any]]:
-        """The tables of users, as JSON for ``user_table_from``."""
+        """Returns the users' tables, as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]
 
     def define(self, spec: Spec) -> Table:
-        """The table of ``spec``, with the columns that it had before. It is on disk when this returns.
+        """Returns the table of ``spec``, with the columns that it had before, and writes it to disk.
 
-        Raises ConfigError where a column had another type, StoreError where it cannot be written down.
+        Raises ConfigError where a column had another type, StoreError where it cannot be written.
         """
         wanted = spec.table
         with self._lock:
@@ -81,7 +81,7 @@ class UserTables(Mapping[str, Table]):
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, RecursionError, FormatError) as e:
-            # Rows of these tables cannot be asked for until their probes are loaded again; no row is lost.
+            # These tables cannot be queried until their probes are loaded again; no row is lost.
             _log.warning("the tables of users' probes in %s cannot be read: %s", self._file, e)
             return {}
         return {table.name: table for table in tables}
@@ -100,7 +100,7 @@ class UserTables(Mapping[str, Table]):
 
 
 def _merged(older: Table, wanted: Table) -> Table:
-    """``wanted``, and behind it the columns that only ``older`` has."""
+    """Returns ``wanted`` with the columns appended that only ``older`` has."""
     old, new = user_table_to(older), user_table_to(wanted)
     kinds = {name: kind for name, kind, _ in old["columns"]}
     for name, kind, _ in new["columns"]:

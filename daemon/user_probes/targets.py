@@ -1,4 +1,4 @@
-"""Where in a process a user's probe belongs: the mapped files that match, and the offset of a symbol in them."""
+"""Finds the places of a user's probe in a process: the mapped files that match, and the offset of a symbol in them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ MAX_KNOWN = 4096
 
 
 class Targets:
-    """Used by one thread. Files of targets are opened by readers and looked into by the parser; those that a program
-    serves only with ``fuse``."""
+    """For one thread. Readers open the files of targets, parsers read them; FUSE mounts only with ``fuse``."""
 
     def __init__(self, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
@@ -34,12 +33,12 @@ class Targets:
         self._known: dict[tuple[int, int, int, int, str], int | None] = {}
 
     def files(self, who: Identity) -> list[Mapping]:
-        """The files whose code a process has mapped. Raises TargetError, InternalError."""
+        """Returns the executable mappings of files of a process. Raises TargetError, InternalError."""
         answer = self._readers.call("maps", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, files=True)
         return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
 
     def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
-        """One mapping of each file that ``library`` names: a path where it has a slash, else the last part of one."""
+        """Returns one mapping of each file that ``library`` matches: its path where that has a slash, else its name."""
         found: dict[tuple[Any, int], Mapping] = {}
         for mapping in files:
             path = clean_text(mapping.path)
@@ -49,7 +48,7 @@ class Targets:
 
     @contextmanager
     def opened(self, who: Identity, mapping: Mapping) -> Iterator[int]:
-        """The file behind a mapping, as the process sees it."""
+        """Opens the file of a mapping, as the process sees it."""
         answer = self._readers.call(
             "open", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start, served=self._fuse
         )
@@ -60,7 +59,7 @@ class Targets:
             os.close(fd)
 
     def offset(self, fd: int, place: Attach) -> int:
-        """Where the function begins in the file open at ``fd``. Raises UnsupportedTarget where it has none."""
+        """Returns the offset of the function in the file open at ``fd``. Raises UnsupportedTarget where it has none."""
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, place.symbol)
         if key not in self._known:
@@ -74,7 +73,7 @@ class Targets:
         return offset
 
     def host_offset(self, place: Attach) -> tuple[int, int]:
-        """(descriptor, offset) of a file of the host, for all processes; the caller closes the descriptor."""
+        """Returns (descriptor, offset) of a file of the host, for all processes; the caller closes the descriptor."""
         try:
             fd = os.open(place.library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as e:

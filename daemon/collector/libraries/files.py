@@ -1,7 +1,7 @@
-"""The files that have probes, who maps each, and what was refused: bounded in sum and by user.
+"""Registers the files that have probes, the processes that map them, and refused files; bounded in sum and by user.
 
-Processes know a file by the device and inode in their maps, which an overlay has one of a mount; probes belong to the
-inode below.
+/proc/PID/maps shows the device and inode of a mount, of which an overlay has one each; probes belong to the inode of
+the lower file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Identity = tuple[int, int]
 MAX_FILES = 256
 MAX_FILES_OF_USER = 64
 MAX_REFUSALS = 1_024
-# A file that was refused is tried again after 60, 120, 240 ... s, one that did not answer after 2, 4, 8 ... s.
+# A refused file is tried again after 60, 120, 240 ... s, one that did not answer after 2, 4, 8 ... s.
 FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
 # Refusals are shown for so long after the last try.
 SHOWN_S = 600.0
@@ -29,7 +29,7 @@ SHOWN_S = 600.0
 
 @dataclass(slots=True)
 class ProbedFile:
-    """``reasons``: by source, why rows of processes that had it before are missing; ``users`` are pids.
+    """``reasons``: by library, why rows of processes that mapped it before are missing; ``users`` are pids.
 
     ``held``: the key through which it was opened, as its probes hold that mount.
     """
@@ -65,7 +65,7 @@ class Refusal:
 
 
 class Files:
-    """Of one thread; ``attached`` and ``refused`` are for any."""
+    """For one thread; ``attached`` and ``refused`` are safe for any."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, ProbedFile] = {}
@@ -77,7 +77,7 @@ class Files:
         return self._by_key.get(key)
 
     def admit(self, identity: Identity, uid: int) -> None:
-        """Whether one more file of a user may be probed. Raises AttachError when there are too many."""
+        """Raises AttachError where a user has too many files to probe one more."""
         if identity in self._by_identity:
             return
         hint = "libraries that no process maps any more make room"
@@ -87,14 +87,14 @@ class Files:
             raise AttachError(f"{MAX_FILES} libraries are probed already", hint=hint)
 
     def attached_to(self, identity: Identity, key: Key, uid: int, path: str) -> ProbedFile:
-        """The file, which has probes now."""
+        """Register a file that has probes now."""
         file = self._by_identity.setdefault(identity, ProbedFile(identity, uid, path, key))
         file.keys.add(key)
         self._by_key[key] = file
         return file
 
     def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
-        """A process maps files of interest, these and no others; True when it maps one that it did not."""
+        """Record that a process maps exactly these files of interest. Returns whether one of them is new."""
         before = self.holders.get(pid)
         if before is not None and before.start_ns != start_ns:
             self.gone(pid)
@@ -110,27 +110,27 @@ class Files:
         return bool(new)
 
     def gone(self, pid: int) -> None:
-        """It ended, or maps nothing of interest."""
+        """Drop a process that ended or maps no file of interest."""
         if self.holders.pop(pid, None) is not None:
             for file in self._by_identity.values():
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Files that nobody is known to map, or not through the mount that their probes hold."""
+        """Returns files that no known process maps, or none through the mount that their probes hold."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:
         return any(file.held in self.holders[pid].keys for pid in file.users)
 
     def drop(self, file: ProbedFile) -> set[int]:
-        """It has no probes any more. Returns the processes that map it still."""
+        """Drop a file that has no probes any more. Returns the processes that still map it."""
         del self._by_identity[file.identity]
         for key in file.keys:
             del self._by_key[key]
         return file.users
 
     def forget_source(self, source: str) -> None:
-        """What was done for a source is to be done again."""
+        """Forget what was attached or refused for a library: it is attached anew."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
         for known in [known for known in self._refusals if known[0] == source]:
@@ -141,7 +141,7 @@ class Files:
         return set(self._by_identity)
 
     def refuse(self, source: str, key: Key, uid: int, path: str, reason: str, *, silent: bool) -> Refusal:
-        """A file was refused to a user, or did not answer (``silent``): it is left alone, longer each time."""
+        """Record that a file was refused or did not answer (``silent``): it is tried again after a pause that grows."""
         before = self._refusals.pop((source, key, uid), None)
         first = FIRST_SILENT_PAUSE_S if silent else FIRST_PAUSE_S
         pause = min(2 * before.pause, LAST_PAUSE_S) if before is not None else first
@@ -152,7 +152,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Why a file is left alone now."""
+        """Returns why a file is not tried now; None where it is."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 
@@ -160,18 +160,18 @@ class Files:
         self._refusals.pop((source, key, uid), None)
 
     def refused_to(self, uid: int, *, silent: bool = False) -> int:
-        """How many files were refused to a user lately; ``silent``: how many of them did not answer."""
+        """Returns how many files of a user were refused lately; ``silent``: how many did not answer."""
         since = time.monotonic() - SHOWN_S
         return sum(
             known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items()
         )
 
     def attached(self) -> Counter[str]:
-        """How many files of each path have probes, the newest first."""
+        """Returns how many files of each path have probes, the newest first."""
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:
-        """Why files could not be probed at the last try, the newest first, each once."""
+        """Returns why files could not be probed at the last try, the newest first, each reason once."""
         since = time.monotonic() - SHOWN_S
         newest = [r for r in reversed(list(self._refusals.values())) if r.at > since]
         return list(dict.fromkeys(f"{r.path} cannot be probed: {r.reason}" for r in newest))

@@ -1,4 +1,4 @@
-"""Puts the probes of sources on a file that a process maps, and says what is missing where that fails or came late."""
+"""Places probes on a mapped file, and reports the missing rows where that failed or came late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("LibraryProbes", "Mapped", "Session")
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
-# More refused files of a user are not each worth a line of the log.
+# More refused files of a user are logged at debug level.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A file of interest that a process of user ``uid`` maps; ``late``: it did so before it was looked at."""
+    """A file of interest that a process of user ``uid`` maps; ``late``: it mapped it before it was looked at."""
 
     process: ProcessNow
     uid: int
@@ -61,8 +61,10 @@ class LibraryProbes:
         return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
-        """Sources that have neither put probes on a file nor refused it lately; of the others, what is missing is
-        a row."""
+        """Yields the libraries whose probes the file lacks and that did not refuse it lately.
+
+        Rows that the others miss are reported as losses.
+        """
         for library in self._libraries:
             if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
                 yield library
@@ -79,7 +81,7 @@ class LibraryProbes:
         return refusal is not None
 
     def attach(self, fd: int, mapped: Mapped, library: ProbedLibrary) -> Refusal | None:
-        """Have a library put its probes on the file open at ``fd``; None when it did."""
+        """Place the probes of a library on the file open at ``fd``. Returns a refusal, or None."""
         key, uid = mapped.key, mapped.uid
         try:
             identity = self._session.identity(fd)
@@ -94,7 +96,7 @@ class LibraryProbes:
         return None
 
     def refuse(self, mapped: Mapped, library: ProbedLibrary, error: ProbingError) -> Refusal:
-        """Leave a file alone, longer each time."""
+        """Record that a file cannot be probed: it is tried again after a pause that grows."""
         path, uid = _shown(mapped.mapping.path), mapped.uid
         silent = isinstance(error, TargetTimeout | InternalError)
         refusal = self.files.refuse(library.name, mapped.key, uid, path, error.message, silent=silent)
@@ -103,7 +105,7 @@ class LibraryProbes:
         return refusal
 
     def let_go(self, file: ProbedFile) -> set[int]:
-        """End the probes on a file. Returns the processes that map it still."""
+        """End the probes on a file. Returns the processes that still map it."""
         self._end(file.identity)
         return self.files.drop(file)
 
@@ -118,7 +120,7 @@ class LibraryProbes:
             library.forget(identity)
 
     def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str) -> None:
-        """A row of what is missing, once for each process and reason."""
+        """Report missing rows, once for each process and reason."""
         holder = self.files.holders[process.pid]
         if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
@@ -129,7 +131,7 @@ class LibraryProbes:
 
 
 def _shown(path: bytes) -> str:
-    """Where it lies in a few words: the end of its directory, the begin of its name."""
+    """Returns a path shortened to the end of its directory and the begin of its name."""
     folder, _, name = path.rpartition(b"/")
     cut = "…" if len(folder) > MAX_SHOWN else ""
     return f"{cut}{clean_text(folder[-MAX_SHOWN:])}/{clean_text(name, MAX_SHOWN)}"

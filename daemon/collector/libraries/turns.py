@@ -1,4 +1,4 @@
-"""Whose libraries are looked at next: each waiting process once, users in turn, and a user who wasted time rests."""
+"""Schedules the processes whose libraries are looked at: each once, users in turn, with a credit for each user."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# What a user may waste before he rests, in looks that found nothing, and how much of it comes back in a second. He then
-# rests for REST_FACTOR times as long as what he wasted took.
+# Looks that find nothing use up the credit of their user, which refills by so much a second. At zero the user rests,
+# REST_FACTOR times as long as these looks took.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
 MAX_DEBTORS = 4_096
-# How exactly the times of retries are kept.
+# Resolution of the times of retries, s.
 TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``fresh``: it mapped something since it was looked at. ``may_attach`` is False while its user rests."""
+    """``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user rests."""
 
     pid: int
     uid: int
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _User:
-    """Processes that wait: those in ``fresh`` come first, those in ``held`` when he has rested.
+    """Processes that wait: those in ``fresh`` come first, those in ``held`` after the rest.
 
     ``rests_until`` is on time.monotonic().
     """
@@ -54,14 +54,14 @@ class _Retry:
 
 
 class Turns:
-    """``add`` and ``stop`` are for any thread, the rest is for the one that looks.
+    """``add`` and ``stop`` are safe for any thread, the rest is for the thread that looks.
 
-    ``uid_of`` gives the real user of a process, None for one that ended.
+    ``uid_of`` returns the real user of a process, None for one that ended.
     """
 
     def __init__(self, uid_of: Callable[[int], int | None]) -> None:
         self._uid_of = uid_of
-        # Guards what ``add`` leaves and ``stopped``.
+        # Guards ``_added`` and ``stopped``.
         self._changed = threading.Condition()
         self._added: dict[int, bool] = {}
         self.stopped = False
@@ -69,13 +69,13 @@ class Turns:
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
         self._ticked = 0.0
-        # By user: what is left of the credit, and when.
+        # By user: the credit that is left, and at what time.
         self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
-        """Processes for which there was no room: a scan finds them."""
+        """Processes that were dropped since the queue was full: a scan finds them."""
 
     def add(self, pids: Iterable[int], *, fresh: bool) -> None:
-        """Have processes looked at; one that waits already is not added again."""
+        """Queue processes that do not wait already."""
         with self._changed:
             for pid in pids:
                 if pid in self._added or len(self._added) < MAX_WAITING:
@@ -90,7 +90,7 @@ class Turns:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Turn | None:
-        """The next process; None when there is none for ``timeout`` seconds, or at the end."""
+        """Returns the next process, or None when there is none for ``timeout`` seconds, or at the end."""
         deadline = time.monotonic() + timeout
         while not self.stopped:
             self._sort()
@@ -105,12 +105,12 @@ class Turns:
         return None
 
     def rest(self, uid: int, seconds: float) -> None:
-        """Nothing new of this user is looked at for a while; scans go on, and attach nothing."""
+        """Let a user rest: only scans look at its processes, and attach nothing."""
         user = self._users.setdefault(uid, _User())
         user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
 
     def waste(self, uid: int, looks: int, seconds: float) -> None:
-        """A user had us look in vain, which took so long: now and then is free."""
+        """Charge a user for looks that found nothing and took ``seconds``."""
         now = time.monotonic()
         credit, since = self._credits.pop(uid, (CREDIT, now))
         credit = min(CREDIT, credit + (now - since) * CREDIT_A_SECOND) - looks
@@ -121,11 +121,11 @@ class Turns:
             self.rest(uid, REST_FACTOR * seconds)
 
     def hold(self, turn: Turn) -> None:
-        """Look at a process again when its user has rested."""
+        """Queue a process again after the rest of its user."""
         self._users.setdefault(turn.uid, _User()).held[turn.pid] = None
 
     def again(self, pid: int) -> None:
-        """Look at a process later, each time in a row after twice as long."""
+        """Queue a process again after a pause that doubles each time in a row."""
         retry = self._retries.get(pid)
         if retry is None and len(self._retries) >= MAX_RETRIED:
             self.refused += 1
@@ -134,17 +134,17 @@ class Turns:
         self._retries[pid] = _Retry(time.monotonic() + span, span)
 
     def later(self, pid: int, seconds: float) -> None:
-        """Look at a process again after so long."""
+        """Queue a process again after ``seconds``."""
         if pid in self._due_at or len(self._due_at) < MAX_RETRIED:
             due = time.monotonic() + seconds
             self._due_at[pid] = min(due, self._due_at.get(pid, due))
 
     def settled(self, pid: int) -> None:
-        """A process was looked at, or ended: it is not retried any more."""
+        """End the retries of a process that was looked at, or ended."""
         self._retries.pop(pid, None)
 
     def _sort(self) -> None:
-        """Put what was added, and what is due again, to the other processes of its user."""
+        """Move added processes, and those that are due again, to the queue of their user."""
         with self._changed:
             added, self._added = self._added, {}
         now = time.monotonic()
@@ -155,7 +155,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # Whoever looks finds that it ended.
+                # The look will find that it ended.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:
@@ -190,7 +190,7 @@ class Turns:
         return None
 
     def _due(self) -> float:
-        """When something that waits comes up, on time.monotonic()."""
+        """Returns when the next waiting process is due, on time.monotonic()."""
         rests = (user.rests_until for user in self._users.values() if user.fresh or user.held)
         retries = (max(retry.due, self._ticked + TICK_S) for retry in self._retries.values())
         later = (max(due, self._ticked + TICK_S) for due in self._due_at.values())

@@ -1,8 +1,8 @@
-"""Finds the libraries that sources put probes on, wherever a process maps one, and has each file attached once.
+"""Finds the libraries that get probes, wherever a process maps one, and attaches each file once.
 
-New mappings come from the kernel as they happen; what was mapped before, or was missed, is found by a scan of all
-processes. A file is opened by a reader, as its process sees it, and handed to the source as a descriptor. When the last
-process that maps it has ended, its probes end, so that they hold neither the file nor its file system.
+The kernel reports new mappings; a scan of all processes finds earlier and missed ones. A reader opens the file as its
+process sees it, and the source gets a descriptor. The probes on a file end with the last process that maps it, so that
+they hold neither the file nor its file system.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from probing.daemon.source import ProbedLibrary
 __all__ = ("LibraryWatch",)
 
 READ_TIMEOUT_S = 2.0
-# A process whose maps are locked, or whose file does not open, is given up sooner: others wait.
+# A process whose maps are locked, or whose file does not open, is given up sooner, since others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# A scan that is not over then is begun anew, and nothing is concluded from it.
+# A scan that takes longer is restarted, and its result is not used.
 SCAN_LIMIT_S = 120.0
-# So many scans wait for users who rest before probes that an earlier daemon left are ended.
+# So many scans wait for users that rest, before probes of an earlier daemon on unmapped files are ended.
 MAX_STRANGE_SCANS = 6
-# How often processes that map a probed file are looked at again: one can unmap it, and live.
+# How often processes that map a probed file are looked at again, since a process can unmap it.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# What a file that is refused costs a user, in looks that found nothing; and how long he rests, s, for each file that
-# did not answer lately.
+# A refused file costs its user as much credit as so many looks that find nothing; each file that did not answer lately
+# lets its user rest so long, s.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -47,16 +47,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """``done``: no file of the process waits any more; ``useful``: there was something new."""
+    """``done``: no file of the process waits any more; ``useful``: the look found something new."""
 
     done: bool
     useful: bool = False
 
 
 class LibraryWatch:
-    """One thread that attaches and detaches; what processes do may be said from any.
+    """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any.
 
-    ``fuse``: also files of file systems that a program serves.
+    ``fuse``: also files of FUSE mounts.
     """
 
     def __init__(self, readers: ReaderPool, probes: LibraryProbes, *, fuse: bool = False) -> None:
@@ -69,18 +69,18 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # Of the thread only: processes of a scan that still wait, times on time.monotonic().
+        # For the thread only: processes of a scan that still wait, times on time.monotonic().
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # Scans that may still find who maps what an earlier daemon probed; whether this one left out users who rest.
+        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users.
         self._strange_scans = MAX_STRANGE_SCANS
         self._left_out = False
-        # Files that nobody mapped before the scan that goes on.
+        # Files that no process mapped before the running scan.
         self._idle: list[ProbedFile] = []
 
     def start(self) -> None:
-        """Begin to look, with a scan of all processes."""
+        """Start the thread, with a scan of all processes."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,14 +89,14 @@ class LibraryWatch:
             self._thread.join()
 
     def scanned(self, timeout: float) -> bool:
-        """Wait until all processes that ran at the start were looked at; False when ``timeout`` seconds are over."""
+        """Wait for the first scan. Returns False when ``timeout`` seconds are over."""
         return self._first_scan.wait(timeout)
 
     def interesting(self, path: bytes) -> bool:
         return self._probes.interesting(path)
 
     def seen(self, pid: int) -> None:
-        """A process has mapped an interesting file a moment ago."""
+        """A process has just mapped a file of interest."""
         self._turns.add([pid], fresh=True)
 
     def changed(self, pid: int) -> None:
@@ -105,17 +105,17 @@ class LibraryWatch:
             self._turns.add([pid], fresh=True)
 
     def scan(self) -> None:
-        """Have all processes looked at, soon: mappings were missed."""
+        """Request a scan of all processes: events of mappings were lost."""
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
-        """A source has let go of its libraries, and wants them once more."""
+        """Have the files of a library attached anew, since its probes have changed."""
         self._again.append(source)
         self._turns.add(list(self._files.holders), fresh=True)
 
     @property
     def attached(self) -> dict[str, int]:
-        """How many files of each path have probes, the newest first."""
+        """Number of files of each path that have probes, the newest first."""
         return dict(self._files.attached())
 
     @property
@@ -133,7 +133,7 @@ class LibraryWatch:
                 _log.exception("looking for libraries failed")
 
     def _rounds(self) -> None:
-        """What is due now and then."""
+        """Run the periodic work."""
         while self._again:
             self._files.forget_source(self._again.pop())
         now = time.monotonic()
@@ -160,9 +160,9 @@ class LibraryWatch:
         self._turns.add(self._scanning, fresh=False)
 
     def _end_scan(self) -> None:
-        """Every process was looked at since: files that nobody maps have their probes ended.
+        """End the probes on files that no process maps: every process was looked at since the scan began.
 
-        One that is mapped through another mount only gets them anew, through that one.
+        A file that is mapped through another mount only is attached anew through that one.
         """
         self._scanning = None
         for file in self._idle:
@@ -184,13 +184,13 @@ class LibraryWatch:
             found = self._look(turn)
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
-            # Of the moment: the reader did not answer.
+            # The reader did not answer now; it may later.
             _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
             self._turns.again(turn.pid)
         except ProbingError as e:
             _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
             if isinstance(e, ProcessGone):
-                # One that only waits for its parent maps nothing.
+                # A zombie maps nothing.
                 self._files.gone(turn.pid)
             self._turns.settled(turn.pid)
         finally:
@@ -201,7 +201,7 @@ class LibraryWatch:
             self._turns.waste(turn.uid, looks, time.monotonic() - began)
 
     def _look(self, turn: Turn) -> _Look:
-        """Attach one file at most: for the next, the process comes up again."""
+        """Attach one file at most; the process is queued again for the next."""
         process = process_now(turn.pid)
         if process is None:
             self._files.gone(turn.pid)
@@ -222,7 +222,7 @@ class LibraryWatch:
         return _Look(done=True, useful=new)
 
     def _attach(self, mapped: Mapped, source: ProbedLibrary) -> bool:
-        """Whether the file has its probes now. Raises ProbingError where the process does not let it be opened."""
+        """Returns whether the file has its probes now. Raises ProbingError where process or reader do not answer."""
         process = mapped.process
         try:
             fd = self._readers.call(
@@ -246,7 +246,7 @@ class LibraryWatch:
         return False
 
     def _mapped(self, process: ProcessNow) -> dict[Key, Mapping]:
-        """One executable mapping of each file of interest."""
+        """Returns one executable mapping of each file of interest."""
         answer = self._readers.call(
             "maps", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=MAPS_PATIENCE_S,
             names=self._probes.names,
@@ -261,7 +261,7 @@ class LibraryWatch:
 
 
 def _uid_of(pid: int) -> int | None:
-    """The real user of a process: who owns its files in /proc is its own choice."""
+    """Returns the real user of a process. The owner of its files in /proc is not safe: a process chooses it."""
     try:
         with Path(f"/proc/{pid}/status").open("rb") as file:
             return parse_status(file.read(_STATUS_BYTES))["Uid"][0]

@@ -1,4 +1,4 @@
-"""Return addresses of processes as text: the mapped file and the offset in it."""
+"""Names return addresses of processes: the mapped file and the offset in it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections import OrderedDict
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.readers import Readers
+from probing.daemon.source import ProcessKey
 
 __all__ = ("Frames",)
 
 READ_TIMEOUT_S = 2.0
 MAX_PROCESSES = 64
 MAX_NAME = 80
-_Key = tuple[int, int]
 
 
 class Frames:
-    """Maps of processes, remembered. One thread; ``name`` may wait for a reader."""
+    """Caches the maps of processes. For one thread; ``name`` may wait for a reader."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
-        self._maps: OrderedDict[_Key, list[Mapping]] = OrderedDict()
-        self._read: set[_Key] = set()
+        self._maps: OrderedDict[ProcessKey, list[Mapping]] = OrderedDict()
+        self._read: set[ProcessKey] = set()
 
     def begin_round(self) -> None:
-        """From now on each process may be read again."""
+        """Allow one read of each process until the next round."""
         self._read.clear()
 
     def forget(self, pid: int, start_ns: int) -> None:
-        self._maps.pop((pid, start_ns), None)
+        self._maps.pop(ProcessKey(pid, start_ns), None)
 
     def name(self, pid: int, start_ns: int, addresses: list[int]) -> list[str]:
-        """Each address as ``library+0xoffset``, or as ``0xaddress`` where no file is mapped that can be seen."""
-        key = (pid, start_ns)
+        """Returns each address as ``library+0xoffset``, or as ``0xaddress`` where no visible file is mapped."""
+        key = ProcessKey(pid, start_ns)
         found = [self._find(key, address) for address in addresses]
         if None in found and key not in self._read:
             self._refresh(key)
@@ -44,18 +44,18 @@ class Frames:
             for address, mapping in zip(addresses, found, strict=True)
         ]
 
-    def _find(self, key: _Key, address: int) -> Mapping | None:
+    def _find(self, key: ProcessKey, address: int) -> Mapping | None:
         mappings = self._maps.get(key, [])
         index = bisect_right(mappings, address, key=lambda mapping: mapping.start) - 1
         return mappings[index] if index >= 0 and address < mappings[index].end else None
 
-    def _refresh(self, key: _Key) -> None:
+    def _refresh(self, key: ProcessKey) -> None:
         self._read.add(key)
         try:
             answer = self._readers.call("maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, files=True)
             mappings = [mapping for mapping in parse_maps(answer.payload) if mapping.path]
         except ProbingError:
-            # It has ended, or cannot be read now: its frames stay addresses.
+            # The process has ended or cannot be read now: its frames stay addresses.
             return
         self._maps[key] = sorted(mappings, key=lambda mapping: mapping.start)
         self._maps.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Rows of ``cuda.launches`` from counts of the kernel, a process and CPU each."""
+"""Makes rows of ``cuda.launches`` from the counters of the programs, one for each process and CPU."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ _FIELDS = ("kernels", "graphs")
 
 
 class LaunchRows:
-    """What was launched since it was told last. One thread."""
+    """Counts launches since the last report. For one thread."""
 
     def __init__(self, maps: Maps, node: str, processes: Processes) -> None:
         self._maps = maps
         self._node = node
         self._processes = processes
-        self._told: dict[tuple[int, int], tuple[int, int]] = {}
+        self._reported: dict[tuple[int, int], tuple[int, int]] = {}
 
     def begin(self) -> None:
-        """What was counted before now is not told."""
+        """Do not report launches that were counted before now."""
         pids, starts, counts = self._read()
-        self._told = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
+        self._reported = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
-        """A row for each process that launched anything since the call before."""
+        """Returns a row for each process that launched anything since the last call."""
         pids, starts, counts = self._read()
-        before = [self._told.get((int(p), int(s)), (0, 0)) for p, s in zip(pids, starts, strict=True)]
+        before = [self._reported.get((int(p), int(s)), (0, 0)) for p, s in zip(pids, starts, strict=True)]
         more = counts - np.array(before, np.int64).reshape(-1, 2)
-        self._told |= {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
+        now = zip(pids, starts, counts, strict=True)
+        self._reported |= {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in now}
         chosen = more.any(axis=1)
         return self._rows(pids[chosen], starts[chosen], more[chosen], pair)
 
     def forget(self, pid: int, start_ns: int) -> None:
-        self._told.pop((pid, start_ns), None)
+        self._reported.pop((pid, start_ns), None)
         value = self._maps[COUNTS].lookup(pid)
-        # Another process may have the number already.
+        # Another process may have the pid already.
         if value is not None and int(value["start_ns"].max()) == start_ns:
             self._maps[COUNTS].delete(pid)
 

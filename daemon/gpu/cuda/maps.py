@@ -1,4 +1,4 @@
-"""What of BPF maps and sessions is needed here."""
+"""Reads and clears the entries of a process in BPF maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Maps = Mapping[str, Map]
 
 
 def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
-    """Take out the elements of a process, of a map whose keys have tgid and start_ns; returns the keys."""
+    """Delete the entries of a process from a map whose keys have tgid and start_ns. Returns their keys."""
     keys, _ = found.items()
     chosen = [key.tobytes() for key in keys[(keys["tgid"] == pid) & (keys["start_ns"] == start_ns)]]
     for key in chosen:
@@ -22,6 +22,6 @@ def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
 
 
 def processes_in(found: Map) -> set[tuple[int, int]]:
-    """(pid, start_ns) of those that such a map holds elements of."""
+    """Returns (pid, start_ns) of the processes that have entries in such a map."""
     keys, _ = found.items()
     return {(int(key["tgid"]), int(key["start_ns"])) for key in keys}

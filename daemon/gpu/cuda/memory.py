@@ -1,4 +1,4 @@
-"""Rows of ``cuda.memory`` from the sums that ``cuda_memory.bpf.c`` keeps."""
+"""Makes rows of ``cuda.memory`` from the sums that ``cuda_memory.bpf.c`` keeps."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ _Stack = tuple[int, int, int]
 
 
 class MemoryRows:
-    """What has changed since it was told last. One thread; ``changed`` may wait for a reader."""
+    """Reports sums that have changed since the last report. For one thread; ``changed`` may wait for a reader."""
 
     def __init__(self, maps: Maps, node: str, processes: Processes, frames: Frames) -> None:
         self._maps = maps
         self._node = node
         self._processes = processes
         self._frames = frames
-        self._told: dict[bytes, npt.NDArray[Any]] = {}
+        self._reported: dict[bytes, npt.NDArray[Any]] = {}
         self._since = 0
         self._stacks: OrderedDict[_Stack, list[str]] = OrderedDict()
         self._lost = 0
 
     def begin(self, mono_ns: int) -> None:
-        """What was counted before now was told by a daemon before us, or is not told."""
+        """Do not report what was counted before now: the daemon before this one may have."""
         keys, sums = self._maps[SUMS].items()
-        self._told = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
+        self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
         self._lost = self._lost_now()
         self._since = mono_ns
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
-        """A row for each sum that has changed since the call before."""
+        """Returns a row for each sum that has changed since the last call."""
         self._frames.begin_round()
         keys, sums = self._maps[SUMS].items()
         rows: list[dict[str, Any]] = []
         for key, now in zip(keys, sums, strict=True):
-            before = self._told.get(key.tobytes())
+            before = self._reported.get(key.tobytes())
             if len(rows) < MAX_ROWS and (before is None or now.tobytes() != before.tobytes()):
                 rows.append(self._row(key, now, before, pair))
-                self._told[key.tobytes()] = now
+                self._reported[key.tobytes()] = now
         self._since = pair.mono_ns
         return batch_of("cuda.memory", rows)
 
     def lost(self) -> int:
-        """Allocations since the call before that the kernel had no room to follow."""
+        """Returns how many allocations since the last call found the map full."""
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process has ended, and what it did was told."""
+        """Drop a process that ended, after its last report."""
         for key in drop_process(self._maps[SUMS], pid, start_ns):
-            self._told.pop(key, None)
+            self._reported.pop(key, None)
         drop_process(self._maps[LIVE], pid, start_ns)
         drop_process(self._maps[STACKS], pid, start_ns)
         self._frames.forget(pid, start_ns)
@@ -122,5 +122,5 @@ def _signed(value: Any) -> int:
 
 
 def _more(now: Any, before: Any) -> int:
-    """How much a count of 64 bits has grown; a hostile process may ask for sizes that fit no column."""
+    """Returns the growth of a 64-bit counter, clamped: a hostile process may ask for sizes that fit no column."""
     return min((int(now) - int(before)) & 0xFFFF_FFFF_FFFF_FFFF, _MOST)

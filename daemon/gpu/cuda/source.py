@@ -51,13 +51,13 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# A stream that has operations and for which nobody asks may be one of a library with a CUDA runtime linked into it.
+# A stream with operations that nobody queries may belong to a library with its own CUDA runtime linked in.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
-# Rounds of one stream whose rest is closed: 64 operations each, of the 1024 that lie open at most.
+# Runs of the program that closes the rest of a stream: 64 operations each, of 1024 open ones at most.
 _REST_RUNS = 32
-# Longer than between two rounds, also of a machine that is busy. Probes that were hit too often stay off for longer.
+# Longer than the time between two rounds, also on a busy machine. Probes that were hit too often stay off for longer.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class CudaSource(Source):
         self._thread.start()
 
     def stop(self) -> None:
-        """The links are the session's: it keeps or ends them."""
+        """Stop the thread. The session keeps or ends the links."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -170,7 +170,7 @@ class CudaSource(Source):
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a file that a process maps can be libcudart, by its path."""
+        """Returns whether a mapped file can be libcudart, by its path."""
         return is_cudart(path)
 
     def attach(self, fd: int, path: bytes) -> int:
@@ -185,7 +185,7 @@ class CudaSource(Source):
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
-            # A link of this kind holds the file, and so its mount, itself; another must not begin to.
+            # A uprobe_multi link holds the file, and so its mount, anyway; a perf event does not, and neither must we.
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
@@ -219,13 +219,13 @@ class CudaSource(Source):
             return any((identity, name) not in self._links for identity in known for name in wanted)
 
     def assemble_syncs(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Records of the ring ``cuda_syncs`` -> a physical batch of ``cuda.syncs``."""
+        """Turns records of the ring ``cuda_syncs`` into a physical batch of ``cuda.syncs``."""
         if not len(records):
             return {}
         return {"cuda.syncs": sync_rows(records, pair, self._node, self._processes)}
 
     def tick(self) -> None:
-        """Once a second; never waits."""
+        """Wake the thread, where there is something to read."""
         if self._links or self._ended:
             self._wake.set()
 
@@ -244,12 +244,12 @@ class CudaSource(Source):
         self._ended.extend(process for process in found if not alive(*process))
 
     def close_rest(self) -> int:
-        """Close operations that are known to be done and were too many for one hit; returns how many."""
+        """Close operations that are done but were too many for one hit of a probe. Returns how many."""
         keys, _ = self._session.maps[_RESTS].items()
         return sum(self._close("cuda_close_rest", key) for key in keys)
 
     def give_up(self, mono_ns: int, after_ns: int = GIVE_UP_NS) -> int:
-        """Close operations on streams for which nobody has asked in ``after_ns``; returns how many."""
+        """Close operations on streams that nobody has queried in ``after_ns``. Returns how many."""
         keys, states = self._session.maps[_STREAMS].items()
         waiting = keys[(states["asked"] == 0) & (states["oldest"] < states["next"])]
         before, self._unasked = self._unasked, {}
@@ -317,9 +317,9 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """What events mean is not known while one of their probes is off, nor what they meant before.
+        """Void what the programs know of events while one of their probes is off, and for a while after.
 
-        The programs see by themselves that one is off; this is for the time after, until the next round has come.
+        The programs themselves notice a probe that is off; this covers the time after that, until the next round.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):

@@ -1,4 +1,4 @@
-"""Which functions of libcudart get which program: names and kinds as in ``cuda.bpf.c`` and ``cuda_memory.bpf.c``."""
+"""Maps functions of libcudart to programs; names and kinds as in ``cuda.bpf.c`` and ``cuda_memory.bpf.c``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """``entry`` and ``returned``: programs at its entry and return, or nothing. ``kind`` is what they are told."""
+    """``entry`` and ``returned``: programs at entry and return, or "". ``kind`` goes to them in the cookie."""
 
     name: str
     kind: int
@@ -68,7 +68,7 @@ class Place:
     costs: list[str]
 
 
-# In the order to attach: what tells the end of operations before what lets them lie open, an entry after its return.
+# In the order to attach: probes that see the end of operations before those that open them, returns before entries.
 _COMPLETION = (
     _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
     _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
@@ -90,7 +90,7 @@ COMPLETION = Group(
     _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
-# Of the probes without which one cannot know what an event stands behind.
+# The probes without which the programs cannot know which operations an event comes after.
 EVENT_SLOTS = [
     slot
     for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)
@@ -128,13 +128,13 @@ LAUNCHES = Group(
 
 
 def is_cudart(path: bytes) -> bool:
-    """Whether a mapped file of this path can be the CUDA runtime, by its name, also as wheels rename it."""
+    """Returns whether a mapped file can be the CUDA runtime, by its name, also as wheels rename it."""
     name = path.rpartition(b"/")[2]
     return name.startswith((b"libcudart.so", b"libcudart-")) and b".so" in name
 
 
 def slots(groups: Iterable[Group]) -> dict[int, str]:
-    """The slot of each probe -> what is counted there: its entries, and its returns with them."""
+    """Returns slot -> the program and the function whose calls are counted there."""
     return {
         slot: f"{function.entry} {function.name}"
         for group in groups
@@ -143,7 +143,7 @@ def slots(groups: Iterable[Group]) -> dict[int, str]:
 
 
 def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
-    """The links of a group, in the order to make them; aliases of one address count once.
+    """Returns the links of a group, in the order to make them; aliases of one address count once.
 
     Raises UnsupportedTarget where a needed function is missing.
     """

@@ -1,4 +1,4 @@
-"""Rows of ``cuda.syncs`` from records of the ring of that name."""
+"""Makes rows of ``cuda.syncs`` from records of the ring ``cuda_syncs``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVENT = 2
 
 
 def sync_rows(records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes) -> pa.RecordBatch:
-    """``records`` as ``struct cuda_sync_record`` (cuda.bpf.c)."""
+    """Returns a physical batch of ``cuda.syncs``; ``records`` are ``struct cuda_sync_record`` (cuda.bpf.c)."""
     pids, starts, kinds = records["tgid"], records["start_ns"], records["kind"]
     who, which = columns.identities(processes, pids, starts)
     operations, operation_of = np.unique(kinds, return_inverse=True)

@@ -27,7 +27,7 @@ from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.source import Identity, Loss, Sink, Source
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
 
@@ -56,7 +56,6 @@ _DEFAULTS = (
     "/tmp/nccl_trace_rank_",  # noqa: S108  where torch before 2.9 writes it
 )
 _log = logging.getLogger(__name__)
-_Key = tuple[int, int]
 
 
 class _Trainers(Protocol):
@@ -116,10 +115,10 @@ class FlightRecorderWatch(Source):
         self._node = node
         self._enabled = enabled
         self._interval_s = interval_s
-        self._watched: dict[_Key, _Watched] = {}
+        self._watched: dict[ProcessKey, _Watched] = {}
         self._done = KnownDumps(remembered)
         self._failures: dict[Stamp, int] = defaultdict(int)
-        self._reasons: dict[_Key, str] = {}
+        self._reasons: dict[ProcessKey, str] = {}
         # uid -> the time.monotonic() until which its dumps wait.
         self._rests: dict[int, float] = {}
         self._worker = Worker("flight-recorder", self.look, lambda: interval_s, patience_s=READ_TIMEOUT_S + 1.0)
@@ -156,19 +155,19 @@ class FlightRecorderWatch(Source):
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Drops the paths of a process that replaced itself (execve), as its environment has changed."""
-        if (watched := self._watched.get((pid, start_ns))) is not None:
+        if (watched := self._watched.get(ProcessKey(pid, start_ns))) is not None:
             watched.paths = ()
 
     def process_exited(self, who: Identity) -> None:
         """Looks again at once."""
-        if (who.pid, who.start_ns) in self._watched:
+        if who.key in self._watched:
             self._worker.wake()
 
     def look(self) -> int:
         """Reads the dumps that are new and no longer change. Returns how many were read."""
         # Saved one look after the rows: a kill in between reports a dump twice rather than never.
         self._done.save()
-        live = {(who.pid, who.start_ns): who for who in self._processes.live() if who.role == "trainer"}
+        live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
         count = sum(self._last_look(self._watched.pop(key)) for key in self._watched.keys() - live.keys())
         for key in self._reasons.keys() - live.keys():
             del self._reasons[key]
@@ -181,7 +180,7 @@ class FlightRecorderWatch(Source):
                 finished.setdefault(found.stamp, (watched, found))
         return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
 
-    def _finished(self, key: _Key, who: Identity) -> list[tuple[_Watched, DumpFile]]:
+    def _finished(self, key: ProcessKey, who: Identity) -> list[tuple[_Watched, DumpFile]]:
         """The dumps of a process that have not changed since the look before."""
         watched = self._watched.setdefault(key, _Watched(who, ()))
         watched.who = who

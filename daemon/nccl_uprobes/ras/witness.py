@@ -22,7 +22,7 @@ from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
 from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, own_namespace, ras_address
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.source import Identity, Loss, Sink, Source
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
 
@@ -39,7 +39,6 @@ MAX_TRIES = 8
 MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)
-_Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class RasWitness(Source):
         self._node = node
         self._port = port
         self._enabled = enabled
-        self._addresses: dict[_Key, RasAddress | None] = {}
+        self._addresses: dict[ProcessKey, RasAddress | None] = {}
         self._waiting: dict[_Place, _Waiting] = {}
         self._reasons: dict[object, str] = {}
         self._asked_ns: dict[_Place, int] = {}
@@ -149,7 +148,7 @@ class RasWitness(Source):
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Forget its RAS address: its environment is another now."""
-        self._addresses.pop((pid, start_ns), None)
+        self._addresses.pop(ProcessKey(pid, start_ns), None)
 
     def ask_all(self) -> int:
         """Asks every place once; returns the number of rows written."""
@@ -165,7 +164,7 @@ class RasWitness(Source):
             self.ask_all()
 
     def _places(self) -> dict[_Place, list[Identity]]:
-        live = {(who.pid, who.start_ns): who for who in self._processes()}
+        live = {who.key: who for who in self._processes()}
         for key in list(self._addresses.keys() - live.keys()):
             self._addresses.pop(key, None)
         places: dict[_Place, list[Identity]] = defaultdict(list)
@@ -182,7 +181,7 @@ class RasWitness(Source):
         self._reasons = {about: why for about, why in self._reasons.items() if about in live or about in places}
         return places
 
-    def _place(self, key: _Key) -> _Place | None:
+    def _place(self, key: ProcessKey) -> _Place | None:
         pid, start_ns = key
         try:
             address = self._addresses[key]

@@ -22,13 +22,13 @@ __all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingProgram
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
-# Of the ring: for each CPU, and at least and at most.
+# Size of the ring: for each CPU, at least, and at most.
 _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
 # A sample is large: a ring that is a quarter full holds a second of a busy node.
 FULL_SHARE = 4
 # How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
 REST_S = 4.0
-# By their names in bpf/python_walk.bpf.h.
+# Under the names that they have in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
 (_AWAY,) = SLOTS.reserve("AWAY_SLOT", 255)
 SHARES = {
@@ -39,7 +39,7 @@ _ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
 
 
 def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
-    """Why stacks cannot be sampled here; None when they can."""
+    """Returns why stacks cannot be sampled here; None when they can."""
     if OBJECTS[0] in session.refused:
         return session.refused[OBJECTS[0]]
     reason = known_to_freeze(running_release())
@@ -52,7 +52,7 @@ def ring_size(configured: int) -> int:
     """Returns the size of the ring of samples, bytes; ``configured`` 0: by the number of CPUs. Raises ConfigError."""
     if configured:
         return checked_ring_size("sampling.ring_bytes", configured)
-    # 128 samples a CPU: a second of it at 99 Hz, with some that leave it.
+    # 128 samples for each CPU: a second at 99 Hz, with some of threads that leave the CPU.
     wanted = (os.cpu_count() or 1) * _CPU_BYTES
     return min(max(1 << (wanted - 1).bit_length(), _MIN_BYTES), _MAX_BYTES)
 
@@ -60,7 +60,7 @@ def ring_size(configured: int) -> int:
 class SamplingPrograms:
     """``sampling.source.SamplerKernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
 
-    ``clock_refused``: why the clock does not tick as it should; empty when it does.
+    ``clock_refused``: why the clock does not tick; empty when it does.
     """
 
     def __init__(self, session: Session) -> None:

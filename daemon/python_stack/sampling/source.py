@@ -138,17 +138,17 @@ class PythonSampler(Source):
         self._kernel.close()
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Records of the ring ``python_samples`` -> physical batches of ``python.samples`` and ``python.stacks``."""
+        """Turns records of the ring ``python_samples`` into batches of ``python.samples`` and ``python.stacks``."""
         return self._rows.assemble(records, pair)
 
     def ready(self) -> int:
-        """The position in the ring up to which it may be drained."""
+        """Returns the position in the ring up to which it may be drained."""
         decoder = self._decoder
         return self._kernel.ring.position if decoder is None else decoder.ready()
 
     @property
     def sampled(self) -> int:
-        """How many processes are sampled now."""
+        """Number of processes that are sampled now."""
         return self._watch.sampled
 
     @property

@@ -16,7 +16,7 @@ from probing.daemon.context import Context
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.names import parse_name
 from probing.daemon.python_stack.values.source import Values
-from probing.daemon.source import Identity, Sink, Source
+from probing.daemon.source import Identity, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
 
@@ -29,7 +29,6 @@ TIMEOUT_S = 1.0
 STEPS = ("step", "global_step", "iteration", "iter", "it")
 LOSSES = ("loss", "train_loss")
 _log = logging.getLogger(__name__)
-_Key = tuple[int, int]
 
 
 class _Values(Protocol):
@@ -81,7 +80,7 @@ class VariableWatch(Source):
         self._processes = processes
         self._clock = clock
         self._node = node
-        self._reported: dict[_Key, _Reported] = {}
+        self._reported: dict[ProcessKey, _Reported] = {}
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="watch")
         self._worker = Worker("variables", self.look, interval_s, patience_s=TIMEOUT_S + INTERVAL_S)
 
@@ -121,7 +120,7 @@ class VariableWatch(Source):
 
     def look(self) -> list[Future[None]]:
         """Start to read all watched variables, except of processes that are still being read."""
-        live = {(who.pid, who.start_ns): who for who in self._processes.live() if who.role == "trainer"}
+        live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
         for key in self._reported.keys() - live.keys():
             del self._reported[key]
         begun = []
@@ -187,7 +186,7 @@ def _step(values: dict[str, dict[str, Any]]) -> int | None:
 
 
 def _number(values: dict[str, dict[str, Any]], last: tuple[str, ...]) -> float | None:
-    """The number of the first variable whose last part is one of ``last``."""
+    """Returns the number of the first variable whose last part is one of ``last``."""
     for name, value in values.items():
         parsed = parse_name(name)
         if (parsed.parts[-1] if parsed.parts else parsed.first) in last and value["number"] is not None:
