@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from probing.daemon.config import Config
@@ -17,7 +18,7 @@ from probing.daemon.supervisor.fatal import ANSWERS, ERROR_FD, MAX_LINE, RESTART
 from probing.daemon.supervisor.rights import Rights, RightsTable
 from probing.daemon.supervisor.runtime import service_config
 
-__all__ = ("Service", "Spawner", "describe")
+__all__ = ("Service", "Spawner", "describe", "end")
 
 # -I: neither the directory, nor a variable, nor a user's own packages can change the imports.
 PROGRAMS = {
@@ -178,3 +179,24 @@ class Service:
 def describe(code: int) -> str:
     """Describes ``Popen.returncode`` for a log line."""
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Terminates processes together, and kills those that still run after ``seconds``."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        _wait(process, deadline)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        log.warning("pid %d did not end in time and is killed", process.pid)
+        process.kill()
+        # A process in uninterruptible sleep ends with its system call; do not wait for it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)

@@ -14,13 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import InternalError, ProbingError, StateLocked
 from probing.daemon.bpf.pins import cleanup
 from probing.daemon.config import Config
-from probing.daemon.supervisor.children import Service, Spawner, describe
+from probing.daemon.supervisor.children import Service, Spawner, describe, end
 from probing.daemon.supervisor.fatal import parse
 from probing.daemon.supervisor.memory import MemoryLimits
 from probing.daemon.supervisor.notify import notify, watchdog_interval
@@ -34,6 +33,7 @@ log = logging.getLogger("probingd.supervisor")
 
 READY_S = 120.0
 STOP_S = 10.0
+HELPERS_STOP_S = 1.0
 FAILED_STARTS = 3
 # A collector whose supervisor was killed releases its locks within this time.
 LOCKED_S = 3.0
@@ -224,8 +224,8 @@ class Supervisor:
     def _stop(self, keep: bool) -> None:
         services = [child.process for child in (self._service, self._collector) if child.process]
         helpers = [process for _, process in self._helpers.values()]
-        _end(services, STOP_S)
-        _end(helpers, 1.0)
+        end(services, STOP_S)
+        end(helpers, HELPERS_STOP_S)
         if not keep and pins_of(self._config).exists():
             self._remove_pins()
         self._runtime.close()
@@ -240,23 +240,3 @@ class Supervisor:
 def _noted(number: int, frame: object) -> None:
     """Does nothing: the number arrives on the wake-up descriptor, which needs a handler."""
     del number, frame
-
-
-def _end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            process.terminate()
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        _wait(process, deadline)
-
-
-def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        log.warning("pid %d did not end in time and is killed", process.pid)
-        process.kill()
-        # A process in uninterruptible sleep ends with its system call; do not wait for it.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
