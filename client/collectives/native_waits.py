@@ -1,4 +1,4 @@
-"""What native stacks show of a process that waits: the collective, NCCL call, store or GPU that it is in."""
+"""Names the native call in which a process waits: a collective, an NCCL call, a store or the GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from probing.client.messages import Frame, Thread
 __all__ = ("innermost", "waits_in")
 
 _LONG_NAME = 80
-# By what they say, the most particular first; of one kind the outermost frame counts.
+# The most specific kind first; of one kind the outermost frame counts.
 _KINDS = (
-    # gloo/allreduce.h and its siblings; gloo::transport below them is how they wait.
+    # gloo/allreduce.h and its siblings, which wait in gloo::transport.
     re.compile(r"^(gloo::)(?:\(anonymous namespace\)::)?(\w+)\("),
     re.compile(r"^(p?)(nccl[A-Z]\w+)"),
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
@@ -23,7 +23,7 @@ _KINDS = (
 
 
 def waits_in(threads: Iterable[Thread]) -> str | None:
-    """Such as ``gloo::allreduce`` or ``ncclGroupEnd``, from the frames of one process; None where nothing shows it."""
+    """Returns the call, such as ``gloo::allreduce`` or ``ncclGroupEnd``, of a process's threads; None if unknown."""
     stacks = [[f["func"] for f in t["frames"] if f["frame_type"] == "Native"] for t in threads]
     for kind in _KINDS:
         for stack in stacks:
@@ -34,7 +34,7 @@ def waits_in(threads: Iterable[Thread]) -> str | None:
 
 
 def innermost(frames: Sequence[Frame]) -> str | None:
-    """The innermost Python frame as ``func (file:line)``; None where there is none."""
+    """Returns the innermost Python frame as ``func (file:line)``; None if there is none."""
     frame = next((f for f in frames if f["frame_type"] == "Python"), None)
     if frame is None:
         return None

@@ -1,4 +1,4 @@
-"""How a run of a job stands beyond its operations: it lives or has ended, who failed first, which ranks are silent."""
+"""State of a run beyond its operations: live or ended, the first failure, the silent ranks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ LIVE = """
 SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {of_job}
 """
-# Who has ended an operation lately is not silent.
+# A rank that ended an operation in this time is not silent.
 RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
 
 
 def standing() -> Row:
-    """Of a run: ``ended`` (when its last trainer ended, None while one lives), ``first_failure`` (the exit that was the
-    first one), ``silent`` (rows of ``silence.silent``) and ``silent_more`` (how many silent ranks have no row)."""
+    """Returns the state of a run of which nothing is known yet.
+
+    ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit that failed first;
+    ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row.
+    """
     return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0}
 
 
 def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row], dict[Run, list[Row]]]:
-    """``standing`` by job and run, without those who are silent, and the trainers that live.
+    """Returns ``standing`` by job and run, without silent ranks, and the live trainers by job and run.
 
-    ``live`` are rows of LIVE, ``exits`` rows of ``endings.ended``.
+    ``live`` are rows of LIVE, ``exits`` rows of ``endings.exits``.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
@@ -48,7 +51,7 @@ def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row]
 
 
 def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
-    """The trainers of one run that are not ``busy``, by rank; none of a run of one rank, which waits for nobody."""
+    """Returns the trainers of one run that are not ``busy``, by rank; none for a run of one rank, which never waits."""
     if max(len(live), live[0]["world_size"] or 0) < 2:
         return []
     found = [row for row in live if (row["node"], row["pid"]) not in busy]
@@ -56,7 +59,7 @@ def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
 
 
 def standing_lines(own: Row) -> list[str]:
-    """``standing`` for people."""
+    """Returns ``standing`` as lines of text."""
     lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
     if own["first_failure"] is not None:
         lines.append(f"FAILED FIRST: {death_text(own['first_failure'])}")

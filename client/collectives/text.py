@@ -1,4 +1,4 @@
-"""How ``nccl`` looks to people."""
+"""Formats ``nccl`` for people."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
-# Operations that are in flight for less are everyday life.
+# Operations in flight for less time are not reported, ns.
 NOTABLE_NS = 1_000_000_000
-# How completion is known (comm.ops.timing_source), and what that means for durations.
+# What a value of comm.ops.timing_source means for durations.
 _SOURCES = {
     "exact": "exact",
     "sync": "somebody waited for it",
@@ -56,12 +56,12 @@ _SOURCES = {
 def people(found: Sequence[Row], since: float, width: int | None) -> str:
     if not found:
         return f"(no collective in the last {age(since * 1e9)} and none in flight)\n"
-    texts, told = [], set()
+    texts, shown = [], set()
     for own in found:
         run = own["job"], own["run"]
-        texts.append(_communicator(own, [] if run in told else standing_lines(own), since, width))
-        # Once a run, with its first communicator.
-        told.add(run)
+        texts.append(_communicator(own, [] if run in shown else standing_lines(own), since, width))
+        # Shown once for each run, with its first communicator.
+        shown.add(run)
     return "\n".join(texts)
 
 
@@ -116,7 +116,7 @@ def _state(states: dict[str, int]) -> str:
 
 
 def _operations(ops: list[Row], width: int | None) -> list[str]:
-    """One table where it fits, else one of times and one of bandwidths."""
+    """Returns one table if it fits ``width``, else a table of times and one of bandwidths."""
     lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
     if width is None or max(map(len, lines)) <= width:
         return lines
@@ -140,7 +140,7 @@ def _total(totals: Row) -> list[str]:
 
 
 def _failures(own: Row) -> list[str]:
-    """One line for each operation and error: which ranks it failed on."""
+    """Returns a line for each operation and error, with the ranks on which it failed."""
     failures: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["failed"]:
         failures.setdefault((row["op"], row["error"]), []).append(row)
@@ -164,7 +164,7 @@ def _latest(ranks: list[Row]) -> list[Row]:
 
 
 def waits(own: Row) -> list[str]:
-    """One line for each operation in flight for a second or more: who is in it, how long, and which ranks are not."""
+    """Returns a line for each operation in flight for NOTABLE_NS: its age, the ranks in it and the ranks not in it."""
     operations: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["inflight"]:
         operations.setdefault((row["seq"], row["op"]), []).append(row)

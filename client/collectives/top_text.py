@@ -1,4 +1,4 @@
-"""How a frame of ``top`` looks."""
+"""Formats a frame of ``top``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FIELDS = (
     Field("AGE", "shown_age_ns", age, right=True),
     Field("PYTHON (main thread)", "python", lambda v: v or "-", flex=True),
 )
-# Left out in this order where a row does not fit, if all rows have the value.
+# Columns left out, in this order, if the table is too wide and all rows have this value.
 _SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))
-# What is younger than so many times what is usual is no standstill.
+# A job stands still once its last operation is this many times older than the usual interval.
 _USUAL = 10
 _STILL_NS = 2_000_000_000
 
@@ -46,12 +46,12 @@ class Frame:
 
 
 def people(frame: Frame, width: int | None, lines: int | None) -> str:
-    """One block a job. ``lines`` bounds the height; ranks that hold others up or lag are then shown first."""
+    """Formats one block for each job. If ``lines`` bounds the height, ranks that block others or lag come first."""
     parts = [escape(f"missing: {what}") + "\n" for what in frame.missing[:5]]
     if not frame.ranks:
         return "".join(parts) + "(no training process)\n"
     jobs: dict[Run, list[Row]] = {}
-    # What lives comes first.
+    # Live jobs come first.
     for row in sorted(frame.ranks, key=lambda row: frame.runs[row["job"], row["run"]]["ended"] is not None):
         jobs.setdefault((row["job"], row["run"]), []).append(row)
     room = None if lines is None else max(1, (lines - len(parts) - 6 * len(jobs)) // len(jobs))
@@ -83,7 +83,7 @@ def _news(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
 
 
 def _pace(live: Sequence[Row]) -> str:
-    """How fast the job goes, or for how long it has stood still."""
+    """Describes the job's speed, or how long it has stood still."""
     ages = [row["last_age_ns"] for row in live if row["last_age_ns"] is not None]
     rate = sum(row["collectives_per_s"] for row in live) / len(live)
     still = not ages or min(ages) > max(_STILL_NS, _USUAL * 1e9 / max(rate, 1e-9))
@@ -111,7 +111,7 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _shown(row: Row, frame: Frame) -> Row:
-    """What is shown of a rank otherwise than it is."""
+    """Returns the shown values of a rank that differ from its row."""
     shown: Row = {"inflight": "-", "shown_age_ns": None}
     if row["ended"] is not None:
         shown["python"] = row["how"]
@@ -123,7 +123,7 @@ def _shown(row: Row, frame: Frame) -> Row:
 
 
 def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
-    """Which ranks wait in what for how long, and which wait in nothing, without those that are ``explained``."""
+    """Returns lines for ranks that wait in an operation, and one for ranks in none, without those ``explained``."""
     operations: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["op"] is not None and (row["age_ns"] or 0) >= NOTABLE_NS:

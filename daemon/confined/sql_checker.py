@@ -59,7 +59,7 @@ def _error_of(error: Exception) -> ProbingError:
     return InternalError(f"the gate failed: {type(error).__name__}")
 
 
-def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, object]]:
     def users() -> dict[str, Table]:
         if "users" not in asked:
             raise _Needed("users")
@@ -75,7 +75,7 @@ def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _checked(
     sql: str, now_ns: int, users: Callable[[], dict[str, Table]], views: Callable[[], dict[str, View]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     try:
         found = check(sql, now_ns, users, views)
     except _Needed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from probing.api.tables.rdma import COUNTERS, HW_COUNTERS
 
@@ -18,9 +17,10 @@ MAX_TEXT = 256
 # sysfs shows the kernel's counters of 4-byte words (IBA 16.1.3.5) as they are.
 _WORD_BYTES = 4
 _MAX = (1 << 63) - 1
+_Port = dict[str, str | int | float | None]
 
 
-def read_ports(root: Path = SYSFS) -> list[dict[str, Any]]:
+def read_ports(root: Path = SYSFS) -> list[_Port]:
     """Returns a row for each port, without node and ts; no rows if there is no RDMA device. A value that cannot be read
     is None."""
     rows = []
@@ -31,7 +31,7 @@ def read_ports(root: Path = SYSFS) -> list[dict[str, Any]]:
     return rows
 
 
-def _port(device: str, number: int, path: Path) -> dict[str, Any]:
+def _port(device: str, number: int, path: Path) -> _Port:
     rate = _text(path / "rate")
     gbps = re.match(r"\d{1,6}(?:\.\d{1,3})?(?= Gb/sec)", rate or "")
     counters, hardware = path / "counters", path / "hw_counters"

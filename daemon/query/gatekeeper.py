@@ -46,7 +46,7 @@ class Gatekeeper:
 
         Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
         """
-        asked: dict[str, Any] = {"statements": list(statements), "now_ns": now_ns}
+        asked: dict[str, object] = {"statements": list(statements), "now_ns": now_ns}
         known: Mapping[str, Table] = {}
         while True:
             with self._slots.taken(deadline, cancelled, caller):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import PeerError, ProbingError, QueryRejected
 from probing.api.tables import Table
@@ -65,8 +64,8 @@ class UserViews:
                 self._looked = self._now_s()
             return self._views
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Rows of probing.views."""
+    def rows(self) -> list[dict[str, str | None]]:
+        """Returns rows of probing.views."""
         return [
             {
                 "name": view.name.partition(".")[2],

@@ -22,7 +22,7 @@ __all__ = ("CollectorClient",)
 
 KEPT = 4
 RELEASE_TIMEOUT_S = 2.0
-MAX_TOLD = 1000
+MAX_REPORTED = 1000
 _HINT = "it is started again by itself; ask again, and if it stays so, the daemon's log says why it ends"
 _Cancelled = Callable[[], bool]
 
@@ -32,10 +32,10 @@ def _never() -> bool:
 
 
 class CollectorClient:
-    """Safe for many threads: each request has a connection for itself, of which up to KEPT are kept open.
+    """Safe for many threads: each request has its own connection, of which up to KEPT stay open afterwards.
 
-    Every method raises PeerError when the collector does not answer, and whatever error it answers with; those that
-    take ``cancelled`` raise QueryError once it says that nobody waits any more.
+    Every method raises PeerError if the collector does not answer, and the error that it answers with; methods with
+    ``cancelled`` raise QueryError once that returns True.
     """
 
     def __init__(self, path: str) -> None:
@@ -50,11 +50,11 @@ class CollectorClient:
             channel.close()
 
     def status(self, timeout: float) -> dict[str, Any]:
-        """The fields of probing.v1.StatusReply."""
+        """Returns the fields of probing.v1.StatusReply."""
         return _body(self._request({"op": "status"}, timeout))
 
     def pause(self, paused: bool, timeout: float) -> bool:
-        """Stop or resume all probes; says whether they are paused now."""
+        """Stops or resumes all probes; returns whether they are paused now."""
         answer = self._request({"op": "pause", "paused": paused}, timeout)
         return bool(answer.header.get("paused", paused))
 
@@ -63,13 +63,13 @@ class CollectorClient:
         return self._request({"op": "live", "table": table}, timeout, cancelled).payload
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
-        """Tell of segments that could not be read, so that the store looks at them. Raises nothing."""
-        # Whoever reads them next will tell again.
+        """Reports segments that could not be read, so that the store examines them. Raises nothing."""
+        # If this fails, the next query that reads them reports them again.
         with suppress(ProbingError):
-            self._request({"op": "damaged", "paths": list(paths)[:MAX_TOLD]}, timeout)
+            self._request({"op": "damaged", "paths": list(paths)[:MAX_REPORTED]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
-        """The tables of users' probes, now and before, by name."""
+        """The tables of users' probes, present and past, by name."""
         found = _body(self._request({"op": "tables"}, timeout)).get("tables")
         try:
             return {table.name: table for table in map(user_table_from, found or ())}
@@ -88,7 +88,7 @@ class CollectorClient:
         return _body(self._of_processes("vars", pids, job, timeout, {"names": list(names)}))
 
     def config(self, request: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
-        """Change a setting or look at all; ``request`` has the fields of a ConfigRequest, the answer is Settings."""
+        """Changes a setting, or returns all. ``request`` has the fields of ConfigRequest, the answer of Setting."""
         return list(_body(self._request({"op": "config", **request}, timeout))["settings"])
 
     def _of_processes(
@@ -101,11 +101,12 @@ class CollectorClient:
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled = _never
     ) -> Iterator[QuerySnapshot]:
-        """What a query reads that has ``needs`` by table; the files stay until the context ends.
+        """A snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
 
-        The connection is held for as long: the collector releases what a connection that breaks was given.
+        The connection is held until then: the collector releases the snapshots of a connection that breaks.
         """
-        request = {"op": "snapshot", "tables": list(needs), "needs": {name: n.to_dict() for name, n in needs.items()}}
+        asked = {name: need.to_dict() for name, need in needs.items()}
+        request: dict[str, object] = {"op": "snapshot", "tables": list(needs), "needs": asked}
         channel, message = self._ask(request, timeout, cancelled)
         try:
             yield _snapshot(_body(message).get("snapshot"), needs)
@@ -122,12 +123,12 @@ class CollectorClient:
         else:
             self._keep(channel)
 
-    def _request(self, header: dict[str, Any], timeout: float, cancelled: _Cancelled = _never) -> Message:
+    def _request(self, header: dict[str, object], timeout: float, cancelled: _Cancelled = _never) -> Message:
         channel, message = self._ask(header, timeout, cancelled)
         self._keep(channel)
         return message
 
-    def _ask(self, header: dict[str, Any], timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
+    def _ask(self, header: dict[str, object], timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -138,14 +139,14 @@ class CollectorClient:
             try:
                 return channel, self._exchange(channel, header, deadline, cancelled)
             except ChannelClosed as e:
-                # A kept connection may be to a collector that has been replaced since.
+                # A kept connection may belong to a collector that has been replaced since.
                 if not reused:
                     raise PeerError("the collector ended before it answered", hint=_HINT) from e
             except ChannelTimeout as e:
                 raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
 
-    def _exchange(self, channel: Channel, header: dict[str, Any], deadline: float, cancelled: _Cancelled) -> Message:
-        """One request and its answer; ``channel`` is closed unless it stays in step."""
+    def _exchange(self, channel: Channel, header: dict[str, object], deadline: float, cancelled: _Cancelled) -> Message:
+        """Sends one request and returns the answer; closes ``channel`` unless it can take another request."""
         try:
             channel.send(header, timeout=max(deadline - time.monotonic(), 0.001))
             if not wait_readable(channel.fileno(), deadline, cancelled):
@@ -175,7 +176,7 @@ class CollectorClient:
 
 
 def _body(message: Message) -> dict[str, Any]:
-    """The header with the JSON object of the payload, where what does not fit a header lies."""
+    """Returns the header and the JSON object of the payload, which has what does not fit into a header."""
     if not message.payload:
         return message.header
     try:
@@ -190,7 +191,7 @@ def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
             name: [QueryFile(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
             for name in needs
         }
-        # A part that does not say which tables it has rows of may have any.
+        # A part without a list of tables may have rows of any.
         parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
         missing = [str(text) for text in found.get("missing", ())]
         return QuerySnapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)

@@ -15,7 +15,7 @@ from probing.federation.sql.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)
 
-Rows = list[dict[str, Any]]
+Rows = Iterable[Mapping[str, object]]
 
 
 def live_tables(
@@ -69,7 +69,7 @@ def _table_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
     return rows
 
 
-def _table_doc(name: str, doc: str, live: str) -> dict[str, Any]:
+def _table_doc(name: str, doc: str, live: str) -> dict[str, str | None]:
     schema, _, table = name.partition(".")
     return {
         "table_schema": schema, "table_name": table, "description": doc, "live": live, "global_name": f"global.{name}"
@@ -89,7 +89,7 @@ def _column_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
     ]
 
 
-def _column_doc(table: str, column: Column) -> dict[str, Any]:
+def _column_doc(table: str, column: Column) -> dict[str, str | None]:
     schema, _, name = table.partition(".")
     return {
         "table_schema": schema, "table_name": name, "column_name": column.name, "type": str(column.plain_type),

@@ -47,7 +47,7 @@ class Node:
     address: str
     peers: tuple[str, ...] = ()
 
-    def members(self) -> list[dict[str, Any]]:
+    def members(self) -> list[dict[str, str]]:
         """Returns rows of cluster.members: this node, and the peers, of which only the address is known."""
         own = {"member": self.name, "address": self.address, "state": "healthy", "version": self.version}
         return [own, *({"member": "", "address": peer, "state": "unknown"} for peer in self.peers)]
@@ -149,7 +149,7 @@ class NodeService(NodeServicer):
     ) -> pb.ConfigReply:
         del context
         changes = request.HasField("value") or request.reset
-        fields: dict[str, Any] = {"key": request.key, "job": request.job, "pid": request.pid}
+        fields: dict[str, str | int] = {"key": request.key, "job": request.job, "pid": request.pid}
         if not changes:
             return await self._config(fields, caller)
         fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
