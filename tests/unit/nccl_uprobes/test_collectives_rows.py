@@ -1,4 +1,4 @@
-"""Records into rows: values by hand, hostile records by chance."""
+"""Rows of operations from records: known values, and hostile records generated at random."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_an_abandoned_operation_has_no_end(dtype: np.dtype[Any]) -> None:
     assert (row["op"], row["bytes"], row["dtype"], row["start_ns_after"]) == ("barrier", 0, None, 1)
 
 
-def test_names_of_processes_are_made_harmless(dtype: np.dtype[Any]) -> None:
+def test_names_and_errors_have_no_control_characters(dtype: np.dtype[Any]) -> None:
     long = b"x" * 40 + (0x1122334455667788).to_bytes(8, "little")
     zero_ended = (0x0055).to_bytes(8, "little")
     found = rows(
@@ -137,7 +137,7 @@ def test_names_of_processes_are_made_harmless(dtype: np.dtype[Any]) -> None:
         record(dtype, name=b"junk", comm=2),
         record(dtype, name=b"0", name_form=1, desc=b"undefined", comm=3),
         record(dtype, state=4, error=b"Connection\nclosed"),
-        # What fills its room was cut by the kernel.
+        # A text that fills its field was cut by the kernel.
         record(dtype, state=4, error=b"Connection closed by peer [127.0.0.1]:26763. This is ty"),
         record(dtype, state=4, error=b"x" * 55),
     )
@@ -160,7 +160,7 @@ def test_blocks_of_nccl_count_once_for_each_rank(dtype: np.dtype[Any]) -> None:
     assert [row["bytes"] for row in found] == [160, None, 40, 160, 0]
 
 
-def test_an_operation_of_nccl_that_failed_says_with_which_result(dtype: np.dtype[Any]) -> None:
+def test_a_failed_operation_of_nccl_has_its_result_as_error(dtype: np.dtype[Any]) -> None:
     nccl = {"backend": 2, "state": 4}
     found = rows(
         record(dtype, **nccl, result=4),
@@ -174,7 +174,7 @@ def test_an_operation_of_nccl_that_failed_says_with_which_result(dtype: np.dtype
     assert [row["error"] for row in found] == errors
 
 
-def test_communicators_of_nccl_are_told_by_their_own_ring(dtype: np.dtype[Any]) -> None:
+def test_operations_of_nccl_report_no_communicators(dtype: np.dtype[Any]) -> None:
     one = record(dtype, backend=2, name=b"\x55", name_form=3, comm_rank=0, comm_size=4)
     maker = Maker()
     assert plain(maker.finished(one))[0]["comm"] == "0000000000000055"
@@ -187,15 +187,15 @@ def test_a_communicator_is_one_row(dtype: np.dtype[Any]) -> None:
     second = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=20)
     seen = maker.followed(first)
     assert seen is not None
-    (told,) = plain(seen)
-    assert (told["comm"], told["size"], told["job_rank"], told["parallel_role"]) == ("0", 4, 1, "world")
+    (row,) = plain(seen)
+    assert (row["comm"], row["size"], row["job_rank"], row["parallel_role"]) == ("0", 4, 1, "world")
     assert maker.communicators.backends_of(2, 0) == {"gloo"}
     assert maker.followed(second) is None
     assert maker.followed(first[:0]) is None
     assert maker.finished(first[:0]).num_rows == 0
 
 
-def test_who_is_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) -> None:
+def test_a_process_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) -> None:
     processes = Processes()
     maker = Maker(processes)
 
@@ -260,7 +260,7 @@ def test_dtypes_are_numbered_as_torch_numbers_them() -> None:
     usual = {"Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16"}
     usual |= {"Float": "float32", "Double": "float64", "ComplexHalf": "complex32", "ComplexFloat": "complex64"}
     usual |= {"ComplexDouble": "complex128"}
-    # Newer versions add to them: tests/wheels looks at these.
+    # Newer versions add types: tests/wheels checks those.
     assert 40 < len(numbered) <= len(names.DTYPES)
     for name, number in numbered.items():
         assert names.DTYPES[int(number)] == usual.get(name, name.lower())

@@ -1,4 +1,4 @@
-"""Which open operations are closed from outside, on a session without a kernel."""
+"""The source of collectives on a session without a kernel: closing operations, attaching, threads."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Session:
 
 
 class Slow:
-    """Whoever asks waits until the test ends."""
+    """An identity is answered only when the test allows it."""
 
     def __init__(self) -> None:
         self.asked, self.answer = threading.Event(), threading.Event()
@@ -104,7 +104,7 @@ def source(session: Session) -> CollectivesSource:
     return CollectivesSource(session, Nobody(), "n1", nccl_symbols)
 
 
-def test_start_tells_the_layouts_and_closes_what_was_missed(session: Session, source: CollectivesSource) -> None:
+def test_start_writes_the_layouts_and_closes_missed_operations(session: Session, source: CollectivesSource) -> None:
     session.blind = (40, 65)
     source.start()
     assert len(session.maps["gloo_layouts"].written) == len(GLOO_LAYOUTS)
@@ -117,7 +117,7 @@ def test_an_exit_closes_the_operations_of_that_process_only(session: Session, so
     assert session.ran == [(3, 9, 20, 100)]
 
 
-def test_a_sweep_closes_those_of_the_dead(session: Session, source: CollectivesSource) -> None:
+def test_a_sweep_closes_operations_of_ended_processes(session: Session, source: CollectivesSource) -> None:
     assert source.sweep(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
     assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]
     session.maps["operations"] = Map()
@@ -132,13 +132,13 @@ def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tm
         assert source.attach(file.fileno(), bytes(path)) == len(programs)
         assert source.attach(file.fileno(), bytes(path)) == 0
         assert source.attach(file.fileno(), b"/other.so") == 0
-        # Its probes have ended: it is attached anew.
+        # Its probes were detached: it is attached again.
         source.forget(session.identity(file.fileno()))
         assert source.attach(file.fileno(), bytes(path)) == len(programs)
 
 
 def test_operations_end_with_their_communicator(session: Session, source: CollectivesSource) -> None:
-    """Those called before, of that process, at that address: an abort ends them, a finalize does not."""
+    """An abort closes earlier operations of that process on that communicator; a finalize does not."""
     path = next(path for path in build() if path.name == "nccl.bpf.o")
     with Object("nccl", path.read_bytes()) as found:
         records = np.zeros(4, found.btf.record("communicators"))
@@ -152,7 +152,7 @@ def test_operations_end_with_their_communicator(session: Session, source: Collec
     assert states == ["aborted", "destroyed", "finalized", "aborted"]
 
 
-def test_what_was_placed_goes_when_the_rest_cannot_be(
+def test_probes_are_detached_again_when_one_cannot_be_attached(
     session: Session, source: CollectivesSource, tmp_path: Any
 ) -> None:
     path = tmp_path / "libnccl.so.2"
@@ -200,7 +200,7 @@ def collectives_of(pid: int) -> Any:
 
 
 def test_an_exit_is_handled_while_the_drain_makes_rows(session: Session, in_thread: Any) -> None:
-    """The thread that identifies processes must not wait for the drain: the drain may wait for its word."""
+    """The thread that identifies processes must not wait for the drain, which may wait for an identity."""
     # GIVEN a drain that is in the middle of making rows
     slow = Slow()
     source = CollectivesSource(session, slow, "n1", nccl_symbols)
@@ -216,8 +216,8 @@ def test_an_exit_is_handled_while_the_drain_makes_rows(session: Session, in_thre
     assert closed == [(3, 9, 20, 100)]
 
 
-def test_the_drain_makes_rows_while_somebody_asks_what_is_in_flight(session: Session, in_thread: Any) -> None:
-    # GIVEN somebody who asks, and whose answer takes its time
+def test_the_drain_goes_on_during_a_query_for_operations_in_flight(session: Session, in_thread: Any) -> None:
+    # GIVEN a query for the operations in flight that takes long
     slow = Slow()
     source = CollectivesSource(session, slow, "n1", nccl_symbols)
     session.maps["operations"] = Map()

@@ -1,4 +1,4 @@
-"""Probe points by the stable parts of names, and layouts from headers."""
+"""Placements of probes from the stable parts of symbol names, and gloo layouts from headers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gloo_symbols() -> list[Symbol]:
     return [Symbol(name, 4096 * number, 100 * number) for number, name in enumerate(names, 1)]
 
 
-def test_what_ends_an_operation_is_attached_before_what_begins_it() -> None:
+def test_probes_on_ends_are_attached_before_those_on_begins() -> None:
     placements = GLOO.placements(reversed(gloo_symbols()))
     order = [placement.program for placement in placements]
     assert order.index("gloo_finish") < order.index("gloo_execute") < order.index("gloo_work")
@@ -49,7 +49,7 @@ def nccl_symbols(internal: bool) -> list[Symbol]:
 
 
 def test_operations_are_seen_in_one_place() -> None:
-    """In the function that all go through where its symbol is there, in the public ones else; never in both."""
+    """ncclEnqueueCheck is probed if its symbol exists, else the public functions; never both."""
     public = {probe.program for probe in NCCL.probes if probe.unless}
     assert public == {"nccl_call"}
     for internal in (True, False):
@@ -64,7 +64,7 @@ def test_an_internal_function_that_is_not_in_the_file_replaces_nothing() -> None
     assert "nccl_call" in {placement.program for placement in NCCL.placements(symbols)}
 
 
-def test_calls_with_a_configuration_are_told_as_those_without() -> None:
+def test_calls_with_a_configuration_are_probed_as_those_without() -> None:
     symbols = [*nccl_symbols(internal=False), Symbol("ncclReduceConfig", 5, 5), Symbol("ncclSendConfigure", 6, 6)]
     calls = {p.symbol: p for p in NCCL.placements(symbols) if p.program == "nccl_call"}
     assert len(calls) == 11
@@ -149,14 +149,14 @@ def test_a_dump_of_the_compiler_gives_offsets() -> None:
     assert parse("") == GlooLayout()
 
 
-def test_the_table_says_what_the_headers_of_this_torch_say() -> None:
+def test_the_table_agrees_with_the_headers_of_this_torch() -> None:
     spec = importlib.util.find_spec("torch")
     assert spec
     assert spec.origin
     assert offsets_of(Path(spec.origin).parent) in GLOO_LAYOUTS[1:]
 
 
-def test_headers_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+def test_missing_headers_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         offsets_of(tmp_path)
     assert "error" in caught.value.hint

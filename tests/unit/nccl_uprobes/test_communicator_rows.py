@@ -1,4 +1,4 @@
-"""Rows of communicators: what a record says, what is remembered from before, and roles that are found later."""
+"""Rows of communicators: columns of a record, columns kept from earlier records, and roles concluded later."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def made(layout: np.dtype[Any], **values: Any) -> np.ndarray[Any, Any]:
 
 
 def test_a_communicator_that_was_made(dtype: np.dtype[Any]) -> None:
-    told = {"bus_id": 0x17000, "name": b"default_pg", "root_address": address(2, bytes([10, 0, 0, 7]), 29500)}
-    (row,) = rows(Communicators("n1", Processes()), made(dtype, **told, aborted=0))
+    known = {"bus_id": 0x17000, "name": b"default_pg", "root_address": address(2, bytes([10, 0, 0, 7]), 29500)}
+    (row,) = rows(Communicators("n1", Processes()), made(dtype, **known, aborted=0))
     when = PAIR.real_ns - 600_000
     expected = {
         "node": "n1",
@@ -117,7 +117,7 @@ def test_each_row_repeats_what_is_known(dtype: np.dtype[Any]) -> None:
     assert well == {**first, "ts": first["ts"] + 100_000}
     (aborted,) = rows(communicators, record(dtype, event=ABORTED, **later))
     assert aborted == {**well, "state": "aborted", "aborted": True}
-    # Another process, and the same address in a later process of that number.
+    # Another process, and the same address in a later process with the same pid.
     (other,) = rows(communicators, record(dtype, tgid=3, event=FINALIZED, **later))
     assert (other["state"], other["comm"], other["size"]) == ("finalized", None, None)
     (later_one,) = rows(communicators, record(dtype, start_ns=91))
@@ -168,7 +168,7 @@ def test_addresses_of_the_root(dtype: np.dtype[Any]) -> None:
     assert [row["root_address"] for row in found] == ["[fd00::7]:80", None]
 
 
-def test_names_are_made_harmless_and_processes_forgotten(dtype: np.dtype[Any]) -> None:
+def test_names_have_no_control_characters_and_ended_processes_are_dropped(dtype: np.dtype[Any]) -> None:
     communicators = Communicators("n1", Processes())
     (row,) = rows(communicators, made(dtype, name=b"a\x1b[2J\xff"))
     assert row["name"] == "a?[2J\N{REPLACEMENT CHARACTER}"
@@ -213,12 +213,12 @@ def test_roles_are_found_from_operations() -> None:
     }
     (row,) = [row for row in found if row["comm"] == "row0" and row["pid"] == 0 and row["ts"] != 5]
     assert (row["created"], row["job_rank"], row["parallel_role_why"][:20]) == (5, 0, "its ranks are neighb")
-    # More of the same says nothing new, however long after.
+    # More of the same operations do not change a role, however much later.
     much_later = ClockPair(2 * later.mono_ns, 0, PAIR.real_ns)
     assert follow(communicators, ops(3, "row1", 9, 4), much_later) == []
 
 
-def test_a_role_does_not_forget_what_was_known(dtype: np.dtype[Any]) -> None:
+def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     communicators = Communicators("n1", Processes())
     (row,) = rows(communicators, made(dtype, size=2))
     assert row["parallel_role"] == "unknown"
@@ -235,7 +235,7 @@ def test_a_role_does_not_forget_what_was_known(dtype: np.dtype[Any]) -> None:
 def test_hostile_records_give_valid_rows(dtype: np.dtype[Any], data: st.DataObject) -> None:
     raw = data.draw(st.binary(min_size=3 * dtype.itemsize, max_size=3 * dtype.itemsize))
     records = np.frombuffer(raw, dtype).copy()
-    # Times are the kernel's: they fit.
+    # The kernel writes the times, so they fit.
     for name in ("t", "start_ns", "duration_ns", "tgid"):
         records[name] %= 1 << 30
     found = plain(Communicators("n1", Processes()).rows(records, PAIR))

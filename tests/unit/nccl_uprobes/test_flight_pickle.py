@@ -1,4 +1,4 @@
-"""Pickles of plain data are read as pickle reads them, and no other pickle does anything."""
+"""Pickles of plain data load as with pickle; all other pickles are refused without effect."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_plain_data_is_read_as_pickle_reads_it(value: Any, protocol: int) -> Non
     assert load_plain(data) == pickle.loads(data)
 
 
-def test_what_is_repeated_is_one_object() -> None:
+def test_a_repeated_value_is_one_object() -> None:
     shared = ["x" * 20]
     first, second = load_plain(pickle.dumps([shared, shared]))
     assert first is second

@@ -1,4 +1,4 @@
-"""Which dumps are read, when, and to whom they belong."""
+"""The watch for dumps: which are read, when, and to which process they belong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trainer(pid: int = 100, rank: int | None = 0, job: str = "job") -> Identity:
 
 
 class World:
-    """Processes, readers, parsers and the sink in one: ``files`` by (pid, path), 1 being process 1."""
+    """Processes, readers, parsers and the sink in one. ``files`` are by (pid, path)."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -153,7 +153,7 @@ def test_a_dump_that_appears_at_the_end_is_read_after_it(world: World, watch: Fl
     assert watch.look() == 0
 
 
-def test_what_ends_with_its_container_is_told(world: World, watch: FlightRecorderWatch) -> None:
+def test_a_dump_lost_with_its_container_is_a_loss(world: World, watch: FlightRecorderWatch) -> None:
     world.shared_root = False
     watch.look()
     world.write(100)
@@ -165,7 +165,7 @@ def test_what_ends_with_its_container_is_told(world: World, watch: FlightRecorde
     assert "ended" in loss.reason
 
 
-def test_a_dump_of_an_earlier_process_is_none(world: World, watch: FlightRecorderWatch) -> None:
+def test_a_dump_of_an_earlier_process_is_ignored(world: World, watch: FlightRecorderWatch) -> None:
     world.mtime_ns = UTC + START_NS - 10_000_000_000
     world.write(100)
     assert [watch.look(), watch.look()] == [0, 0]
@@ -226,7 +226,7 @@ def test_another_program_in_the_process_has_another_environment(world: World, wa
     assert [watch.look(), watch.look()] == [0, 1]
 
 
-def test_the_next_daemon_tells_no_dump_again(world: World, tmp_path: Path) -> None:
+def test_the_next_daemon_reports_no_dump_again(world: World, tmp_path: Path) -> None:
     remembered = tmp_path / "flight.json"
     first = watching(world, remembered)
     world.write(100)
@@ -318,7 +318,7 @@ def test_a_dump_that_is_written_again_and_again_is_read_ever_more_rarely(
         if watch.look():
             read.append(now[0])
     assert [later - sooner for sooner, later in pairwise(read)] == [100.0, 200.0]
-    # What it wrote at last is read.
+    # The last version is read.
     world.living = []
     world.write(100)
     assert watch.look() == 1

@@ -1,4 +1,4 @@
-"""The tables of NCCL's layouts, what is found in DWARF that compilers wrote on the spot, and in spoilt DWARF."""
+"""The tables of NCCL's layouts, and layouts from DWARF of freshly compiled and of damaged libraries."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def read(library: Path, seconds: float = 60.0) -> dict[str, Any]:
 
 
 def compiled(library: Path, name: str, count: int) -> list[int]:
-    """The compiler's own word."""
+    """The offsets as the compiler computes them."""
     return list((ctypes.c_ulong * count).in_dll(ctypes.CDLL(str(library)), name))
 
 
@@ -145,7 +145,7 @@ def test_types_in_units_of_their_own_are_left_out(tmp_path: Path) -> None:
 def test_members_that_are_not_there_are_absent(tmp_path: Path) -> None:
     old = read(build(tmp_path, **MAGIC))["comm"]
     assert "comm_name" not in old
-    # Without trafficClass it is older than 2.26: what it has there counts only under a profiler.
+    # Without trafficClass it is older than 2.26, where seqNumber counts only under a profiler.
     assert "seq_number" not in old
     assert NcclLayout.of(old).seq_number == ABSENT
     named = read(build(tmp_path, BEFORE="char *commName;", **MAGIC))["comm"]
@@ -169,7 +169,7 @@ def test_layouts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         read(Path(__file__))
 
 
-def test_the_first_definition_that_makes_sense_counts(tmp_path: Path) -> None:
+def test_the_first_usable_definition_counts(tmp_path: Path) -> None:
     """Another struct of the name, as a library linked into this one could have."""
     first, second = tmp_path / "first.c", tmp_path / "second.c"
     first.write_text("struct ncclComm { int rank; } other;\n")

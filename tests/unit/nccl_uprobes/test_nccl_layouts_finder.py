@@ -1,4 +1,4 @@
-"""Builds of NCCL that the table lacks: what gets into the map, where, and what is said of the others."""
+"""Builds of NCCL that the table lacks: which layouts enter the map, at which index, and why others do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = len(NCCL_LAYOUTS)
 
 
 class Map:
-    """As the kernel's: what is written stays, also over a restart."""
+    """Like the kernel's map, it keeps its entries over a restart."""
 
     def __init__(self) -> None:
         self.values: dict[int, bytes] = {}
@@ -40,7 +40,7 @@ class Map:
 
 
 class Parsers:
-    """Answers by what is written in the file: the JSON of an answer."""
+    """Answers with the JSON that the file contains."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -149,7 +149,7 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
     until(lambda: len(after.added) == 4)
     assert layouts.entries[: len(entries)] == entries
     after.stop()
-    # Without the file nobody knows what they were: they end the list.
+    # Without the file they are not known any more: the list ends there.
     assert start(Parsers(), layouts).added == ()
     assert layouts.entries == [layout.pack() for layout in NCCL_LAYOUTS]
 

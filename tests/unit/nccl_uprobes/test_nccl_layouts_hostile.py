@@ -1,4 +1,4 @@
-"""DWARF that is made to cost time: it ends at a limit, whatever it says."""
+"""DWARF that is made to cost time: reading it ends at a limit."""
 
 from __future__ import annotations
 

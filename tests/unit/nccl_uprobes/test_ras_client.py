@@ -1,4 +1,4 @@
-"""Asking a listener: the two formats, and listeners that are none, or that do not answer."""
+"""Asking a listener for a report: the two formats, listeners that are no RAS, and silent ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_that_is_stopped_is_silent(listening: Listening, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("manner", ["stranger", "gone", "chatty"])
-def test_what_is_no_ras_is_an_error(listening: Listening, manner: str) -> None:
+def test_a_listener_that_is_no_ras_is_an_error(listening: Listening, manner: str) -> None:
     with pytest.raises(UnsupportedTarget):
         ask(listening(manner=manner))
 
@@ -91,7 +91,7 @@ def test_any_answer_gives_a_report_or_a_typed_error(answer: bytes, greeted: bool
         with closing(theirs):
             theirs.sendall(b"SERVER PROTOCOL 2\n" * greeted + answer)
             theirs.shutdown(socket.SHUT_WR)
-            # So that what is sent to it is not refused before it was read.
+            # Keeps the connection open until the request was read.
             try:
                 found = ask_ras(ours, 5.0)
             except ProbingError:

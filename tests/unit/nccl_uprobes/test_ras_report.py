@@ -24,7 +24,7 @@ _JUNK = st.recursive(
 )
 
 
-# What a real 2.28.9 answered: one rank that lives, two that nobody reaches.
+# The answer of a real 2.28.9: one rank alive, two unreachable.
 RECORDED = """{
   "nccl_version": "2.28.9",
   "cuda_runtime_version": 12090,
@@ -183,7 +183,7 @@ def test_a_document_that_is_right_is_not_repaired() -> None:
     "spoilt",
     [b"", b"{", b"[]", b"null", b'{"communicators": 3}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"\xff\xfe"],
 )
-def test_what_is_no_report_is_an_error(spoilt: bytes) -> None:
+def test_other_content_is_an_error(spoilt: bytes) -> None:
     with pytest.raises(CorruptTarget):
         json_report(spoilt)
 
@@ -200,7 +200,7 @@ def test_a_communicator_without_a_hash_is_skipped(comm: str) -> None:
     assert json_report(report([rank_text(0)], [], comm)) == {"rows": [], "skipped": 1}
 
 
-def test_of_too_many_rows_the_missing_ranks_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ranks_are_kept_when_there_are_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ras_report, "MAX_ROWS", 3)
     found = json_report(report([rank_text(i) for i in range(5)], [missing_text(9, "")]))
     assert [row["comm_rank"] for row in found["rows"]] == [9, 0, 1]

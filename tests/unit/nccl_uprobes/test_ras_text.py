@@ -140,11 +140,11 @@ def test_the_oldest_wording() -> None:
     assert "unresponsive" not in rows[3]
     assert rows[2]["init_state"] == "INIT"
     assert rows[2]["host"] == "fe80::1"
-    # All kinds of operations were one count then, which is none of the columns.
+    # That version has one count for all kinds of operations, which no column has.
     assert not {"all_reduce", "broadcast"} & set(rows[0])
 
 
-def test_where_all_is_well_there_are_no_rows() -> None:
+def test_a_healthy_job_has_no_rows() -> None:
     assert text_report((HEAD + "Errors\n======\n\nWarnings\n========\n\n").encode()) == {"rows": [], "skipped": 0}
 
 
@@ -157,7 +157,7 @@ def test_lines_that_are_not_understood_are_counted() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "#0-0 (00000000feedbeef) ERROR\n"])
-def test_what_is_no_report_is_an_error(text: str) -> None:
+def test_other_content_is_an_error(text: str) -> None:
     with pytest.raises(CorruptTarget):
         text_report(text.encode())
 

@@ -1,4 +1,4 @@
-"""Whom the witness asks, how often, and to which job an answer belongs."""
+"""Polling RAS: which processes are asked, how often, and to which job an answer belongs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rank(pid: int, job: str = "job") -> Identity:
 
 
 class World:
-    """Processes, readers, parsers and the sink in one; all processes are in our network namespace unless said."""
+    """Processes, readers, parsers and the sink in one; all processes are in our network namespace by default."""
 
     def __init__(self) -> None:
         self.living = [rank(100), rank(101)]
@@ -94,7 +94,7 @@ def world() -> Iterator[World]:
 
 
 def free_port(world: World) -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     listener = RasListener(b"")
     listener.close()
     return listener.port
@@ -108,7 +108,7 @@ def test_the_ranks_of_a_place_are_asked_once_together(world: World) -> None:
     found = {(row["comm"], row["comm_rank"]): row for row in world.rows}
     known, unknown = found[f"{0xA:016x}", 1], found[f"{0xB:016x}", 1]
     assert (known["job"], known["run"], known["node"], known["nccl_version"]) == ("job", "run", "node", "2.30.7")
-    # Which of the two answered cannot be known.
+    # It is not known which of the two answered.
     assert known["pid"] is None
     assert unknown["job"] is unknown["run"] is None
 
@@ -131,7 +131,7 @@ def test_two_jobs_behind_one_address_are_both_asked_for(world: World) -> None:
     world.communicators = {0xA: [rank(100)], 0xB: [rank(200, "other")]}
     listener = world.listen(report(0xA))
     world.witness(listener.port).ask_all()
-    # Only one of them ever answers: it is told once, and the tries end.
+    # Only one of them ever answers: it is reported once, and the tries end.
     assert len(world.rows) == 2
     assert listener.connections == 6
     both = world.listen(report(0xA, 0xB))
@@ -195,7 +195,7 @@ def test_a_report_without_end_is_asked_for_less_and_less_often(
     assert len(world.losses) == 1
 
 
-def test_a_report_that_is_none_is_a_loss(world: World) -> None:
+def test_a_malformed_report_is_a_loss(world: World) -> None:
     witness = world.witness(world.listen(b"{").port)
     assert witness.ask_all() == 0
     assert "no JSON" in world.losses[0].reason
@@ -204,7 +204,7 @@ def test_a_report_that_is_none_is_a_loss(world: World) -> None:
     assert world.losses[1].count == 1
 
 
-def test_processes_say_where_and_whether(world: World) -> None:
+def test_environments_give_the_address_or_switch_ras_off(world: World) -> None:
     listener = world.listen(report(0xA))
     world.living = [rank(1), rank(2), rank(3)]
     world.environ = {
@@ -263,7 +263,7 @@ def test_addresses_that_are_not_asked(named: str) -> None:
 
 
 def test_another_machine_is_not_connected_to() -> None:
-    # TEST-NET-1 of RFC 5737: nobody has it.
+    # TEST-NET-1 of RFC 5737: no machine has it.
     with pytest.raises(UnsupportedTarget, match="no address of this machine"):
         connect_ras(RasAddress(("192.0.2.1",), 4000))
 

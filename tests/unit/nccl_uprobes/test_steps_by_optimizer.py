@@ -1,4 +1,4 @@
-"""Steps from an optimizer's calls: bursts made by hand, alone and beside operations, and hostile ones by chance."""
+"""Steps from an optimizer's calls: alone, beside operations, and from hostile records generated at random."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Calls = list[tuple[int, int]]
 
 
 def records(calls: Calls, which: int = FUSED, pid: int = 1, at: int = 10**9) -> Records:
-    """What the program makes of these calls."""
+    """The records that the BPF program makes of these calls."""
     found: list[tuple[int, ...]] = []
     last = sign = count = 0
     t = at
@@ -53,7 +53,7 @@ def records(calls: Calls, which: int = FUSED, pid: int = 1, at: int = 10**9) -> 
     return np.array(found, RECORD)
 
 
-def told(seen: Records, size: int = 1000) -> list[dict[str, Any]]:
+def steps_of(seen: Records, size: int = 1000) -> list[dict[str, Any]]:
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     for start in range(0, len(seen), size):
@@ -73,9 +73,9 @@ CRITIC: Calls = [(50 * MS, 8), (50 * MS, 8), (50 * MS, 8), (80 * MS, 20)]
     ("step", "which"),
     [(ONE, FUSED), (GROUPS, FOREACH), (ALIKE, FUSED), (CLOSE, FUSED), (CRITIC, FUSED), (ONE, LIST_ADD)],
 )
-def test_what_repeats_is_a_step(step: Calls, which: int, size: int) -> None:
-    rows = told(records(step * 60, which), size)
-    # The first run has no begin, and the last has not ended; where a step begins is known behind its first pause.
+def test_a_repeated_sequence_is_a_step(step: Calls, which: int, size: int) -> None:
+    rows = steps_of(records(step * 60, which), size)
+    # The first run has no begin, and the last has not ended; the begin of a step is known after its first pause.
     assert numbers(rows) in ([*range(59)], [*range(58)], [*range(57)])
     assert {row["duration_ns"] for row in rows} == {sum(pause for pause, _ in step)}
     assert {row["source"] for row in rows} == {"optimizer_frame"}
@@ -83,8 +83,8 @@ def test_what_repeats_is_a_step(step: Calls, which: int, size: int) -> None:
         assert row["ts"] + row["duration_ns"] == following["ts"]
 
 
-def test_a_row_of_the_optimizer_says_what_is_known() -> None:
-    row = told(records(GROUPS * 20, FOREACH))[0]
+def test_the_columns_of_a_step_of_the_optimizer() -> None:
+    row = steps_of(records(GROUPS * 20, FOREACH))[0]
     assert row == {
         "node": "n1",
         "ts": LATER.mono_to_utc_ns + 10**9 + 108 * MS,
@@ -112,33 +112,33 @@ def test_groups_that_wait_for_a_cpu_are_put_together() -> None:
         if chance.random() < 0.4:
             step[chance.randrange(1, 6)] = (8 * MS, 12)
         calls += step
-    rows = told(records(calls, FOREACH))
+    rows = steps_of(records(calls, FOREACH))
     assert numbers(rows) == [*range(len(rows))]
     assert 70 <= len(rows) <= 78
     assert max(row["duration_ns"] for row in rows) < 20 * MS
 
 
 def test_a_step_with_other_calls_is_one_and_less_sure() -> None:
-    rows = told(records([*ONE * 20, (100 * MS, 39), *ONE * 20]))
+    rows = steps_of(records([*ONE * 20, (100 * MS, 39), *ONE * 20]))
     assert numbers(rows) == list(range(39))
     assert [row["confidence"] for row in rows].count(0.95) == 19
 
 
 def test_calls_without_a_rhythm_are_no_steps() -> None:
     chance = random.Random(3)
-    assert told(records([(chance.randrange(2, 400) * MS, chance.randrange(1, 50)) for _ in range(300)])) == []
+    assert steps_of(records([(chance.randrange(2, 400) * MS, chance.randrange(1, 50)) for _ in range(300)])) == []
 
 
 def test_numbers_leave_room_for_steps_that_were_missed() -> None:
     seen = records(ONE * 60)
     kept = np.concatenate((seen[:20], seen[30:]))
     kept["left_out"][20] = 10
-    found = numbers(told(kept))
+    found = numbers(steps_of(kept))
     # The run that lay open when records were left out is not known to have ended, nor when the next step began.
     assert found == [*range(18), *range(30, 58)]
 
 
-def test_records_that_come_again_change_nothing() -> None:
+def test_repeated_records_change_nothing() -> None:
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     seen = records(ONE * 40)
@@ -149,7 +149,7 @@ def test_records_that_come_again_change_nothing() -> None:
 
 
 def with_optimizer(step: list[Call], repeats: int, runs_in: int, runs: int = 1 << 20) -> list[dict[str, Any]]:
-    """``step`` with the optimizer behind each ``runs_in`` of them, fed side by side; it is seen ``runs`` times."""
+    """``step`` with the optimizer after each ``runs_in`` of them, fed side by side; it is seen ``runs`` times."""
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     made = operations(step * repeats, pid=1)
@@ -210,7 +210,7 @@ def test_no_record_breaks_it(made: list[tuple[int, ...]], ordered: bool) -> None
     seen = np.array(sorted(made) if ordered else made, RECORD)
     seen["t"] *= 1000
     seen["before_last"] *= 1000
-    rows = told(seen, 9)
+    rows = steps_of(seen, 9)
     for row in rows:
         assert row["duration_ns"] >= 0
         assert 0 <= row["confidence"] <= 1

@@ -1,4 +1,4 @@
-"""Steps from operations: sequences made by hand, with what trainings do besides, and hostile ones by chance."""
+"""Steps from operations: sequences as of trainings with interruptions, and hostile ones generated at random."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sink:
 
 
 def operations(calls: list[Call], pid: int = 0, late: int = 0, exact: bool = True) -> list[dict[str, Any]]:
-    """Rows of ``comm.ops``: each runs for a millisecond from 0.1 ms after its call."""
+    """Columns of ``comm.ops``: each operation runs for a millisecond from 0.1 ms after its call."""
     made, t = [], PAIR.real_ns + late
     for seq, (comm, count, pause) in enumerate(calls):
         t += pause
@@ -61,7 +61,7 @@ def feed(steps: Steps, rows: list[dict[str, Any]], size: int = 40) -> None:
         steps.observe(operations_of(rows[start : start + size], PAIR), PAIR)
 
 
-def told(calls: list[Call], size: int = 40) -> list[dict[str, Any]]:
+def steps_of(calls: list[Call], size: int = 40) -> list[dict[str, Any]]:
     sink = Sink()
     feed(Steps("n1", Processes(), sink), operations(calls), size)
     return sink.rows
@@ -71,8 +71,8 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [row["step"] for row in rows]
 
 
-def test_a_row_says_what_is_known() -> None:
-    rows = told([*STEP, *NORM] * 30)
+def test_the_columns_of_a_step() -> None:
+    rows = steps_of([*STEP, *NORM] * 30)
     assert numbers(rows) == list(range(29))
     assert rows[0] == {
         "node": "n1",
@@ -110,9 +110,9 @@ SHARDED: list[Call] = [("0", 1000 + n % 30, 20 * MS) for n in range(60)]
     ("calls", "steps"),
     [
         (STEP * 100, 100),
-        # DDP makes its buckets anew after the first step.
+        # DDP rebuilds its buckets after the first step.
         ([("0", 9, MS)] * 10 + [("0", 18_000, 20 * MS)] + STEP * 100, 100),
-        # Gradients that are reduced by every micro-step.
+        # Gradients reduced in every micro-step.
         ([*STEP * 4, *NORM] * 50, 50),
         ([*STEP * 8, *NORM] * 50, 50),
         # A loss that is logged, a validation.
@@ -129,8 +129,8 @@ SHARDED: list[Call] = [("0", 1000 + n % 30, 20 * MS) for n in range(60)]
     ],
 )
 def test_steps_are_counted(calls: list[Call], steps: int) -> None:
-    rows = told(calls)
-    # The last has not ended; where all pauses are alike, a step may begin in the middle of the job's own.
+    rows = steps_of(calls)
+    # The last has not ended; with equal pauses, a step may begin in the middle of one of the job's.
     assert numbers(rows) in ([*range(steps - 1)], [*range(steps - 2)])
     for row, following in pairwise(rows):
         assert row["ts"] + row["duration_ns"] == following["ts"]
@@ -138,11 +138,11 @@ def test_steps_are_counted(calls: list[Call], steps: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_batches_do_not_matter(size: int) -> None:
-    assert numbers(told([*STEP * 4, *NORM] * 40, size)) == list(range(39))
+    assert numbers(steps_of([*STEP * 4, *NORM] * 40, size)) == list(range(39))
 
 
-def test_numbers_go_on_behind_a_long_validation() -> None:
-    rows = told(STEP * 100 + ([("0", 77, MS)] * 3000 + [("0", 3, MS)] + STEP * 100) * 2)
+def test_numbers_go_on_after_a_long_validation() -> None:
+    rows = steps_of(STEP * 100 + ([("0", 77, MS)] * 3000 + [("0", 3, MS)] + STEP * 100) * 2)
     assert sorted(set(numbers(rows))) == numbers(rows)
     assert numbers(rows)[-1] == 298
     first = PAIR.real_ns + 100 * MS
@@ -152,8 +152,8 @@ def test_numbers_go_on_behind_a_long_validation() -> None:
 
 def test_a_sequence_that_changes_keeps_the_numbers() -> None:
     other: list[Call] = [("0", 8000, 30 * MS), ("0", 9000, MS), ("0", 9001, MS)]
-    rows = told(STEP * 60 + other * 100)
-    # The last step of the old sequence has no successor to tell its end by.
+    rows = steps_of(STEP * 60 + other * 100)
+    # The last step of the old sequence has no successor that would show its end.
     assert numbers(rows) == [*range(59), *range(60, 159)]
     assert rows[60]["duration_ns"] == 32 * MS
 
@@ -161,7 +161,7 @@ def test_a_sequence_that_changes_keeps_the_numbers() -> None:
 def test_operations_that_were_lost_lower_the_confidence() -> None:
     chance = random.Random(3)
     calls = [call for call in STEP * 300 if chance.random() > 0.01]
-    rows = told(calls)
+    rows = steps_of(calls)
     assert abs(numbers(rows)[-1] - 298) <= 1
     assert min(row["confidence"] for row in rows) < 0.95
 
@@ -171,7 +171,7 @@ def test_sizes_that_vary() -> None:
     calls: list[Call] = []
     for _ in range(200):
         calls += [("0", 500, 19 * MS), ("ep", chance.randrange(1, 10**6), MS), ("0", 700, MS)]
-    rows = told(calls)
+    rows = steps_of(calls)
     assert numbers(rows) == list(range(199))
     assert "sizes of 1 kinds vary" in rows[0]["why"]
 
@@ -179,25 +179,25 @@ def test_sizes_that_vary() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_period_no_steps(seed: int) -> None:
     chance = random.Random(seed)
-    assert told([("0", chance.choice((10, 20, 30)), MS) for _ in range(3000)]) == []
-    assert told([(chance.choice("abc"), chance.randrange(9999), MS) for _ in range(3000)]) == []
-    assert told([("0", chance.randrange(9999), MS) for _ in range(3000)]) == []
+    assert steps_of([("0", chance.choice((10, 20, 30)), MS) for _ in range(3000)]) == []
+    assert steps_of([(chance.choice("abc"), chance.randrange(9999), MS) for _ in range(3000)]) == []
+    assert steps_of([("0", chance.randrange(9999), MS) for _ in range(3000)]) == []
 
 
-def test_what_is_too_fast_for_a_step_is_none() -> None:
-    assert told([("0", 5000, 1000), ("0", 4, 1000), ("0", 9, 1000)] * 3000) == []
+def test_too_fast_repeats_are_no_steps() -> None:
+    assert steps_of([("0", 5000, 1000), ("0", 4, 1000), ("0", 9, 1000)] * 3000) == []
 
 
 def test_one_operation_a_step_takes_longer_and_is_worth_less() -> None:
     one: list[Call] = [("0", 5000, 100 * MS)]
-    assert told(one * 50) == []
-    rows = told(one * 300)
+    assert steps_of(one * 50) == []
+    rows = steps_of(one * 300)
     assert numbers(rows)[0] == 0
     assert {row["confidence"] for row in rows} == {0.5}
 
 
 def test_ranks_agree() -> None:
-    """One was seen from later on than the other, and waits for its data at another place."""
+    """One rank was seen later than the other, and waits for its data at another place."""
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     rows = [operations(STEP * 60), operations([("0", 5000, 2 * MS), ("0", 6000, 99 * MS), ("0", 7000, MS)] * 60, 1)]
@@ -213,7 +213,7 @@ def test_ranks_agree() -> None:
     assert all(abs(found[0][step] - found[1][step]) < 102 * MS for step in found[1])
 
 
-def test_a_batch_that_comes_again_changes_nothing() -> None:
+def test_repeated_operations_change_nothing() -> None:
     sink = Sink()
     steps = Steps("n1", Processes(), sink)
     rows = operations(STEP * 60)
