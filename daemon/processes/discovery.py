@@ -17,7 +17,7 @@ from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry
 from probing.daemon.processes.restore import RESTORED, stored_processes
 from probing.daemon.processes.rows import env_rows, process_row
-from probing.daemon.source import Identity, Sink
+from probing.daemon.source import Identity, ProcessKey, Sink
 
 __all__ = ("RESTORED", "Discovery")
 
@@ -106,12 +106,13 @@ class Discovery:
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         """See ``source.Processes``. A process that ended before it was read has its parent's job and run. No lock."""
-        process = self._registry.get((pid, start_ns))
-        return process.identity if process is not None else self._lineage.inherited((pid, start_ns))
+        key = ProcessKey(pid, start_ns)
+        process = self._registry.get(key)
+        return process.identity if process is not None else self._lineage.inherited(key)
 
     def expected(self, pid: int, start_ns: int) -> bool:
         """Whether the process may still be identified: it is not yet, and is not known to have ended. No lock."""
-        key = (pid, start_ns)
+        key = ProcessKey(pid, start_ns)
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:

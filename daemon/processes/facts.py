@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.daemon.source import ProcessKey
 
-__all__ = ("Facts", "Key")
+__all__ = ("Facts",)
 
-# (pid, start_ns), equal to the ``ProcessKey`` of the process.
-Key = tuple[int, int]
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
 # Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL; gloo).
@@ -37,8 +36,8 @@ class Facts:
     ancestors: tuple[tuple[int, int, str], ...] = ()
 
     @property
-    def key(self) -> Key:
-        return self.pid, self.start_ns
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ns)
 
     @property
     def program(self) -> str:

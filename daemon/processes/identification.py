@@ -20,13 +20,13 @@ from typing import Any
 from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.clock import Clock
 from probing.daemon.processes.announce import Announcer
-from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
-from probing.daemon.source import Loss, Sink
+from probing.daemon.source import Loss, ProcessKey, Sink
 
 __all__ = ("Identification",)
 
@@ -84,12 +84,12 @@ class Identification:
         # When to look at which process, which are wanted whatever their program, which are being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
-        self._reading: dict[Key, Future[Facts]] = {}
-        self._looks: dict[Key, int] = {}
-        self._ignored: set[Key] = set()
-        self._versioned: set[Key] = set()
-        self._early_exits: dict[Key, tuple[int | None, int | None]] = {}
-        self._missing: dict[Key, float] = {}
+        self._reading: dict[ProcessKey, Future[Facts]] = {}
+        self._looks: dict[ProcessKey, int] = {}
+        self._ignored: set[ProcessKey] = set()
+        self._versioned: set[ProcessKey] = set()
+        self._early_exits: dict[ProcessKey, tuple[int | None, int | None]] = {}
+        self._missing: dict[ProcessKey, float] = {}
 
     def start(self) -> None:
         self._stopped = False
@@ -145,10 +145,10 @@ class Identification:
             self._overflow = False
             now = self._clock.pair().real_ns
             self._sink.lost(Loss("processes", "process.events", "ring", "too many processes started", now, now))
-        alive = {(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        alive = {ProcessKey(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
         self._end_missing(alive)
         self._ignored &= alive
-        exes = {(pid, start): exe for pid, start, _, _, _, exe in found}
+        exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
         # Candidates come first: they must not wait for the many others.
         self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
@@ -156,7 +156,7 @@ class Identification:
         self.scanned.set()
         return True
 
-    def _end_missing(self, alive: set[Key]) -> None:
+    def _end_missing(self, alive: set[ProcessKey]) -> None:
         """End processes that were missing for ``grace_s``: their exit events may be in flight until then."""
         now = time.monotonic()
         with self._known:
@@ -170,7 +170,7 @@ class Identification:
     def _event(self, kind: str, *values: Any) -> None:
         if kind == "exit":
             pid, start_ns, ktime, status = values
-            self._ended((pid, start_ns), status, ktime)
+            self._ended(ProcessKey(pid, start_ns), status, ktime)
         elif kind == "oom":
             self._out_of_memory(*values)
         elif kind == "exec":
@@ -197,7 +197,7 @@ class Identification:
             if process.key == (pid, start_ns) or (not start_ns and process.key[0] == pid):
                 self._announcer.out_of_memory(process, mono_ns)
 
-    def _note(self, kind: str, key: Key, *values: Any) -> None:
+    def _note(self, kind: str, key: ProcessKey, *values: Any) -> None:
         with self._known:
             if kind == "python":
                 changed = self._registry.note_python(key, *values)
@@ -213,7 +213,7 @@ class Identification:
         self._announcer.identified(changed)
 
     def _replaced(self, pid: int, start_ns: int) -> None:
-        key = (pid, start_ns)
+        key = ProcessKey(pid, start_ns)
         self._ignored.discard(key)
         self._looks.pop(key, None)
         with self._known:
@@ -230,7 +230,7 @@ class Identification:
             return
         keys = []
         for pid, start_ns, _, letter, _, exe in self._list(pids):
-            key = (pid, start_ns)
+            key = ProcessKey(pid, start_ns)
             wanted = pid in self._wanted or _may_train(exe) or key in self._registry
             if letter not in "ZX" and wanted:
                 keys.append(key)
@@ -243,7 +243,7 @@ class Identification:
         answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
         return list(json.loads(answer.payload))
 
-    def _read(self, keys: Iterable[Key], settle: float = BATCH_S) -> None:
+    def _read(self, keys: Iterable[ProcessKey], settle: float = BATCH_S) -> None:
         """Read processes, several at once; a read longer than ``settle`` seconds comes back as an event."""
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
@@ -256,13 +256,13 @@ class Identification:
                 self._reading[key].add_done_callback(lambda _, key=key: self.post("facts", key))  # type: ignore[misc]
         self._take(done)
 
-    def _identify(self, key: Key) -> Facts:
+    def _identify(self, key: ProcessKey) -> Facts:
         answer = self._readers.call("identity", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S)
         facts = Facts.from_reader(answer.header)
         used = frozenset(f"pt_{name}" for name in self._backends(*key))
         return replace(facts, threads=facts.threads | used)
 
-    def _take(self, keys: Iterable[Key]) -> None:
+    def _take(self, keys: Iterable[ProcessKey]) -> None:
         """Give the processes that were read to the registry, and publish what changed."""
         found = [facts for key in keys if (facts := self._result(key))]
         with self._known:
@@ -276,7 +276,7 @@ class Identification:
             if facts.key in self._early_exits:
                 self._ended(facts.key, *self._early_exits.pop(facts.key))
 
-    def _result(self, key: Key) -> Facts | None:
+    def _result(self, key: ProcessKey) -> Facts | None:
         future = self._reading.pop(key)
         try:
             facts = future.result()
@@ -304,12 +304,12 @@ class Identification:
         own = {facts.key for facts in found}
         with self._known:
             missing = {
-                (pid, start)
+                key
                 for facts in found
                 for pid, start, program in facts.ancestors
-                if (pid, start) not in own | self._ignored | self._reading.keys()
+                if (key := ProcessKey(pid, start)) not in own | self._ignored | self._reading.keys()
                 and (program in NATIVE_LAUNCHERS or _may_train(program))
-                and self._registry.facts_of((pid, start)) is None
+                and self._registry.facts_of(key) is None
             }
         if missing:
             self._read(missing)
@@ -328,7 +328,7 @@ class Identification:
             self._wanted.add(facts.pid)
             self._agenda.add(facts.pid, next_look_s(looks, near=process is not None or facts.framework))
 
-    def _find_version(self, key: Key) -> None:
+    def _find_version(self, key: ProcessKey) -> None:
         version: str | None = None
         try:
             version = self._python_version(*key)
@@ -336,7 +336,7 @@ class Identification:
             _log.info("the Python of process %d is not known: %s", key[0], e.message)
         self.post("python", key, version)
 
-    def _ended(self, key: Key, status: int | None, mono_ns: int | None) -> None:
+    def _ended(self, key: ProcessKey, status: int | None, mono_ns: int | None) -> None:
         self._ignored.discard(key)
         self._versioned.discard(key)
         self._looks.pop(key, None)

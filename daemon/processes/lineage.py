@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from probing.daemon.processes.facts import Key
 from probing.daemon.processes.registry import Process
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("Lineage",)
 
@@ -27,7 +26,7 @@ class Lineage:
     def __init__(self, newest: Callable[[int], Process | None]) -> None:
         self._newest = newest
         self._forks: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._ended: OrderedDict[ProcessKey, None] = OrderedDict()
 
     def forked(self, pid: int, start_ns: int, ppid: int) -> None:
         _keep(self._forks, pid, (start_ns, ppid), MAX_FORKS)
@@ -36,14 +35,14 @@ class Lineage:
         """The process called exec: its environment may differ from its parent's."""
         self._forks.pop(pid, None)
 
-    def ended(self, key: Key) -> None:
+    def ended(self, key: ProcessKey) -> None:
         """The process ended without being identified."""
         _keep(self._ended, key, None, MAX_ENDED)
 
-    def has_ended(self, key: Key) -> bool:
+    def has_ended(self, key: ProcessKey) -> bool:
         return key in self._ended
 
-    def inherited(self, key: Key) -> Identity | None:
+    def inherited(self, key: ProcessKey) -> Identity | None:
         """Job and run of the watched process that forked it, without a rank; None when no watched one did."""
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:

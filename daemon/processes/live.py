@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 
 from probing.api.errors import ProbingError
-from probing.daemon.processes.facts import Key
 from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Process
 from probing.daemon.processes.rows import state_name
+from probing.daemon.source import ProcessKey
 
 __all__ = ("backends_of", "read_states")
 
@@ -20,7 +20,7 @@ _THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt
 _log = logging.getLogger(__name__)
 
 
-def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[str | None, list[str]]]:
+def read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
     """State and thread names of each process, without those that could not be read in time."""
     if not processes:
         return {}
@@ -30,7 +30,7 @@ def read_states(readers: Readers, processes: list[Process]) -> dict[Key, tuple[s
     except ProbingError as e:
         _log.warning("the states of processes are not known: %s", e.message)
         return {}
-    found: dict[Key, tuple[str | None, list[str]]] = {}
+    found: dict[ProcessKey, tuple[str | None, list[str]]] = {}
     for process, seen in zip(processes, json.loads(payload), strict=True):
         found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
     return found

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.daemon.processes.containers import container_of
-from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, Ranks, job_of, ranks_of, restarts_of
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
@@ -40,7 +40,7 @@ class Process:
     ended: bool = False
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ProcessKey:
         return self.facts.key
 
 
@@ -53,15 +53,15 @@ class Registry:
         self._boot_id = boot_id
         self._runs = Runs(boot_id)
         # Python processes, launchers, and dead ones from which a live one descends.
-        self._facts: dict[Key, Facts] = {}
-        self._watched: dict[Key, Process] = {}
-        self._dead: OrderedDict[Key, Process] = OrderedDict()
+        self._facts: dict[ProcessKey, Facts] = {}
+        self._watched: dict[ProcessKey, Process] = {}
+        self._dead: OrderedDict[ProcessKey, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
-        self._restored: dict[Key, Mapping[str, Any]] = {}
-        self._seen_ranks: dict[Key, Ranks] = {}
-        self._pythons: dict[Key, str] = {}
+        self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
+        self._seen_ranks: dict[ProcessKey, Ranks] = {}
+        self._pythons: dict[ProcessKey, str] = {}
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: ProcessKey) -> bool:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
@@ -73,7 +73,7 @@ class Registry:
         lost = [p for p in self._watched.values() if p.ended and p.identity.role == "trainer" and _run_of(p) in runs]
         return [*self.live(), *lost]
 
-    def get(self, key: Key) -> Process | None:
+    def get(self, key: ProcessKey) -> Process | None:
         """From any thread: a process is in one of the two maps at any time, and at most returns to the first."""
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
@@ -81,14 +81,14 @@ class Registry:
         """The watched process that had this pid last, dead or alive. From any thread."""
         return self._newest.get(pid)
 
-    def facts_of(self, key: Key) -> Facts | None:
+    def facts_of(self, key: ProcessKey) -> Facts | None:
         return self._facts.get(key)
 
-    def over(self, key: Key) -> bool:
+    def over(self, key: ProcessKey) -> bool:
         """Whether the process is known to have ended."""
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
-    def alive(self) -> list[Key]:
+    def alive(self) -> list[ProcessKey]:
         """All live processes, watched or not, and restored ones that were not found again yet."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
@@ -102,7 +102,7 @@ class Registry:
             self._facts[facts.key] = facts
         return self._assign()
 
-    def note_backends(self, key: Key, backends: Iterable[str]) -> list[Process]:
+    def note_backends(self, key: ProcessKey, backends: Iterable[str]) -> list[Process]:
         """Add collective backends that the process uses: they prove that it is in a process group."""
         facts = self._facts.get(key)
         names = frozenset(f"pt_{name}" for name in backends)
@@ -114,14 +114,14 @@ class Registry:
             process.backends.update(backends)
         return self._assign()
 
-    def note_ranks(self, key: Key, rank: int, world_size: int) -> list[Process]:
+    def note_ranks(self, key: ProcessKey, rank: int, world_size: int) -> list[Process]:
         """Set rank and size from the communicator of the whole job; the environment goes before them."""
         if key not in self._watched or not 0 <= rank < world_size:
             return []
         self._seen_ranks[key] = Ranks(rank, world_size)
         return self._assign()
 
-    def note_python(self, key: Key, version: str | None) -> list[Process]:
+    def note_python(self, key: ProcessKey, version: str | None) -> list[Process]:
         """Set the CPython version of a watched process."""
         process = self._watched.get(key)
         if process is None or not version:
@@ -132,7 +132,7 @@ class Registry:
         process.python, process.published = version, False
         return [process]
 
-    def end(self, key: Key) -> Process | None:
+    def end(self, key: ProcessKey) -> Process | None:
         """The process ended; returns it if it was watched and alive."""
         self._runs.ended(key)
         self._seen_ranks.pop(key, None)
@@ -156,11 +156,11 @@ class Registry:
         process.started = process.published = process.ended = True
         self._bury(process)
 
-    def replaced(self, key: Key) -> None:
+    def replaced(self, key: ProcessKey) -> None:
         """The process called exec: drop what belongs to its program."""
         self._pythons.pop(key, None)
 
-    def _gone(self, key: Key) -> bool:
+    def _gone(self, key: ProcessKey) -> bool:
         process = self._watched.get(key)
         return process is not None and process.ended
 
@@ -200,7 +200,7 @@ class Registry:
         ]
         return sorted(changed, key=lambda process: process.key[::-1])
 
-    def _place(self, key: Key, assigned: Mapping[Key, str]) -> Process | None:
+    def _place(self, key: ProcessKey, assigned: Mapping[ProcessKey, str]) -> Process | None:
         """Assign a process its identity; returns the process if that changed."""
         before = self._watched.get(key)
         if before is not None and before.ended:
@@ -230,7 +230,7 @@ class Registry:
         self,
         facts: Facts,
         role: str,
-        assigned: Mapping[Key, str],
+        assigned: Mapping[ProcessKey, str],
         ranks: Ranks | None,
         container: str | None,
         pod: str | None,
@@ -255,7 +255,7 @@ class Registry:
             return job, self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
         return job, f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
-    def _leader(self, facts: Facts, role: str, assigned: Mapping[Key, str]) -> Process | None:
+    def _leader(self, facts: Facts, role: str, assigned: Mapping[ProcessKey, str]) -> Process | None:
         """The process whose job this one shares: a launcher's newest trainer, a helper's trainer or launcher above."""
         if role == "launcher":
             below = [
@@ -264,17 +264,18 @@ class Registry:
                 if process.identity.role == "trainer" and any(a[:2] == facts.key for a in process.facts.ancestors)
             ]
             return max(below, key=lambda process: process.key[::-1], default=None)
-        above = [(pid, start) for pid, start, _ in facts.ancestors]
+        above = [ProcessKey(pid, start) for pid, start, _ in facts.ancestors]
         for wanted in ("trainer", "launcher"):
             for key in above:
                 if assigned.get(key) == wanted and key in self._watched:
                     return self._watched[key]
         return None
 
-    def _launcher_above(self, facts: Facts, assigned: Mapping[Key, str]) -> Key | None:
+    def _launcher_above(self, facts: Facts, assigned: Mapping[ProcessKey, str]) -> ProcessKey | None:
         for pid, start, name in facts.ancestors:
-            if assigned.get((pid, start)) == "launcher" or name in NATIVE_LAUNCHERS:
-                return pid, start
+            key = ProcessKey(pid, start)
+            if assigned.get(key) == "launcher" or name in NATIVE_LAUNCHERS:
+                return key
         return None
 
     def _python(self, facts: Facts) -> str | None:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from probing.daemon.arrow import integers, texts_and_indices
-from probing.daemon.processes.facts import Key
 from probing.daemon.processes.registry import MAX_DEAD, Process
 from probing.daemon.processes.rows import process_from_detail
+from probing.daemon.source import ProcessKey
 
 __all__ = ("RESTORED", "stored_processes")
 
@@ -22,18 +22,19 @@ RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str, Any], Process, bool]]:
     """The detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD."""
     identified, ended = _newest(rows)
-    details: dict[Key, str] = {}
+    details: dict[ProcessKey, str] = {}
     # Rows of one process can lie in several segments: the newest of each counts.
     for row in identified.to_pylist():
         if row["detail"]:
-            details.pop((row["pid"], row["start_ns"]), None)
-            details[row["pid"], row["start_ns"]] = row["detail"]
+            key = ProcessKey(row["pid"], row["start_ns"])
+            details.pop(key, None)
+            details[key] = row["detail"]
     for key in list(details)[-MAX_DEAD:]:
         if (found := process_from_detail(*key, details[key], boot_id)) is not None:
             yield *found, key in ended
 
 
-def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
+def _newest(rows: pa.Table) -> tuple[pa.Table, set[ProcessKey]]:
     """Returns the newest identifying rows of process.events, by time, and the processes that have ended.
 
     There can be very many rows: no Python object is made for most of them.
@@ -44,5 +45,5 @@ def _newest(rows: pa.Table) -> tuple[pa.Table, set[Key]]:
     order = np.argsort(times, kind="stable")
     known = order[codes[order] == number.get("identified", -1)][-4 * MAX_DEAD :]
     gone = np.flatnonzero((codes == number.get("exit", -1)) & np.isin(pids, pids[known]))
-    ended = set(zip(pids[gone].tolist(), starts[gone].tolist(), strict=True))
+    ended = set(map(ProcessKey, pids[gone].tolist(), starts[gone].tolist()))
     return rows.select(["pid", "start_ns", "detail"]).take(pa.array(known)), ended

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks, ranks_of
+from probing.daemon.source import ProcessKey
 
 __all__ = ("NATIVE_LAUNCHERS", "interpreter_target", "launches", "roles")
 
@@ -63,7 +64,7 @@ def launches(facts: Facts) -> bool:
     return named or _LAUNCH_MODULES.search(name) is not None
 
 
-def roles(processes: Iterable[Facts]) -> dict[Key, str]:
+def roles(processes: Iterable[Facts]) -> dict[ProcessKey, str]:
     """The role of each process that is watched; the others are left out.
 
     Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers.
@@ -78,13 +79,14 @@ def roles(processes: Iterable[Facts]) -> dict[Key, str]:
 
 
 class _Assignment:
-    def __init__(self, known: Mapping[Key, Facts]) -> None:
+    def __init__(self, known: Mapping[ProcessKey, Facts]) -> None:
         self.known = known
         self.ranks = {key: ranks_of(facts.environ) for key, facts in known.items()}
-        self.role: dict[Key, str] = {}
+        self.role: dict[ProcessKey, str] = {}
 
     def ancestors(self, facts: Facts) -> list[Facts]:
-        return [self.known[(pid, start)] for pid, start, _ in facts.ancestors if (pid, start) in self.known]
+        keys = (ProcessKey(pid, start) for pid, start, _ in facts.ancestors)
+        return [self.known[key] for key in keys if key in self.known]
 
     def decide(self, facts: Facts) -> None:
         role = self._role(facts)
@@ -142,7 +144,7 @@ class _Assignment:
                 if self.role.get(above.key) == "trainer" and not trains:
                     self.role[above.key] = "launcher"
 
-    def watched(self) -> dict[Key, str]:
+    def watched(self) -> dict[ProcessKey, str]:
         needed = {
             (pid, start)
             for key, role in self.role.items()

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from probing.daemon.processes.facts import Facts, Key
+from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, on_one_node, restarts_of
+from probing.daemon.source import ProcessKey
 
 __all__ = ("Runs", "anchor_of")
 
@@ -26,7 +27,7 @@ class _Run:
 
     name: str
     taken: set[int] = field(default_factory=set)
-    live: set[Key] = field(default_factory=set)
+    live: set[ProcessKey] = field(default_factory=set)
 
 
 class Runs:
@@ -36,7 +37,7 @@ class Runs:
         self._boot_id = boot_id
         self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
 
-    def name(self, facts: Facts, job: Job, launcher: Key | None, rank: int | None, container: str | None) -> str:
+    def name(self, facts: Facts, job: Job, launcher: ProcessKey | None, rank: int | None, container: str | None) -> str:
         """The run of a trainer. Call it once for a process, for older processes first."""
         restarts = restarts_of(facts.environ)
         if job.unique:
@@ -57,7 +58,7 @@ class Runs:
             runs.append(run)
         self._enter(run, facts.key, rank)
 
-    def ended(self, key: Key) -> None:
+    def ended(self, key: ProcessKey) -> None:
         """The process ended; a run without live processes can no longer be joined."""
         for place, runs in list(self._of_job.items()):
             for run in runs:
@@ -79,12 +80,12 @@ class Runs:
         self._enter(run, facts.key, rank)
         return run.name
 
-    def _enter(self, run: _Run, key: Key, rank: int | None) -> None:
+    def _enter(self, run: _Run, key: ProcessKey, rank: int | None) -> None:
         run.live.add(key)
         if rank is not None:
             run.taken.add(rank)
 
-    def _anchor(self, key: Key) -> str:
+    def _anchor(self, key: ProcessKey) -> str:
         return anchor_of(self._boot_id, f"{key[0]}:{key[1]}")
 
 

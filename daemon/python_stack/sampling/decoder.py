@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from probing.daemon.python_stack.sampling.codes import CodeKey
-from probing.daemon.python_stack.sampling.processes import Key, Sampled
+from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import UNRESOLVED, code_keys
+from probing.daemon.source import ProcessKey
 
 __all__ = ("Decoder", "Peeked", "SampleRing")
 
@@ -32,7 +33,7 @@ GIVEN_UP_S = 30.0
 _PEEK_BYTES = 1 << 20
 _MAX_SEEN = 65_536
 _log = logging.getLogger(__name__)
-Missing = dict[Key, list[CodeKey]]
+Missing = dict[ProcessKey, list[CodeKey]]
 
 
 class Peeked(Protocol):
@@ -79,9 +80,9 @@ class Decoder:
     def __init__(
         self,
         ring: SampleRing,
-        find: Callable[[Key], Sampled],
+        find: Callable[[ProcessKey], Sampled],
         fetch: Callable[[Sampled, list[CodeKey]], None],
-        unresolved: Callable[[set[Key]], None],
+        unresolved: Callable[[set[ProcessKey]], None],
     ) -> None:
         self._ring = ring
         self._find = find
@@ -188,19 +189,20 @@ class Decoder:
     def _missing(self, records: npt.NDArray[Any]) -> Missing:
         if len(self._seen) > _MAX_SEEN:
             self._seen.clear()
-        missing: dict[Key, dict[CodeKey, None]] = {}
-        unresolved: set[Key] = set()
+        missing: dict[ProcessKey, dict[CodeKey, None]] = {}
+        unresolved: set[ProcessKey] = set()
         looked: set[tuple[int, int, int]] = set()
         columns = (records[name].tolist() for name in ("tgid", "start_ns", "hash", "kind"))
         for index, (pid, start_ns, hashed, kind) in enumerate(zip(*columns, strict=True)):
             stack = (pid, start_ns, hashed)
             if kind == UNRESOLVED:
-                unresolved.add((pid, start_ns))
+                unresolved.add(ProcessKey(pid, start_ns))
             elif stack not in self._seen and stack not in looked:
                 looked.add(stack)
-                process, codes = self._find((pid, start_ns)), code_keys(records[index])
+                key, codes = ProcessKey(pid, start_ns), code_keys(records[index])
+                process = self._find(key)
                 if lacking := process.codes.missing(codes, time.monotonic()):
-                    missing.setdefault((pid, start_ns), {}).update(dict.fromkeys(lacking))
+                    missing.setdefault(key, {}).update(dict.fromkeys(lacking))
                 elif all(process.codes.get(code) for code in codes):
                     self._seen.add(stack)
         if unresolved:

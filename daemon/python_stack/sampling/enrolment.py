@@ -14,10 +14,10 @@ from probing.api.errors import CorruptTarget, ProbingError
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.decoder import SampleRing
 from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption, OffCpuKernel, ReadChecks
-from probing.daemon.python_stack.sampling.processes import NAME, Key, KnownProcesses
+from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.source import Loss
+from probing.daemon.source import Loss, ProcessKey
 
 __all__ = ("Enrolled", "Enrolment", "Kernel", "Rates")
 
@@ -112,7 +112,7 @@ class Enrolment:
             self._kernel.clear()
             self._clock = Rates()
 
-    def bring_up(self, key: Key, process: Enrolled, rates: Rates, is_current: Callable[[], bool]) -> bool:
+    def bring_up(self, key: ProcessKey, process: Enrolled, rates: Rates, is_current: Callable[[], bool]) -> bool:
         """Have the process sampled at ``rates``; returns whether its threads or its being sampled changed.
 
         Nothing changes when ``is_current()`` is False by then. Raises ProbingError.
@@ -149,7 +149,7 @@ class Enrolment:
             self._lose(key, process, no_room, self._kernel.room[0])
         return changed
 
-    def adopt(self, key: Key, process: Enrolled) -> bool:
+    def adopt(self, key: ProcessKey, process: Enrolled) -> bool:
         """Have the programs know of threads off the CPU; returns whether some are still unknown to them."""
         state = self._known.find(key)
         if not process.added or not process.rates.off_cpu or state.runtime is None:
@@ -160,7 +160,7 @@ class Enrolment:
             self._lose(key, process, process.adopted.no_room, self._kernel.room[1])
         return bool(process.adopted.left)
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: ProcessKey) -> None:
         """Sample the process no more."""
         self._change(partial(self._kernel.remove, *key))
 
@@ -176,7 +176,7 @@ class Enrolment:
 
         self._change(change)
 
-    def _scan(self, key: Key, runtime: RuntimeInfo) -> dict[str, Any]:
+    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> dict[str, Any]:
         try:
             return self._readers.call(
                 "threads", pid=key[0], start_ns=key[1], timeout=2 * SCAN_S,
@@ -187,7 +187,7 @@ class Enrolment:
             self._known.unprepare(self._known.find(key))
             raise
 
-    def _lose(self, key: Key, process: Enrolled, count: int, room: int) -> None:
+    def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
         # Since the last scan at most.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until

@@ -15,6 +15,7 @@ from probing.api.errors import AttachError, UnsupportedTarget
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.session import Session
 from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.source import ProcessKey
 
 __all__ = ("SampledProcesses",)
 
@@ -25,8 +26,6 @@ _WINDOW = 128
 _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
-
-_Key = tuple[int, int]
 
 # Parts of the room for threads: one process must leave others some.
 _SHARES = 4
@@ -42,7 +41,7 @@ class SampledProcesses:
         self._processes, self._threads = session.maps["python_processes"], session.maps["python_threads"]
         self._seen = session.maps["python_seen"]
         self._written: dict[int, tuple[int, Any]] = {}
-        self._tids: dict[_Key, dict[int, tuple[int, int]]] = {}
+        self._tids: dict[ProcessKey, dict[int, tuple[int, int]]] = {}
 
     @property
     def room(self) -> int:
@@ -82,8 +81,9 @@ class SampledProcesses:
         """
         if self._written.get(pid, (0,))[0] != start_ns:
             return 0
-        before = self._tids.get((pid, start_ns), {})
-        self._forget((pid, start_ns), before.keys() - threads.keys())
+        key = ProcessKey(pid, start_ns)
+        before = self._tids.get(key, {})
+        self._forget(key, before.keys() - threads.keys())
         now: dict[int, tuple[int, int]] = {}
         value = np.zeros((), self._threads.value)
         value["start_ns"] = start_ns
@@ -93,12 +93,13 @@ class SampledProcesses:
                 if len(now) >= self.room or not _put(self._threads, tid, value):
                     continue
             now[tid] = thread
-        self._tids[pid, start_ns] = now
+        self._tids[key] = now
         return len(threads) - len(now)
 
     def remove(self, pid: int, start_ns: int) -> None:
         """Stop sampling the process; one that is not sampled is ignored."""
-        self._forget((pid, start_ns), self._tids.pop((pid, start_ns), {}))
+        key = ProcessKey(pid, start_ns)
+        self._forget(key, self._tids.pop(key, {}))
         written = self._written.get(pid)
         if written is not None and written[0] == start_ns:
             del self._written[pid]
@@ -123,7 +124,7 @@ class SampledProcesses:
             )
         self._written[pid] = (start_ns, value)
 
-    def _forget(self, key: _Key, tids: Any) -> None:
+    def _forget(self, key: ProcessKey, tids: Any) -> None:
         for tid in tids:
             # The number may be that of another process's thread by now.
             value = self._threads.lookup(tid)

@@ -11,12 +11,10 @@ from typing import Protocol
 from probing.daemon.python_stack.sampling.codes import KnownCodes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, ProcessKey
 
-__all__ = ("NAME", "Key", "KnownProcesses", "Runtimes", "Sampled")
+__all__ = ("NAME", "KnownProcesses", "Runtimes", "Sampled")
 
-Key = tuple[int, int]
-"""(pid, start_ns); equal to the ``ProcessKey`` of the same process."""
 NAME = "python_samples"
 """Name of the source, also in losses."""
 # The state of a process that ended is kept until its last samples were drained.
@@ -40,7 +38,7 @@ class Sampled:
     ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: of threads, by tid.
     """
 
-    key: Key
+    key: ProcessKey
     identity: Identity | None = None
     runtime: RuntimeInfo | None = None
     layout: Layout | None = None
@@ -56,10 +54,10 @@ class KnownProcesses:
     def __init__(self, runtimes: Runtimes) -> None:
         self._runtimes = runtimes
         self._lock = threading.Lock()
-        self._known: dict[Key, Sampled] = {}
-        self._ended: OrderedDict[Key, float] = OrderedDict()
+        self._known: dict[ProcessKey, Sampled] = {}
+        self._ended: OrderedDict[ProcessKey, float] = OrderedDict()
 
-    def find(self, key: Key) -> Sampled:
+    def find(self, key: ProcessKey) -> Sampled:
         """The state of a process. A process that ``started`` never named is dropped like one that ended."""
         with self._lock:
             process = self._known.get(key)
@@ -68,13 +66,13 @@ class KnownProcesses:
                 self._end(key)
             return process
 
-    def started(self, key: Key) -> None:
+    def started(self, key: ProcessKey) -> None:
         """The process lives: its state is kept."""
         with self._lock:
             self._known.setdefault(key, Sampled(key))
             self._ended.pop(key, None)
 
-    def ended(self, key: Key) -> None:
+    def ended(self, key: ProcessKey) -> None:
         """The process exited, or runs another program."""
         with self._lock:
             if (process := self._known.get(key)) is not None:
@@ -96,7 +94,7 @@ class KnownProcesses:
         process.runtime = None
         self._runtimes.forget(*process.key)
 
-    def _end(self, key: Key) -> None:
+    def _end(self, key: ProcessKey) -> None:
         now = time.monotonic()
         self._ended[key] = now
         self._ended.move_to_end(key)

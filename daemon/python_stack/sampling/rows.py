@@ -18,8 +18,8 @@ from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.python_stack.sampling.codes import CodeKey
-from probing.daemon.python_stack.sampling.processes import NAME, Key, Sampled
-from probing.daemon.source import Loss, Processes, Sink
+from probing.daemon.python_stack.sampling.processes import NAME, Sampled
+from probing.daemon.source import Loss, Processes, ProcessKey, Sink
 
 __all__ = ("GRID_NS", "UNRESOLVED", "SampleRows", "code_keys", "stack_id_of")
 
@@ -63,7 +63,7 @@ class SampleRows:
     ``find`` returns the state of a process, ``processes`` its identity.
     """
 
-    def __init__(self, node: str, processes: Processes, find: Callable[[Key], Sampled], sink: Sink) -> None:
+    def __init__(self, node: str, processes: Processes, find: Callable[[ProcessKey], Sampled], sink: Sink) -> None:
         self._node = node
         self._processes = processes
         self._find = find
@@ -81,7 +81,7 @@ class SampleRows:
             return {}
         # Column by column: a record has 2 KB.
         first = {name: records[name][groups.first] for name in ("tgid", "start_ns", "tid", "kind", "flags")}
-        keys = [*zip(first["tgid"].tolist(), first["start_ns"].tolist(), strict=True)]
+        keys = list(map(ProcessKey, first["tgid"].tolist(), first["start_ns"].tolist()))
         known = {key: self._find(key) for key in dict.fromkeys(keys)}
         stacks, rows, undecoded = self._stacks(records, groups, [known[key] for key in keys], pair)
         self._lose_undecoded(records, groups, undecoded, pair)
@@ -128,8 +128,8 @@ class SampleRows:
         self,
         first: dict[str, Array],
         groups: _Groups,
-        keys: Sequence[Key],
-        known: dict[Key, Sampled],
+        keys: Sequence[ProcessKey],
+        known: dict[ProcessKey, Sampled],
         stacks: Sequence[int],
         pair: ClockPair,
     ) -> pa.RecordBatch:

@@ -32,7 +32,7 @@ from probing.daemon.python_stack.sampling.programs import (
 from probing.daemon.python_stack.sampling.rows import SampleRows
 from probing.daemon.python_stack.sampling.watch import SampledWatch, Settings
 from probing.daemon.python_stack.source import PythonStacks
-from probing.daemon.source import Identity, ProbeSlot, Processes, Refused, RingConsumer, Sink, Source
+from probing.daemon.source import Identity, ProbeSlot, Processes, ProcessKey, Refused, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("PythonSampler", "SamplerKernel")
@@ -165,13 +165,13 @@ class PythonSampler(Source):
         if who.role in ROLES:
             self._watch.watch(who)
         else:
-            self._watch.leave((who.pid, who.start_ns))
+            self._watch.leave(who.key)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        self._watch.renew((pid, start_ns))
+        self._watch.renew(ProcessKey(pid, start_ns))
 
     def process_exited(self, who: Identity) -> None:
-        self._watch.leave((who.pid, who.start_ns))
+        self._watch.leave(who.key)
 
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
         """Read code objects. Those that are gone are given up; those of a slow process are left for a retry."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone
 from probing.daemon.python_stack.sampling.enrolment import Enrolled, Enrolment, Rates
-from probing.daemon.python_stack.sampling.processes import Key, KnownProcesses
-from probing.daemon.source import Identity
+from probing.daemon.python_stack.sampling.processes import KnownProcesses
+from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("SampledWatch", "Settings")
 
@@ -57,7 +57,7 @@ class SampledWatch:
         self._settings = settings
         # Guards what follows, and wakes the scheduling thread. The lock of the maps is never taken while it is held.
         self._changed = threading.Condition()
-        self._watched: dict[Key, _Watched] = {}
+        self._watched: dict[ProcessKey, _Watched] = {}
         self._running = False
         self._workers: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
@@ -110,7 +110,7 @@ class SampledWatch:
             watched.identity, watched.due = identity, time.monotonic()
             self._changed.notify_all()
 
-    def renew(self, key: Key) -> None:
+    def renew(self, key: ProcessKey) -> None:
         """The process runs another program now. Its new identity may arrive before or after."""
         with self._changed:
             watched = self._watched.get(key)
@@ -121,7 +121,7 @@ class SampledWatch:
         self._known.ended(key)
         self._known.started(key)
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: ProcessKey) -> None:
         """The process ended, or its role is no longer sampled."""
         with self._changed:
             if self._watched.pop(key, None) is None:
@@ -136,7 +136,7 @@ class SampledWatch:
                 watched.due = time.monotonic()
             self._changed.notify_all()
 
-    def unresolved(self, keys: set[Key]) -> None:
+    def unresolved(self, keys: set[ProcessKey]) -> None:
         """The programs sampled threads of these processes that are in no map: visit them soon."""
         with self._changed:
             for key in keys & self._watched.keys():
@@ -152,8 +152,8 @@ class SampledWatch:
             self._changed.notify_all()
 
     def _run(self, workers: ThreadPoolExecutor) -> None:
-        gone: set[Key] = set()
-        present: set[Key] = set()
+        gone: set[ProcessKey] = set()
+        present: set[ProcessKey] = set()
         while True:
             with self._changed:
                 if not self._running:
@@ -174,7 +174,7 @@ class SampledWatch:
             for key, watched in due:
                 workers.submit(self._visit, key, watched)
 
-    def _visit(self, key: Key, watched: _Watched) -> None:
+    def _visit(self, key: ProcessKey, watched: _Watched) -> None:
         began = time.monotonic()
         error: ProbingError | None = None
         try:

@@ -13,7 +13,8 @@ from sampler_records import SLOT, START, FakeRing, code, record
 from probing.daemon.python_stack.sampling import decoder as sampled_decoder
 from probing.daemon.python_stack.sampling.codes import CodeKey, SampledCode
 from probing.daemon.python_stack.sampling.decoder import Decoder
-from probing.daemon.python_stack.sampling.processes import Key, Sampled
+from probing.daemon.python_stack.sampling.processes import Sampled
+from probing.daemon.source import ProcessKey
 
 Until = Callable[..., Any]
 CODE, OTHER = 4096, 8192
@@ -24,16 +25,16 @@ class World:
 
     def __init__(self, ring: FakeRing) -> None:
         self.ring = ring
-        self.known: dict[Key, Sampled] = {}
+        self.known: dict[ProcessKey, Sampled] = {}
         self.readable: dict[CodeKey, SampledCode] = {}
         self.gone = False
         self.asked: list[list[CodeKey]] = []
-        self.unknown: set[Key] = set()
+        self.unknown: set[ProcessKey] = set()
         self.blocked = threading.Event()
         self.blocked.set()
         self.decoder = Decoder(ring, self.find, self.fetch, self.unknown.update)
 
-    def find(self, key: Key) -> Sampled:
+    def find(self, key: ProcessKey) -> Sampled:
         return self.known.setdefault(key, Sampled(key))
 
     def fetch(self, process: Sampled, codes: list[CodeKey]) -> None:

@@ -13,10 +13,10 @@ from sampler_records import FRAMES, SAMPLE, START, code, record
 
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
-from probing.daemon.python_stack.sampling.processes import Key, Sampled
+from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import GRID_NS, SampleRows, stack_id_of
 from probing.daemon.python_stack.walk.layouts import TABLE
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity, Loss, ProcessKey
 
 PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
 HOUR_NS = 3600 * 10**9
@@ -26,14 +26,14 @@ class World:
     """Processes with even pids are known, and sampled at 20 Hz."""
 
     def __init__(self, node: str = "n1") -> None:
-        self.known: dict[Key, Sampled] = {}
+        self.known: dict[ProcessKey, Sampled] = {}
         self.losses: list[Loss] = []
         self.rows = SampleRows(node, self, self.find, self)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return None if pid % 2 else Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2)
 
-    def find(self, key: Key) -> Sampled:
+    def find(self, key: ProcessKey) -> Sampled:
         if key not in self.known:
             self.known[key] = Sampled(key, layout=TABLE[3, 11], rate=0 if key[0] % 2 else 20)
         return self.known[key]
