@@ -104,7 +104,7 @@ class GlobalOptions:
     ] = False
 
     def settings(self) -> Settings:
-        """Raises UsageError for an unknown format, an empty list of nodes, a length of time that is none."""
+        """Raises UsageError for an unknown format, an empty list of nodes or a wrong length of time."""
         if self.output_format is not None and self.output_format not in FORMATS:
             raise UsageError(f"unknown format {self.output_format}", hint=f"one of {', '.join(FORMATS)}")
         return Settings(

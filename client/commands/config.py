@@ -48,7 +48,7 @@ class Options:
     reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False
 
     def change(self) -> Change:
-        """Raises UsageError where the options contradict each other."""
+        """Returns how the setting is to change. Raises UsageError where options contradict each other."""
         key, equals, _ = (self.what or "").partition("=")
         if key in _ADDRESSES:
             raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=_LISTEN)

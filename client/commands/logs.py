@@ -115,7 +115,7 @@ def _lines(rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     rank = "rank ?" if row["rank"] is None else f"rank {row['rank']}"
     left_out = f"  ({row['suppressed']:,} such lines before it were left out)" if row["suppressed"] else ""
-    # Hours to milliseconds; the day is in the other formats.
+    # The time of day; the other formats have the date.
     return f"{row['ts'][11:23]} {rank} {row['stream'] or '?'}: {row['line']}{left_out}"
 
 
@@ -127,5 +127,5 @@ def _enabled(cluster: Cluster) -> bool:
     try:
         return any(setting["value"] == "true" for setting in cluster.config("logs.enabled"))
     except NotFound:
-        # A daemon that cannot switch it on: no advice is better than a wrong one.
+        # This daemon has no such setting, so the advice would be wrong.
         return True

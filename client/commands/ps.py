@@ -85,7 +85,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _ended(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """The newest first."""
+    """Returns rows of processes that have ended, the newest first."""
     rows = recent(ended(cluster, where, since))
     if len(rows) == MOST:
         warn(f"only the last {MOST:,} are shown: ask for less with --since")

@@ -113,7 +113,7 @@ def _thread(thread: Thread) -> Iterator[str]:
 
 
 def _variable(variable: Variable) -> str:
-    """``name: type = value``, or why there is no value."""
+    """Returns ``name: type = value``, or why there is no value."""
     kind = f": {variable['type']}" if variable["type"] else ""
     if variable["value"] is None:
         return f"{variable['name']}{kind} ({variable['reason'] or 'not known'})"

@@ -53,7 +53,7 @@ def nearest(code: str) -> str:
 
 
 def _names(tree: ast.AST) -> list[str]:
-    """Dotted names that are only read, outermost first: no calls, no imports, no builtins."""
+    """Returns dotted names that are only read, outermost first: no calls, no imports, no builtins."""
     skipped = {alias.asname or alias.name.partition(".")[0] for node in ast.walk(tree)
                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}  # fmt: skip
     found = []

@@ -81,7 +81,7 @@ def run(settings: Settings, options: Options) -> None:
             _read(settings, cluster, watch)
             return
         changed = _started(cluster, watch) if options.watch else _ended(cluster, watch)
-        # Several pids change the interval of one node once.
+        # A setting that several changes return is shown once.
         found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in changed}
         write_settings(settings, list(found.values()))
     if options.watch and settings.format == "table":

@@ -1,4 +1,4 @@
-"""A profile that is asked for: which samples, of which time, compared with which others, written in which format."""
+"""Requests for profiles: the samples, their interval, what they are compared with, and the format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Selection:
     gil: bool = False
 
     def where(self) -> str:
-        """The condition on python.samples."""
+        """Returns the SQL condition on python.samples."""
         parts = [f"ts >= {_instant(self.since_at, self.since, self.shift)}"]
         parts.append(f"ts < {_instant(self.until_at, self.until, self.shift)}")
         if self.job:
@@ -67,7 +67,7 @@ class Selection:
         return f"since {begin}" if end == "now" else f"from {begin} until {end}"
 
     def span(self, now_ns: int) -> tuple[int, int]:
-        """Begin and end as CLOCK_REALTIME ns, for a query at ``now_ns``."""
+        """Returns begin and end as CLOCK_REALTIME ns, for a query at ``now_ns``."""
         now = now_ns / 1e9
         begin = self.since_at if self.since_at is not None else now - self.since
         end = self.until_at if self.until_at is not None else now - self.until
@@ -109,7 +109,7 @@ def at_times(selection: Selection, since: str | None, until: str | None) -> Sele
 
 
 def _date(text: str | None) -> float | None:
-    """An ISO 8601 instant as seconds since 1970, UTC unless it says otherwise; None for a length of time."""
+    """Returns an ISO 8601 instant, UTC by default, as seconds since 1970; None for a length of time."""
     if text is None or not re.match(r"\d{4}-\d\d-\d\d", text):
         return None
     try:

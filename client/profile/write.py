@@ -1,4 +1,4 @@
-"""A profile in the format that was asked for."""
+"""Writes profiles in the format of a request."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:
 
 
 def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
-    """A profile for each value of the labels ``by``, the largest first."""
+    """Returns a profile for each value of the labels ``by``, the largest first."""
     if not by:
         return [profile]
     names: dict[tuple[str, ...], list[int]] = {}

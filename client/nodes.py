@@ -1,0 +1,138 @@
+"""The nodes of a cluster: their addresses, connections, and one question to all of them at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from probing.api.errors import NotFound
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.settings import DEFAULT_TARGET
+from probing.client.wire.connection import Connection
+from probing.federation.execution.fanout import Gathered, fan_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ("Nodes",)
+
+T = TypeVar("T")
+_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
+
+
+class Nodes:
+    """``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
+
+    With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed.
+    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the address of
+    a node and the progress of its query. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        nodes: Sequence[str] = (),
+        all_nodes: bool = False,
+        strict: bool = False,
+        token: str = "",
+        timeout: float = 30.0,
+        max_bytes: int = 256 << 20,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self.strict = strict
+        self.max_bytes = max_bytes
+        self.outcomes: list[Gathered[Any]] = []
+        self.watch: Callable[[str, pb.QueryProgress], None] | None = None
+        self._nodes = tuple(nodes)
+        self._all_nodes = all_nodes
+        self._token = token
+        self._lock = threading.Lock()
+        self._connections: dict[str, Connection] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    @property
+    def many(self) -> bool:
+        """Whether questions go to more nodes than the target."""
+        return bool(self._nodes) or self._all_nodes
+
+    def connection(self, address: str) -> Connection:
+        with self._lock:
+            if address not in self._connections:
+                self._connections[address] = Connection(address, token=self._token)
+            return self._connections[address]
+
+    def addresses(self) -> tuple[str, ...]:
+        """Returns the addresses that are asked. Raises PeerError where the target does not answer for its peers."""
+        if not self.many:
+            return (self.target,)
+        if not self._nodes:
+            self._nodes = self._peers()
+        return self._nodes
+
+    def asked(self, sql: str) -> tuple[str, ...]:
+        """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""
+        from probing.federation.sql.names import wants_all_nodes
+
+        if self.many:
+            return self.addresses()
+        return self._peers() if wants_all_nodes(sql) else ()
+
+    def _peers(self) -> tuple[str, ...]:
+        target = self.connection(self.target)
+        own = target.status(self.timeout).node
+        peers = target.peers(self.timeout).peers
+        others = [peer.address for peer in peers if peer.address and peer.node != own]
+        return tuple(dict.fromkeys([self.target, *others]))
+
+    def cancel(self) -> None:
+        """Ends the queries in flight, here and at the nodes."""
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.cancel()
+
+    def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
+        """Calls ``ask(connection, seconds)``, which returns a node's name and answer, for every node at once."""
+        gathered = fan_out(self.addresses(), lambda a, seconds: ask(self.connection(a), seconds), self.timeout)
+        self.outcomes.append(gathered)
+        gathered.require(strict=self.strict)
+        return gathered
+
+    def some(self, ask: Callable[[Connection, float], _R]) -> list[_R]:
+        """Returns the replies of the nodes that do not raise NotFound. Raises it where all do."""
+        missing: list[NotFound] = []
+
+        def attempt(connection: Connection, seconds: float) -> tuple[str, _R | None]:
+            try:
+                reply = ask(connection, seconds)
+            except NotFound as e:
+                # Another node may have it.
+                missing.append(e)
+                return connection.address, None
+            return reply.node, reply
+
+        replies = [a.value for a in self.each(attempt).answered if a.value is not None]
+        if not replies and missing:
+            raise missing[0]
+        return replies
+
+    def watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:
+        watch = self.watch
+        return None if watch is None else lambda progress: watch(address, progress)

@@ -1,0 +1,211 @@
+"""Queries of one node, or of many nodes as if they were one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Container, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from probing.api.wire import MAX_STATEMENTS
+from probing.client.nodes import Nodes
+from probing.client.wire.connection import Connection
+from probing.federation.execution.answer import Answer, Reply, Rows
+from probing.federation.execution.fanout import Answered, Gathered
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from probing.api.tables.schema import View
+    from probing.client.wire.stream import Stream
+    from probing.federation.planning.split import Plan
+
+__all__ = ("Queries",)
+
+_USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
+_USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
+_VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
+
+
+class Queries(Nodes):
+    """SQL over the tables of the nodes."""
+
+    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+        """Returns the rows of one SELECT: of the target, or over the union of all nodes' tables.
+
+        ``params`` are the values of ``$name`` in it, of the types that federation.parameters.bind lists.
+        """
+        return self.answer(sql, params).table
+
+    def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
+        """As ``query``, but returns an iterator of record batches: close it, or use it in ``with``.
+
+        Rows of many nodes are streamed where they need not be merged; a merged answer (ORDER BY, DISTINCT, LIMIT,
+        aggregates, joins) is held in memory, and bounded by ``max_bytes``.
+        """
+        text = _bound(sql, params)
+        asked = self.asked(text)
+        if not asked:
+            return self._stream_one(text)
+        from probing.federation.execution.streams import concatenates, pour
+
+        split = self.plan(text)
+        if not concatenates(split):
+            return _held(self._merged(split, asked))
+        return pour(
+            split, asked, self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append
+        )
+
+    def _stream_one(self, sql: str) -> Rows:
+        stream = self._open(self.target, sql, self.timeout)
+        warnings: list[str] = []
+
+        def batches() -> Generator[pa.RecordBatch, None, None]:
+            with stream:
+                yield from stream
+            gathered: Gathered[int] = Gathered((self.target,))
+            gathered.answered.append(Answered(self.target, stream.node, stream.rows))
+            self.outcomes.append(gathered)
+            warnings.extend(f"{stream.node}: {warning}" for warning in dict.fromkeys(stream.warnings))
+
+        try:
+            return Rows(stream.schema, batches(), warnings, stream.close)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _open(self, address: str, sql: str, seconds: float) -> Stream:
+        return self.connection(address).stream(sql, seconds, watch=self.watching(address), strict=self.strict)
+
+    def query_each(self, sql: str) -> list[pa.Table]:
+        """Returns the rows of one SELECT for each node by itself, unmerged."""
+        if not self.many:
+            return [self.query(sql)]
+
+        def ask(connection: Connection, seconds: float) -> tuple[str, pa.Table]:
+            reply = connection.query(sql, seconds, self.max_bytes, strict=self.strict)
+            return reply.node, reply.table
+
+        return [answered.value for answered in self.each(ask).answered]
+
+    def query_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, pa.Table]:
+        """Returns the rows of each of ``statements`` (SQL by name), by one request to each node over one snapshot.
+
+        Many nodes answer over the union of their tables, as in ``query``; the statements named in ``each`` are answered
+        by each node alone, as in ``query_each``, and their rows are concatenated. No statement may name ``global.``
+        tables.
+        """
+        if self.many:
+            return self._merged_all(statements, each)
+        replies = self._node_all(self.target, statements, self.timeout)
+        gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
+        gathered.answered.append(Answered(self.target, replies[0].node, tuple(replies)))
+        self.outcomes.append(gathered)
+        return {name: reply.table for name, reply in zip(statements, replies, strict=True)}
+
+    def _merged_all(self, statements: Mapping[str, str], each: Container[str]) -> dict[str, pa.Table]:
+        from probing.federation.execution.merge import run_all
+        from probing.federation.planning.split import each_node
+
+        now_ns = time.time_ns()
+        plans = {
+            name: each_node(sql, now_ns) if name in each else self.plan(sql, now_ns)
+            for name, sql in statements.items()
+        }  # fmt: skip
+        answers = run_all(
+            plans, self.addresses(), self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
+            strict=self.strict, watch=self.outcomes.append,
+        )  # fmt: skip
+        return {name: answer.table for name, answer in answers.items()}
+
+    def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
+        """Asks one node; more than MAX_STATEMENTS statements take several requests."""
+        names = list(statements)
+        if len(names) == 1:
+            return [self._node(address, statements[names[0]], seconds)]
+        deadline = time.monotonic() + seconds
+        replies: list[Reply] = []
+        for first in range(0, len(names), MAX_STATEMENTS):
+            asked = {name: statements[name] for name in names[first : first + MAX_STATEMENTS]}
+            left = max(deadline - time.monotonic(), 0.001)
+            replies += self.connection(address).query_all(
+                asked, left, self.max_bytes, self.watching(address), strict=self.strict
+            )
+        return replies
+
+    def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
+        """As ``query``, with the outcome of each node."""
+        text = _bound(sql, params)
+        if asked := self.asked(text):
+            return self._merged(self.plan(text), asked)
+        reply = self._node(self.target, text, self.timeout)
+        gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
+        gathered.answered.append(Answered(self.target, reply.node, (reply,)))
+        self.outcomes.append(gathered)
+        return Answer(reply.table, gathered)
+
+    def _merged(self, split: Plan, asked: tuple[str, ...]) -> Answer:
+        from probing.federation.execution.merge import run_all
+
+        return run_all(
+            {"": split}, asked, self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
+            strict=self.strict, watch=self.outcomes.append,
+        )[""]  # fmt: skip
+
+    def plan(self, sql: str, now_ns: int | None = None) -> Plan:
+        """Returns how a query of many nodes is split; ``now_ns`` (UTC ns) replaces the present time in it.
+
+        Raises QueryRejected, NotFound, QueryError.
+        """
+        from probing.api.tables.views import VIEWS
+        from probing.federation.planning.split import plan
+        from probing.federation.sql.names import names_user_views
+
+        now = time.time_ns() if now_ns is None else now_ns
+        views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
+        if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
+            return plan(sql, now, views=views)
+        # Only the nodes know the tables of users' probes.
+        from probing.federation.planning.catalog import Catalog, api_schemas
+
+        catalog = Catalog({**api_schemas(), **self._user_schemas()})
+        try:
+            return plan(sql, now, catalog, views)
+        finally:
+            catalog.close()
+
+    def _views(self) -> dict[str, View]:
+        """Returns the target's views of users; all nodes are asked by their definitions."""
+        from probing.federation.sql.views import views_from
+
+        return views_from(self._node(self.target, _VIEWS, self.timeout).table.to_pylist())
+
+    def _user_schemas(self) -> dict[str, pa.Schema]:
+        """Returns the union of the nodes' columns for each table of a user's probe."""
+        from pyarrow import schema, type_for_alias
+
+        columns: dict[str, dict[str, pa.DataType]] = {}
+        for table in self.query_each(_USER_COLUMNS):
+            for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
+                columns.setdefault(f"user.{name}", {}).setdefault(column, type_for_alias(kind))
+        return {name: schema(list(own.items())) for name, own in columns.items()}
+
+    def _node(self, address: str, sql: str, seconds: float) -> Reply:
+        return self.connection(address).query(
+            sql, seconds, self.max_bytes, self.watching(address), strict=self.strict
+        )
+
+
+def _bound(sql: str, params: Mapping[str, Any] | None) -> str:
+    if not params and "$" not in sql:
+        return sql
+    from probing.federation.sql.parameters import bind
+
+    return bind(sql, params or {})
+
+
+def _held(answer: Answer) -> Rows:
+    def batches() -> Generator[pa.RecordBatch, None, None]:
+        yield from answer.table.to_batches()
+
+    return Rows(answer.table.schema, batches(), answer.warnings)
