@@ -25,7 +25,7 @@ from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
-from probing.daemon.store.log.records import Positions, RingPosition
+from probing.daemon.store.format import Positions, RingPosition
 
 __all__ = ("DrainLoop", "Log", "Positions")
 

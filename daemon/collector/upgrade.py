@@ -12,7 +12,7 @@ from probing.daemon.bpf.session import Foreign
 from probing.daemon.clock import Clock
 from probing.daemon.collector.drain import Log
 from probing.daemon.source import Loss, RingConsumer, Sink
-from probing.daemon.store.log.records import RingPosition
+from probing.daemon.store.format import RingPosition
 
 __all__ = ("take_over",)
 

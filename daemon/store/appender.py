@@ -13,8 +13,9 @@ from probing.api.errors import FormatError, StoreError, StoreFull
 from probing.daemon.clock import ClockPair
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.disk_errors import NO_SPACE, store_error
+from probing.daemon.store.format import Positions
 from probing.daemon.store.log.parts import WAL_DIR, PartWriter, part_path
-from probing.daemon.store.log.records import PartHeader, Positions
+from probing.daemon.store.log.records import PartHeader
 from probing.daemon.store.maintenance.space import Space
 from probing.daemon.store.recovery.directory import Recovered
 

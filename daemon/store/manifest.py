@@ -16,7 +16,7 @@ from typing import Any
 
 from probing.api.errors import FormatError
 from probing.daemon.store.files import Files, write_all
-from probing.daemon.store.log.records import (
+from probing.daemon.store.format import (
     FORMAT_VERSION,
     MAX_NUMBER,
     MAX_PART,

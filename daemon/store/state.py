@@ -5,47 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
 from probing.daemon.store.leases import Leases
 from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
 from probing.daemon.store.manifest import Segment
+from probing.daemon.store.status import StateStatus, status_by_table
 
-__all__ = ("StateStatus", "StoreState", "TableStatus")
+__all__ = ("StoreState",)
 
 _MAX_LOSSES = 1000
-
-
-class TableStatus(TypedDict):
-    """The segments of one table; ``ts_min`` is their first ``ts``, UTC ns."""
-
-    segments: int
-    bytes: int
-    rows: int
-    ts_min: int
-
-
-class StateStatus(TypedDict):
-    """JSON-able. ``state`` is "running" or "degraded" for ``reason``; counts are since the start."""
-
-    state: str
-    reason: str
-    bytes: int
-    segment_bytes: int
-    log_bytes: int
-    segments: int
-    parts: int
-    tables: dict[str, TableStatus]
-    leases: int
-    records: int
-    rows: int
-    sealed_parts: int
-    dropped_segments: int
-    dropped_rows: int
-    merged_segments: int
-    merged_rows: int
 
 
 class StoreState:
@@ -223,7 +193,7 @@ class StoreState:
             "log_bytes": log_bytes,
             "segments": len(segments),
             "parts": len(parts),
-            "tables": _by_table(segments),
+            "tables": status_by_table(segments),
             "leases": leases,
             "records": self._records,
             "rows": self._rows,
@@ -257,14 +227,3 @@ class StoreState:
         with self._lock:
             self._held.pop(path, None)
         return True
-
-
-def _by_table(segments: Iterable[Segment]) -> dict[str, TableStatus]:
-    tables: dict[str, TableStatus] = {}
-    for s in segments:
-        table = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
-        table["segments"] += 1
-        table["bytes"] += s.size
-        table["rows"] += s.rows
-        table["ts_min"] = min(table["ts_min"], s.ts_min)
-    return tables

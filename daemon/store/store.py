@@ -15,19 +15,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from probing.api.errors import FormatError, ProbingError, StoreError
+from probing.api.errors import FormatError, StoreError
 from probing.api.tables import TABLES, Table
 from probing.daemon.clock import Clock, ClockPair, SystemClock
 from probing.daemon.source import Loss
 from probing.daemon.store.appender import Appender
+from probing.daemon.store.background import Background
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.disk_errors import store_error
 from probing.daemon.store.files import Files, SystemFiles, lock_directory
+from probing.daemon.store.format import Positions
 from probing.daemon.store.jobs.worker import LocalWorker, Worker
 from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.parts import WAL_DIR
-from probing.daemon.store.log.records import Positions
 from probing.daemon.store.log.streams import conform
 from probing.daemon.store.maintenance.compaction import Compactor
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
@@ -40,20 +41,13 @@ from probing.daemon.store.recovery.recover import recover
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR, SetAside
 from probing.daemon.store.segments.reader import read_segment
 from probing.daemon.store.snapshot import StoreSnapshot, make_snapshot
-from probing.daemon.store.state import StateStatus, StoreState
+from probing.daemon.store.state import StoreState
+from probing.daemon.store.status import StoreStatus
 
-__all__ = ("Store", "StoreStatus")
+__all__ = ("Store",)
 
 # For this long the process tries to make a deleted state directory again.
 _DELETED_NS = 10 * 1_000_000_000
-
-
-class StoreStatus(StateStatus):
-    """``set_aside`` files, ``torn_records`` found at the start, and ``foreign`` files that were left alone."""
-
-    set_aside: int
-    torn_records: int
-    foreign: list[str]
 
 
 class Store:
@@ -75,20 +69,17 @@ class Store:
         self._aside = aside
         self._lock_fd = lock_fd
         self._state = context.state
-        self._stop = threading.Event()
-        self._unsynced = threading.Event()
-        self._wake = threading.Event()
+        self._background = Background(self.sync, self.maintain, limits.sync_interval_s, context.state)
         self._editor = ManifestEditor(context, found.manifest, aside)
         self._space = Space(context, limits, self._editor, aside)
         self._sealer = Sealer(context, self._editor, self._space)
         self._quarantine = Quarantine(context, self._editor)
         self._compactor = Compactor(context, self._editor, self._space, self._quarantine)
-        self._appender = Appender(context, node, self._space, found, limits.part_bytes, self._wake.set)
+        self._appender = Appender(context, node, self._space, found, limits.part_bytes, self._background.wake)
         self._maintaining = threading.Lock()
         self._torn = found.torn
         self._foreign = tuple(found.foreign)
         self.recovery_losses: tuple[Loss, ...] = tuple(found.losses)
-        self._threads: list[threading.Thread] = []
         # Since when the directory is deleted and could not be made again, monotonic ns.
         self._deleted_since: int | None = None
 
@@ -136,7 +127,10 @@ class Store:
         with contextlib.suppress(StoreError):
             store._space.check()
         if background:
-            store._start()
+            # Before the first append, and before the start counts as complete: finds out whether there is space.
+            with contextlib.suppress(StoreError):
+                store._space.retain()
+            store._background.start()
         return store
 
     @property
@@ -158,7 +152,7 @@ class Store:
         more than a record holds.
         """
         self._appender.append(batches, positions, pair or self._context.clock.pair())
-        self._unsynced.set()
+        self._background.appended()
 
     def sync(self) -> None:
         """Makes everything appended so far survive a power cut. Raises StoreError."""
@@ -203,7 +197,8 @@ class Store:
         self._limits = limits
         self._appender.part_bytes = limits.part_bytes
         self._space.set_limits(limits)
-        self._wake.set()
+        self._background.sync_interval_s = limits.sync_interval_s
+        self._background.wake()
 
     def verify(self) -> list[str]:
         """Checks all segments against the manifest. Sets bad ones aside, each with a loss, and returns them."""
@@ -270,11 +265,7 @@ class Store:
 
     def close(self) -> None:
         """Syncs, stops the threads and unlocks the directory. The next start seals what is not sealed."""
-        self._stop.set()
-        self._wake.set()
-        self._unsynced.set()
-        for thread in self._threads:
-            thread.join()
+        self._background.stop()
         with self._maintaining:
             self._compactor.stop()
             self._context.worker.close()
@@ -321,37 +312,3 @@ class Store:
         with contextlib.suppress(OSError):
             return os.path.samestat(os.fstat(fd), (self._root / "lock").stat(follow_symlinks=False))
         return False
-
-    def _start(self) -> None:
-        # Before the first append, and before the start counts as complete: finds out whether there is space.
-        with contextlib.suppress(StoreError):
-            self._space.retain()
-        for name, target in (("store-sync", self._sync_loop), ("store-maintain", self._maintain_loop)):
-            thread = threading.Thread(target=target, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def _sync_loop(self) -> None:
-        while not self._stop.is_set():
-            # At once after the first record, so that nothing waits for the disk longer than the interval.
-            self._unsynced.wait()
-            self._unsynced.clear()
-            try:
-                self.sync()
-            except StoreError:
-                # The reason is in the status, and the next round tries again.
-                self._unsynced.set()
-            self._stop.wait(self._limits.sync_interval_s)
-
-    def _maintain_loop(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait(1.0)
-            self._wake.clear()
-            if self._stop.is_set():
-                return
-            try:
-                self.maintain()
-            except (ProbingError, pa.ArrowException) as e:
-                self._state.problems["maintain"] = str(e)
-            else:
-                self._state.problems.pop("maintain", None)

@@ -1,6 +1,7 @@
-"""Make the golden state directory of the format that this checkout writes: ``python tests/golden/make_store.py``.
+"""Makes the golden state directory of the present format: ``python tests/golden/make_store.py``.
 
-It is made once for a format version and committed; every later version must open it (tests/unit/test_store_golden.py).
+It is made once for each format version and committed. Every later version must open it
+(tests/unit/store/test_store_golden.py).
 It holds sealed segments of two days and two tables, a segment that was dropped, a log part with growing dictionaries
 and a torn last record.
 """
@@ -17,14 +18,14 @@ import pyarrow as pa
 from probing.api.tables import TABLES
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.log.records import FORMAT_VERSION
+from probing.daemon.store.format import FORMAT_VERSION
 
 START_NS = 1_790_000_000_000_000_000
 DAY_NS = 86_400_000_000_000
 
 
 def ops(first: int, count: int, ts_ns: int) -> list[dict[str, Any]]:
-    """Rows of ``comm.ops`` with text beyond ASCII, NULLs, and names that come up one after the other."""
+    """Returns rows of ``comm.ops`` with text beyond ASCII, NULLs, and a growing set of names."""
     return [
         {
             "node": "golden",

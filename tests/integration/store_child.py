@@ -1,4 +1,4 @@
-"""Writers that are killed: a numbered stream into a store, and a count of what was acknowledged that outlives them.
+"""Writers that are killed: each appends a numbered stream to a store, and counts the acknowledged rows outside itself.
 
 ``python store_child.py`` reads orders from stdin, so that a writer starts by a fork and not by half a second of
 imports: ``run DIRECTORY ROWS DIE_AT DIE_FROM`` starts a writer of at most so many rows a record, that kills itself at
@@ -34,7 +34,7 @@ LIMITS = StoreLimits(part_bytes=1 << 16, keep_free_bytes=0, max_age_s=1e9, sync_
 # Short: a kill shall come at any instant of a record.
 POLL_S = 0.0005
 # What a writer tells while it lives: rows acknowledged, records, ns until the store was open, pid.
-_TOLD = struct.Struct("<qqqq")
+_PROGRESS = struct.Struct("<qqqq")
 
 
 def batch(first: int, count: int) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ def batch(first: int, count: int) -> pa.RecordBatch:
 
 
 class DyingFiles(SystemFiles):
-    """The file system, until ``left`` changes are made: then the process is killed."""
+    """A file system that kills the process after ``left`` changes."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -88,8 +88,8 @@ class DyingFiles(SystemFiles):
         super().fsync_dir(path)
 
 
-def write(root: Path, rows: int, die_at: int, die_from: str, told: mmap.mmap) -> None:
-    """Append until the end."""
+def write(root: Path, rows: int, die_at: int, die_from: str, progress: mmap.mmap) -> None:
+    """Appends until the process ends."""
     files = DyingFiles()
     if die_from == "open":
         files.left = die_at
@@ -100,7 +100,7 @@ def write(root: Path, rows: int, die_at: int, die_from: str, told: mmap.mmap) ->
     opened = time.monotonic_ns() - begin
     done = store.positions.get("ring", {}).get("position", 0)
     records = 0
-    _TOLD.pack_into(told, 0, done, records, opened, os.getpid())
+    _PROGRESS.pack_into(progress, 0, done, records, opened, os.getpid())
     chance = random.Random(done)
     while lock:
         count = chance.randint(1, rows)
@@ -108,13 +108,13 @@ def write(root: Path, rows: int, die_at: int, die_from: str, told: mmap.mmap) ->
         store.append({"process.events": [batch(done, count)]}, position)
         done += count
         records += 1
-        _TOLD.pack_into(told, 0, done, records, opened, os.getpid())
+        _PROGRESS.pack_into(progress, 0, done, records, opened, os.getpid())
         if records == 1 and die_from == "load":
             files.left = die_at
 
 
-def serve(told: mmap.mmap) -> None:
-    """Orders from stdin, one writer at a time."""
+def serve(progress: mmap.mmap) -> None:
+    """Takes orders from stdin, for one writer at a time."""
     pid = 0
     for line in sys.stdin:
         order, *words = line.split()
@@ -122,7 +122,7 @@ def serve(told: mmap.mmap) -> None:
             pid = os.fork()
             if pid == 0:
                 try:
-                    write(Path(words[0]), int(words[1]), int(words[2]), words[3], told)
+                    write(Path(words[0]), int(words[1]), int(words[2]), words[3], progress)
                 finally:
                     os._exit(1)
         elif order == "kill":
@@ -133,36 +133,36 @@ def serve(told: mmap.mmap) -> None:
 
 
 class Writers:
-    """Starts writers, reads what they acknowledged, kills them. One at a time."""
+    """Starts writers one at a time, reads what they acknowledged, and kills them."""
 
     def __init__(self, folder: Path) -> None:
-        told = folder / "told"
-        told.write_bytes(bytes(mmap.PAGESIZE))
-        with open(told, "r+b") as file:
+        progress = folder / "progress"
+        progress.write_bytes(bytes(mmap.PAGESIZE))
+        with open(progress, "r+b") as file:
             self._told = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        command = [sys.executable, __file__, str(told)]
+        command = [sys.executable, __file__, str(progress)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     @property
     def acknowledged(self) -> int:
-        """Rows; -1 until the store is open."""
-        return int(_TOLD.unpack_from(self._told)[0])
+        """How many rows were acknowledged; -1 until the store is open."""
+        return int(_PROGRESS.unpack_from(self._told)[0])
 
     @property
     def records(self) -> int:
-        return int(_TOLD.unpack_from(self._told)[1])
+        return int(_PROGRESS.unpack_from(self._told)[1])
 
     @property
     def opened_ns(self) -> int:
-        """How long the store took to open."""
-        return int(_TOLD.unpack_from(self._told)[2])
+        """How long the store took to open, s."""
+        return int(_PROGRESS.unpack_from(self._told)[2])
 
     @property
     def pid(self) -> int:
-        return int(_TOLD.unpack_from(self._told)[3])
+        return int(_PROGRESS.unpack_from(self._told)[3])
 
     def start(self, root: Path, rows: int, die_at: int = 0, die_from: str = "open") -> None:
-        _TOLD.pack_into(self._told, 0, -1, 0, 0, 0)
+        _PROGRESS.pack_into(self._told, 0, -1, 0, 0, 0)
         self._tell(f"run {root} {rows} {die_at} {die_from}")
 
     def wait_until_open(self) -> None:
@@ -175,7 +175,7 @@ class Writers:
         self._end("kill")
 
     def wait_until_killed(self) -> None:
-        """For a writer that kills itself."""
+        """Waits for a writer that kills itself."""
         self._end("wait")
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Writers:
 
 
 def kill_once(writers: Writers, root: Path, chance: random.Random, records: int) -> int:
-    """A writer starts at ``root`` and is killed at a random instant; the rows that it had acknowledged then.
+    """Starts a writer at ``root`` and kills it at a random instant; returns the rows that it had acknowledged.
 
     Raises RuntimeError when it ends otherwise, AssertionError when the store does not open in time.
     """
@@ -220,8 +220,10 @@ def kill_once(writers: Writers, root: Path, chance: random.Random, records: int)
 
 
 def check(root: Path, acknowledged: int) -> int:
-    """That the store at ``root`` has the stream to at least ``acknowledged``, once, and takes a row more, which is
-    taken back by nobody; the rows there are. Raises AssertionError."""
+    """Checks that the store at ``root`` has each row of the stream once, to at least ``acknowledged``.
+
+    Appends one row more. Returns the number of rows found. Raises AssertionError.
+    """
     with Store.open(root, node="n1", limits=LIMITS, background=False) as store:
         found = sorted(store.rows("process.events", ["pid"]).column("pid").to_pylist())
         last = int(store.positions.get("ring", {}).get("position", 0))

@@ -1,4 +1,4 @@
-"""One life of a store, in which each change of a file fails in each way: what is left must be what was acknowledged.
+"""Runs a store in which each change of a file fails in each way: all acknowledged rows must survive.
 
 ``ways(trace)`` are all faults of a life of which ``trace`` are the changes; ``check(fault)`` lives it again with that
 fault, and then starts again. tests/soak/faults.py does all of them.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fault:
-    """``how`` the change with number ``step`` (from 1) goes wrong; ``path`` is only for who reads of it."""
+    """``how`` the change number ``step`` (from 1) fails; ``path`` is for messages only."""
 
     step: int
     how: str
@@ -61,8 +61,8 @@ def ids(store: Store) -> list[int]:
 
 @dataclass
 class Life:
-    """``acknowledged``: ids of appends that returned. ``asked``: those of the append that runs. ``synced``: what a
-    power cut must leave."""
+    """``acknowledged``: ids of appends that returned. ``asked``: ids of the append in progress. ``synced``: ids that
+    survive a power cut."""
 
     files: support.MemoryFiles
     acknowledged: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Life:
     dropped: int = 0
 
     def live(self) -> None:
-        """Two days of a store that is opened twice. What fails is tried again, as the daemon does."""
+        """Runs two days of a store that is opened twice. Failed calls are tried again, as in the daemon."""
         clock = support.clock()
         for first in (1, 101):
             store = _again(lambda: open_store(self.files, clock))
@@ -118,7 +118,7 @@ def _again(do: Callable[[], T]) -> T:
 
 
 def trace() -> list[tuple[str, Path]]:
-    """The changes of a life in which nothing fails."""
+    """Returns the changes of a run without failures."""
     files = support.MemoryFiles()
     found: list[tuple[str, Path]] = []
     files.fault = lambda n, operation, path: found.append((operation, path))
@@ -139,7 +139,7 @@ def ways(changes: list[tuple[str, Path]]) -> Iterator[Fault]:
 
 
 def check(fault: Fault) -> None:
-    """Raises AssertionError."""
+    """Raises AssertionError when an acknowledged row is lost or a row is doubled."""
     files = support.MemoryFiles()
     files.fault = lambda n, operation, path: _happens(fault) if n == fault.step else None
     life = Life(files)

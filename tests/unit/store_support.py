@@ -1,4 +1,4 @@
-"""A file system in memory that fails, stops and loses power where a test says so, and small tables to store in it."""
+"""A file system in memory that fails, stops and loses power at chosen points, and small tables to store in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ START_NS = 1_790_000_000_000_000_000
 
 
 def rows(ids: Iterable[int], ts_ns: int = START_NS, table: Table = SMALL) -> pa.RecordBatch:
-    """A batch with these ids, one ns apart, and names that differ from batch to batch."""
+    """Returns a batch with these ids, one ns apart, and names that differ from batch to batch."""
     ids = list(ids)
     columns = {
         "node": ["n1"] * len(ids),
@@ -50,7 +50,7 @@ def rows(ids: Iterable[int], ts_ns: int = START_NS, table: Table = SMALL) -> pa.
 
 
 def write_segment(files: Files, root: Path, table: str, date: str, parts: tuple[int, int], rows: pa.Table) -> Segment:
-    """A segment that no manifest names."""
+    """Writes a segment that no manifest names."""
     file = SegmentFile(files, root, segment_path(table, date, parts))
     made: Made | None = None
     for step in segment_steps(table, date, rows):
@@ -76,12 +76,12 @@ PAGE = 64
 
 
 class Crash(BaseException):
-    """The process dies here: no handler may run as if it did not."""
+    """The process dies here; a BaseException, so that no handler of errors catches it."""
 
 
 @dataclass(frozen=True)
 class Torn:
-    """Of a write, its first ``kept`` bytes (from its end, when negative) reach the file; then ``error`` is raised."""
+    """Only the first ``kept`` bytes of a write (from its end, when negative) reach the file; raises ``error``."""
 
     kept: int
     error: BaseException
@@ -93,7 +93,7 @@ def io_error(number: int = errno.EIO) -> OSError:
 
 @dataclass
 class Inode:
-    """``sizes``: those that the file has had since it was synced; each may be what the disk knows."""
+    """``sizes``: all sizes since the file was synced; after a power cut it may have any of them."""
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
@@ -111,9 +111,11 @@ Fault = Callable[[int, str, Path], "str | Torn | None"]
 
 
 class MemoryFiles:
-    """``fault(n, operation, path)`` is asked before the n-th operation that changes something: it may raise, or return
-    a ``Torn`` for a write, "short" (half of a write, then EIO), "whole" (all of it, then EIO) or "after" (the operation
-    is done, then Crash)."""
+    """``fault(n, operation, path)`` is called before the n-th operation that changes something.
+
+    It may raise, or return a ``Torn`` for a write, "short" (half of a write, then EIO), "whole" (all of it, then EIO)
+    or "after" (the operation, then Crash).
+    """
 
     def __init__(self) -> None:
         self.names: dict[Path, Inode] = {}
@@ -224,12 +226,15 @@ class MemoryFiles:
         return self.free, self.total
 
     def after_kill(self) -> MemoryFiles:
-        """What the next process finds: all that was written."""
+        """Returns the files that the next process finds: all that was written."""
         return self._next({p: bytes(i.data) for p, i in self.names.items()}, self.dirs)
 
     def after_power_cut(self, chance: random.Random) -> MemoryFiles:
-        """What may be found after a power cut. Of what was not synced, any part, in any order: of a file any of its
-        pages at any size that it had; of a folder any of its names, old or new; of a path any folder that is new."""
+        """Returns files that may be found after a power cut.
+
+        Unsynced changes survive in any part and order: any page of a file, at any size that it had; any old or new name
+        in a folder; any new folder.
+        """
         # A store's own folder is there from its installation on.
         first = min((d for d in self.dirs if d.parent in d.parents), key=lambda d: len(d.parts), default=None)
         old = self.durable_dirs | {d for d in self.dirs if first is not None and len(d.parts) <= len(first.parts)}
@@ -258,7 +263,7 @@ class MemoryFiles:
 
 
 def _cut_off(inode: Inode, chance: random.Random) -> bytes:
-    """A file whose pages were on their way to the disk."""
+    """Returns a file of which some unsynced pages reached the disk."""
     size = chance.choice(sorted({len(inode.durable), *inode.sizes}))
     if chance.random() < 0.5:
         size = min(size, max(len(inode.durable), chance.randint(0, len(inode.data) // PAGE + 1) * PAGE))

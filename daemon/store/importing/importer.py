@@ -15,12 +15,12 @@ import pyarrow as pa
 from probing.api.errors import FormatError, StoreError, UsageError
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.files import open_file
+from probing.daemon.store.format import RingPosition
 from probing.daemon.store.importing.duplicates import is_imported
 from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
 from probing.daemon.store.importing.rows import check_columns, physical_rows
 from probing.daemon.store.importing.sources import ImportProblem, Unit, find_units, unused
 from probing.daemon.store.importing.target import Target, acting_as, append_losses, check_space, open_target
-from probing.daemon.store.log.records import RingPosition
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.files import FILE_MODE, read_file
-from probing.daemon.store.log.records import Positions
+from probing.daemon.store.format import Positions
 
 __all__ = ("JOURNAL", "RING", "Entry", "Journal", "Span")
 

@@ -14,15 +14,8 @@ from probing.api.errors import FormatError
 from probing.api.tables import TABLES, Table
 from probing.daemon.clock import ClockPair
 from probing.daemon.store.files import Files, write_all
-from probing.daemon.store.log.records import (
-    PartHeader,
-    Positions,
-    cut_short,
-    pack_header,
-    pack_record,
-    scan,
-    unpack_header,
-)
+from probing.daemon.store.format import Positions
+from probing.daemon.store.log.records import PartHeader, cut_short, pack_header, pack_record, scan, unpack_header
 from probing.daemon.store.log.streams import StreamWriters
 
 __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number", "part_path", "scan_part")

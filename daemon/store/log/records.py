@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.daemon.clock import ClockPair
+from probing.daemon.store.format import (
+    FORMAT_VERSION,
+    MAX_NUMBER,
+    MAX_PART,
+    Positions,
+    checked_positions,
+    checked_table,
+    decoded,
+    newer_format,
+    number_in,
+)
 
 __all__ = (
-    "FORMAT_VERSION",
-    "MAX_NUMBER",
-    "MAX_PART",
     "PART_MAGIC",
     "Chunk",
-    "NewerFormat",
     "PartHeader",
-    "Positions",
     "Record",
-    "RingPosition",
     "ShortHeader",
-    "checked_positions",
-    "checked_table",
     "cut_short",
-    "decoded",
-    "newer_format",
-    "number_in",
     "pack_header",
     "pack_record",
     "scan",
     "unpack_header",
 )
 
-FORMAT_VERSION = 1
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-MAX_TABLE_NAME = 100
-# File names of parts have twelve digits; no store lives long enough to need the first one.
-MAX_PART = 10**11 - 1
-# Sequence numbers, times and counts must fit a signed 64-bit column.
-MAX_NUMBER = (1 << 63) - 1
 # Small drains are mostly Arrow metadata, and that mostly zeros. Compressing large ones costs more than it gains.
 COMPRESS_BELOW = 1 << 16
 
@@ -55,21 +48,6 @@ _HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, 
 _FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
 _CRC_END = 8
 _PLAIN, _ZSTD = 0, 1
-# The name of a table becomes the name of a folder.
-_TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
-
-
-class RingPosition(TypedDict, total=False):
-    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses."""
-
-    boot_id: str
-    map_id: int
-    position: int
-    lost: int
-
-
-# By the name of the ring.
-Positions = dict[str, RingPosition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +134,8 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
     return header, end
 
 
-class NewerFormat(FormatError):
-    """The state directory was written by a newer probingd, and must not be changed."""
-
-
 class ShortHeader(FormatError):
     """The part ends within its header: its writer died before the first record, so none is missing."""
-
-
-def newer_format(version: int) -> NewerFormat:
-    """Returns the error for a state directory of this newer format version."""
-    return NewerFormat(
-        f"the state directory has format {version}, newer than {FORMAT_VERSION}, the newest that this probingd knows",
-        hint="install the newer probingd again, or choose another --state-dir",
-    )
 
 
 def pack_record(
@@ -261,43 +227,6 @@ def _chunks(body: memoryview, listed: list[Any]) -> Iterator[Chunk]:
             raise ValueError("a chunk lies outside its record")
         yield Chunk(checked_table(table), body[at : at + length], number_in(rows, most=MAX_RECORD))
         at += length
-
-
-def decoded(text: bytes) -> dict[str, Any]:
-    """Returns the JSON object in ``text``. Raises ValueError for anything else."""
-    try:
-        value = json.loads(text)
-    except RecursionError as e:
-        raise ValueError("JSON is nested too deeply") from e
-    if not isinstance(value, dict):
-        raise ValueError("JSON is no object")
-    return value
-
-
-def checked_positions(value: Any) -> Positions:
-    """Returns ``value`` if it is a valid set of ring positions. Raises ValueError."""
-    if not isinstance(value, dict):
-        raise ValueError("positions are no object")
-    for position in value.values():
-        if not isinstance(position, dict) or not isinstance(position.get("boot_id", ""), str):
-            raise ValueError("a position is no object with a boot")
-        for name in ("map_id", "position", "lost"):
-            number_in(position.get(name, 0))
-    return cast(Positions, value)
-
-
-def checked_table(name: Any) -> str:
-    """Returns ``name`` if a table, and so its folder, can have it. Raises ValueError."""
-    if not isinstance(name, str) or len(name) > MAX_TABLE_NAME or not _TABLE.fullmatch(name):
-        raise ValueError(f"{str(name)[:80]!r} is no name of a table")
-    return name
-
-
-def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
-    """Returns ``value`` if it is an integer within these bounds. Raises ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError("a number is out of bounds")
-    return value
 
 
 def _json(value: Any) -> bytes:

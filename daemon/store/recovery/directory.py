@@ -10,8 +10,8 @@ from pathlib import Path
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
+from probing.daemon.store.format import Positions
 from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
-from probing.daemon.store.log.records import Positions
 from probing.daemon.store.manifest import MANIFEST, Manifest
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR, SetAside
 from probing.daemon.store.segments.paths import is_date_dir, segment_parts

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from probing.api.errors import FormatError
 from probing.daemon.source import Loss
+from probing.daemon.store.format import NewerFormat
 from probing.daemon.store.log.parts import TORN, ScannedPart, part_path, scan_part
-from probing.daemon.store.log.records import NewerFormat, ShortHeader
+from probing.daemon.store.log.records import ShortHeader
 from probing.daemon.store.recovery.directory import Directory, Recovered
 
 __all__ = ("scan_log", "take_parts")

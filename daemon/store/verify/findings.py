@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from probing.daemon.store.log.records import FORMAT_VERSION
+from probing.daemon.store.format import FORMAT_VERSION
 
 __all__ = ("Findings", "Problem")
 

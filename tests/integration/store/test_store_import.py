@@ -78,7 +78,7 @@ def a_row(i: int, node: str = "far") -> dict[str, Any]:
 
 
 def make_state(root: Path, rows: Sequence[dict[str, Any]], *, seal: bool, node: str = "far") -> Path:
-    """``rows`` in one more record of the state directory ``root``."""
+    """Appends ``rows`` as one record to the state directory ``root``."""
     with Store.open(root, node=node, limits=LIMITS, background=False) as store:
         store.append({"comm.ops": [batch_of("comm.ops", rows)]}, {})
         if seal:
@@ -87,7 +87,7 @@ def make_state(root: Path, rows: Sequence[dict[str, Any]], *, seal: bool, node: 
 
 
 def shown(rows: Rows) -> pa.Table:
-    """Rows of comm.ops as a query gives them, by the table's own SQL."""
+    """Returns rows of comm.ops as queries show them, by the table's own SQL."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -167,12 +167,12 @@ def test_files_that_cannot_be_taken_are_named(bring: Import, source: Path, tmp_p
     (tmp_path / "link.parquet").symlink_to(tmp_path / "half.parquet")
     files = [tmp_path / f"{name}.parquet" for name in ("half", "extra", "whose", "empty")]
     done = bring(source, *files, table="comm.ops")
-    told = {Path(p.path).name: p.what for p in done.problems}
-    assert set(told) == {damaged.name, *(path.name for path in files)}
-    assert "checksum" in told[damaged.name]
-    assert "t_done_hi" in told["half.parquet"]
-    assert "extra" in told["extra.parquet"]
-    assert "whose rows" in told["whose.parquet"]
+    problems = {Path(p.path).name: p.what for p in done.problems}
+    assert set(problems) == {damaged.name, *(path.name for path in files)}
+    assert "checksum" in problems[damaged.name]
+    assert "t_done_hi" in problems["half.parquet"]
+    assert "extra" in problems["extra.parquet"]
+    assert "whose rows" in problems["whose.parquet"]
     assert done.files == 3
     with pytest.raises(UsageError):
         bring(tmp_path / "link.parquet")
@@ -207,7 +207,7 @@ def test_nobody_else_may_use_the_directories(bring: Import, source: Path, tmp_pa
 def test_a_kill_between_any_two_steps_and_a_repeat(
     bring: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every call that changes the disk fails once, and everything after it as well: as a kill would."""
+    """Every call that changes the disk fails once, with all calls after it, as after a kill."""
     far = make_state(tmp_path / "far", [a_row(i) for i in range(5)], seal=False)
     monkeypatch.setattr(importing, "PIECE_ROWS", 10)
     rows = [a_row(i) for i in range(5, 26)]
@@ -287,7 +287,7 @@ def test_a_file_that_ends_its_decoder_is_named(bring: Import, tmp_path: Path, de
 
 @contextmanager
 def dying(decoder: Decoder) -> Iterator[None]:
-    """Its process is killed as soon as it has started."""
+    """A decoder whose process is killed as soon as it has started."""
     start = decoder._start
 
     def started() -> Any:

@@ -1,4 +1,4 @@
-"""A store that is killed again and again, and read by others meanwhile."""
+"""A store that is killed repeatedly while other processes read it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def live(listener: Listener) -> list[int]:
 
 
 def again(do: Callable[[], object], until: Until) -> None:
-    """Until it does not fail."""
+    """Repeats ``do`` until it does not fail."""
 
     def works() -> bool:
         try:

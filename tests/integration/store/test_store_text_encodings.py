@@ -33,7 +33,7 @@ def decoder() -> Iterator[Decoder]:
 
 
 def event(i: int) -> dict[str, object]:
-    """A row whose texts are long and all different."""
+    """Returns a row with long and unique texts."""
     return {
         "node": "n", "ts": NOW_NS - 10**9 + i, "pid": i, "start_ns": i, "event": f"event {i:>40}",
         "job": f"{i:04}-/home/user/{'deep/' * 20}{i}", "command": f"python train.py --seed {i} {'x' * 200}",
@@ -109,7 +109,7 @@ def test_segments_of_different_encodings_are_merged(
 
 
 def force(monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str]) -> None:
-    """Columns of these physical types get these encodings, "" and others a dictionary."""
+    """Gives columns of these physical types these encodings, and a dictionary for "" and other types."""
     tried = encoding._tried
 
     def layout(rows: object) -> tuple[list[str], dict[str, str]]:

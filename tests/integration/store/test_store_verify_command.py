@@ -65,7 +65,7 @@ def a_log_part(root: Path) -> Path:
 
 
 def edit_manifest(root: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """A manifest whose checksums are right and whose first segment is told otherwise."""
+    """Changes the first segment in the manifest, with right checksums."""
     lines = []
     for line in (root / "manifest").read_text().splitlines():
         fields = json.loads(line.partition(" ")[2])
@@ -88,10 +88,10 @@ def test_machines_get_it_as_json(state: Path) -> None:
     flip(a_segment(state))
     done = verify(state, "-f", "json")
     assert done.returncode == 3
-    told = json.loads(done.stdout)
-    assert told["wrong"]
-    assert [problem["path"] for problem in told["problems"]] == [str(a_segment(state).relative_to(state))]
-    assert "sets it aside" in told["problems"][0]["then"]
+    report = json.loads(done.stdout)
+    assert report["wrong"]
+    assert [problem["path"] for problem in report["problems"]] == [str(a_segment(state).relative_to(state))]
+    assert "sets it aside" in report["problems"][0]["then"]
 
 
 def test_no_directory_is_an_error(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_random_damage_never_ends_the_check(state: Path, decoder: Decoder) -> No
 
 
 def decoded(path: Path, decoder: Decoder) -> int:
-    """The rows of a Parquet file that nobody has checked."""
+    """Counts the rows of an unchecked Parquet file."""
     fd = open_file(path)
     try:
         return sum(rows.num_rows for rows in decoder.segment_rows(fd, piece=7))

@@ -1,4 +1,4 @@
-"""Any SELECT gives the rows of the same SELECT over the union of all nodes."""
+"""A SELECT over many nodes returns the rows of the same SELECT over the union of their tables."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ FILTERS = (
 
 @pytest.fixture(scope="module")
 def fixed() -> Iterator[Nodes]:
-    """Three nodes, one of them empty, with NULLs and equal values on several of them."""
+    """Three nodes with NULLs and equal values; one of them is empty."""
     nodes = Nodes([{"comm.ops": _some(0), "process.processes": _processes(0)}, {}, {"comm.ops": _some(1)}])
     yield nodes
     nodes.close()

@@ -1,4 +1,4 @@
-"""Clocks that jump, directories that are deleted, disks that are smaller than what is to stay free."""
+"""Clocks that jump, deleted directories, and disks smaller than ``keep_free_bytes``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ids(store: Store) -> list[int]:
 
 
 def write(store: Store, clock: FakeClock, number: int) -> None:
-    """A sealed segment of this moment, and a minute."""
+    """Seals a segment with the present time, and advances the clock by a minute."""
     store.append({"t.small": [batch(number * PIECE, clock.real_ns)]}, support.position(number))
     store.seal(now=True)
     store.maintain()

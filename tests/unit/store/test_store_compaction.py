@@ -1,4 +1,4 @@
-"""Merging segments: what is chosen, and that no row is missing or double whatever happens meanwhile."""
+"""Merging segments: which are chosen, and that no row is lost or doubled, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -93,8 +93,10 @@ def test_a_day_that_is_over_is_tidied_up() -> None:
 def grown(
     counts: list[int], limits: StoreLimits, footer: int = 0, width: int = 1
 ) -> tuple[list[Segment], float, int]:
-    """What is left when segments of so many rows of ``width`` bytes come one by one; how often a row was written again
-    on average; and the most segments at once."""
+    """Merges segments of these rows of ``width`` bytes as they come one by one.
+
+    Returns those that remain, how often a row was rewritten on average, and the most segments at once.
+    """
     segments: list[Segment] = []
     written = most = 0
     for number, count in enumerate(counts, 1):
@@ -145,7 +147,7 @@ def open_store(files: support.MemoryFiles, clock: FakeClock | None = None, limit
 
 
 def fill(store: Store, first: int = 0, count: int = 12, table: Table = support.SMALL) -> list[int]:
-    """A segment each with ten rows, from row ``first`` on."""
+    """Seals segments of ten rows each, from row ``first`` on."""
     for n in range(count):
         start = first + n * 10
         batch = support.rows(range(start, start + 10), support.START_NS + start, table)
@@ -282,7 +284,7 @@ def _filled() -> support.MemoryFiles:
 
 
 def merging() -> tuple[support.MemoryFiles, Store, FakeClock, list[int]]:
-    """A store in which the next turn merges, and nothing else is to do."""
+    """A store in which the next turn merges and does nothing else."""
     files, clock = _filled().after_kill(), support.clock()
     return files, open_store(files, clock), clock, list(range(120))
 
@@ -304,7 +306,7 @@ STEPS = steps_of_a_merge()
 
 
 def crashed() -> Iterator[tuple[int, support.MemoryFiles, list[int]]]:
-    """Files of a process that died behind each step of a merge: before the next one they are the same."""
+    """Returns the files after each step of a merge at which a process may die."""
     for step in range(1, STEPS + 1):
         files, store, _, rows = merging()
         at(files, step, lambda: "after")

@@ -1,4 +1,4 @@
-"""What a segment holds is what was written, whatever encoding its columns were given, for pyarrow and for DuckDB."""
+"""Segments hold the rows that were written, in every encoding, for pyarrow and for DuckDB."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOATS = [0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7
 
 
 def values_of(kind: pa.DataType, count: int, rng: np.random.Generator) -> list[Any]:
-    """Few values, counters, noise, or extremes."""
+    """Draws a column of few values, counters, noise, or extremes."""
     style = int(rng.integers(4))
     if pa.types.is_dictionary(kind):
         return values_of(kind.value_type, count, rng)
@@ -75,7 +75,7 @@ def rows_by_chance(schema: pa.Schema, count: int, seed: int, nulls: float) -> pa
 
 
 def plain(rows: pa.Table) -> list[str]:
-    """Rows as text that tells all values apart, NaN being equal to NaN; times as ns."""
+    """Returns rows as text in which different values differ, and NaN equals NaN; times as ns."""
     columns = {
         name: (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
         for name, column in zip(rows.column_names, rows.columns, strict=True)
@@ -245,7 +245,7 @@ def test_the_manifest_keeps_jobs_and_takes_what_was_written_without() -> None:
 
 
 def shown(rows: list[dict[str, Any]]) -> list[tuple[int | None, ...]]:
-    """(launch, start, earliest end, latest end) after the call, and the duration, ns."""
+    """Draws (launch, start, earliest end, latest end) after the call, and the duration, in ns."""
     stored = pa.Table.from_pylist(rows, schema=TABLES["comm.ops"].physical)
     names = ("t_launch", "t_start", "t_done_lo", "t_done_hi")
     after = ", ".join(f"epoch_ns({name}) - epoch_ns(ts)" for name in names)

@@ -1,4 +1,4 @@
-"""Hostile bytes in the state directory: typed errors, bounded memory, and a start that goes on."""
+"""Hostile bytes in the state directory: typed errors, bounded memory, and no failed start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fields(*names: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def framed(said: bytes, body: bytes = b"", sequence: int = 1, **claims: int) -> bytes:
-    """A record whose checksum is right, whatever it claims."""
+    """Returns a record with a right checksum and any content."""
     stored = said + body
     tail = struct.pack(
         "<QIII", sequence, claims.get("raw", len(stored)), claims.get("meta", len(said)), claims.get("codec", 0)
@@ -73,7 +73,7 @@ GOOD_SEGMENT = {
 
 
 def check_record(record: Record) -> None:
-    """What the store may rely on."""
+    """Asserts what the store relies on."""
     assert 0 <= record.sequence < 2**63
     assert all(isinstance(t, int) and abs(t) < 2**63 for t in (record.clock.mono_ns, record.clock.real_ns))
     assert all(isinstance(p, dict) for p in record.positions.values())
@@ -84,7 +84,7 @@ def check_record(record: Record) -> None:
 
 
 def start(files: support.MemoryFiles) -> list[int]:
-    """A store over these files starts, takes a row, seals and starts again; the ids of ``t.small`` that it had."""
+    """Starts a store on these files, appends, seals and starts again; returns the ids of ``t.small`` found first."""
     for again in (False, True):
         with Store.open(
             ROOT, node="n1", clock=support.clock(), limits=StoreLimits(keep_free_bytes=0, max_age_s=1e9), files=files,

@@ -10,7 +10,7 @@ import pytest
 
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.log.records import FORMAT_VERSION
+from probing.daemon.store.format import FORMAT_VERSION
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("store-v*") if path.is_dir())

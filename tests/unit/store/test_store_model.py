@@ -1,4 +1,4 @@
-"""The store against a list of rows: nothing acknowledged is missing, nothing comes twice, whatever fails when."""
+"""The store against a model: no acknowledged row is lost and none comes twice, whatever fails when."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def snapshot_ids(files: support.MemoryFiles, snapshot: StoreSnapshot) -> list[in
 
 class StoreModel(RuleBasedStateMachine):
     """``kept``: {id: (record, ts)} of acknowledged rows. ``open_questions``: ids of appends that failed or died since.
-    ``synced``: the last record that a power cut must leave. ``dropped``: rows that retention took."""
+    ``synced``: the last record that survives a power cut. ``dropped``: rows that retention dropped."""
 
     @initialize()
     def start(self) -> None:
@@ -137,7 +137,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 3))
     def maintain(self, turns: int) -> None:
-        """Retention, sealing and merging, some turns of it."""
+        """Runs some rounds of retention, sealing and merging."""
         for _ in range(turns):
             self.store.maintain()
             self.clock.advance(1_000_000)
@@ -161,7 +161,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(small=st.booleans(), segment_bytes=st.sampled_from([1 << 13, 1 << 20]))
     def change_limits(self, small: bool, segment_bytes: int) -> None:
-        """With ``small`` what is in segments of t.other goes at once; the limits of a start hold again after one."""
+        """With ``small`` all segments of t.other are dropped at once; the next start sets the old limits again."""
         tables = {"t.other": TableLimits(max_bytes=1)} if small else {}
         self.taken = self.taken or small
         self.store.set_limits(replace(LIMITS, tables=tables, segment_bytes=segment_bytes))
@@ -284,7 +284,7 @@ CHANGES = store_faults.trace()
 
 @pytest.mark.parametrize("turn", [0, 2])
 def test_no_change_of_a_file_that_goes_wrong_loses_or_doubles_anything(turn: int) -> None:
-    """Every second change in one way, which goes round; tests/soak/faults.py has all of them in all ways."""
+    """Every second change fails, each in another way; tests/soak/faults.py has all changes in all ways."""
     ways = list(store_faults.ways(CHANGES))
     assert {fault.operation for fault in ways} == {"create", "write", "fsync", "rename", "fsync_dir", "unlink"}
     for step in range(turn + 1, len(CHANGES) + 1, 4):

@@ -1,4 +1,4 @@
-"""What a start makes of damage: seven corruptions of the log, of segments and of the manifest."""
+"""Recovery from seven corruptions of the log, of segments and of the manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ids(store: Store) -> list[int]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ids 1 to 20 in two segments (parts 1 and 2), 21 to 50 in part 3, one record for ten."""
+    """Ids 1 to 20 in two segments (parts 1 and 2), 21 to 50 in part 3, ten in each record."""
     root = tmp_path / "state"
     with open_store(root) as store:
         for start in (1, 11, 21, 31, 41):
@@ -75,8 +75,8 @@ def record_starts(root: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class Cell:
-    """``damage`` to the directory leaves ``ids``; ``losses`` are (table, stage, rows) of what is told, rows None where
-    they cannot be known; ``reason`` is found in the first of them."""
+    """``damage`` leaves ``ids``. ``losses`` are the reported (table, stage, rows), rows None where they are unknown;
+    ``reason`` is part of the first one's."""
 
     damage: Callable[[Path], object]
     ids: list[int]
@@ -95,7 +95,7 @@ def _lose_a_part(root: Path) -> None:
 
 
 def _part_of_another_store(root: Path) -> None:
-    """A good part, with the number of the next one, of a node that is not this one."""
+    """Returns a good part of another node, with the next number."""
     other = root.parent / "other"
     with open_store(other, "n2") as store:
         store.append({"t.small": [support.rows(range(900, 910))]}, support.position(1))

@@ -1,4 +1,4 @@
-"""A damaged byte costs the rows of its row group, and the loss says which they are."""
+"""A damaged byte costs the rows of its row group, and one loss names them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def batch(first: int, count: int) -> pa.RecordBatch:
-    """Ids from ``first`` on, whose times are in their order."""
+    """Returns rows with ids from ``first`` on, in the order of their times."""
     return support.rows(range(first, first + count), support.START_NS + first, support.OTHER)
 
 
@@ -59,7 +59,7 @@ def flip(path: Path, at: int, mask: int = 0x40) -> None:
 
 
 def span(path: Path, group: int) -> range:
-    """Offsets of the bytes of a row group."""
+    """Returns the offsets of a row group's bytes."""
     found = pq.read_metadata(path).row_group(group)
     leaves = [found.column(i) for i in range(found.num_columns)]
     starts = [leaf.dictionary_page_offset or leaf.data_page_offset for leaf in leaves]
@@ -67,7 +67,7 @@ def span(path: Path, group: int) -> range:
 
 
 def after_damage(root: Path) -> tuple[list[int], list[Loss]]:
-    """Ids that are left, and losses, of this start; the next one must find nothing amiss."""
+    """Starts the store; returns the ids left and the losses. The next start must find nothing wrong."""
     with opened(root) as store:
         store.verify()
         ids = sorted(store.rows("t.other", ["id"]).column("id").to_pylist())
@@ -119,7 +119,7 @@ def test_bytes_anywhere(root: Path) -> None:
 
 
 def with_manifest_again(root: Path, name: str, whole: bytes) -> None:
-    """The directory as it was: its manifest is made from the segment."""
+    """The manifest is rebuilt from the undamaged segment."""
     folder = segment(root).parent
     segment(root).unlink()
     (root / "manifest").unlink()
@@ -153,7 +153,7 @@ def test_a_byte_of_the_footer_costs_no_row_that_can_be_read(root: Path) -> None:
 
 
 def test_bytes_of_the_footer(root: Path) -> None:
-    """Rows are there or lost, never others and never both."""
+    """Every row is there or lost: never both, and no other row."""
     whole, name = segment(root).read_bytes(), segment(root).name
     footer = span(segment(root), 5).stop
     chance = random.Random(11)
@@ -170,7 +170,7 @@ def test_bytes_of_the_footer(root: Path) -> None:
 
 
 def test_a_full_disk_puts_it_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no fault of the segment's."""
+    """The segment is not the cause."""
     flip(segment(root), span(segment(root), 2)[40])
     with opened(root) as store:
         with monkeypatch.context() as patch:
@@ -206,7 +206,7 @@ def test_merging_salvages_too(root: Path) -> None:
 
 
 def test_a_segment_of_before_is_salvaged_by_its_page_checksums(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those have no checksum a row group."""
+    """They have no checksums of row groups."""
     monkeypatch.setattr(salvage, "GROUPS", "none")
     flip(segment(root), span(segment(root), 1)[60])
     check_lost(1, *after_damage(root))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from probing.api.errors import FormatError, InternalError
 from probing.api.tables import TABLES
 from probing.daemon.clock import ClockPair
+from probing.daemon.store.format import NewerFormat
 from probing.daemon.store.log.decode import decode_part
-from probing.daemon.store.log.records import NewerFormat, PartHeader, pack_header, pack_record, scan, unpack_header
+from probing.daemon.store.log.records import PartHeader, pack_header, pack_record, scan, unpack_header
 from probing.daemon.store.log.streams import StreamWriters, conform
 
 PAIR = ClockPair(1, 2, 3)

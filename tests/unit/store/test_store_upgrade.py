@@ -1,4 +1,4 @@
-"""A store that another version wrote: fewer columns, other types, tables that are gone, in segments and in the log."""
+"""A store of another version: fewer columns, other types, dropped tables, in segments and in the log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_store(root: Path, tables: dict[str, Table]) -> Store:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ids 1 to 40 as the version before stored them: 1 to 20 in two segments, the others in two log parts."""
+    """Stores ids 1 to 40 as the version before: 1 to 20 in two segments, the others in two log parts."""
     root = tmp_path / "state"
     for number in range(4):
         with open_store(root, OLD) as store:
@@ -86,7 +86,7 @@ def test_rows_of_another_layout_are_all_there(root: Path) -> None:
         for _ in range(4):
             store.maintain()
         check(store, ALL)
-        # THEN no row was lost on the way, and none told to be
+        # THEN no row was lost on the way, and none reported as lost
         assert store.take_losses() == []
         assert store.status()["state"] == "running"
     assert verify_directory(root) == []
@@ -117,7 +117,7 @@ def test_a_reader_of_the_log_gets_the_columns_that_it_knows(root: Path) -> None:
 
 
 def test_the_version_before_reads_what_the_new_one_wrote(root: Path) -> None:
-    """Nobody promises it of a newer format, but of more columns: who goes back to it for a day loses nothing."""
+    """Going back to an older version for a day loses nothing, as long as only columns were added."""
     with open_store(root, NEW) as store:
         store.append({"t.small": [support.rows([41])], "t.other": [support.rows([1], table=support.OTHER)]}, {})
         store.seal(now=True)

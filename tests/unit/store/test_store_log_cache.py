@@ -1,4 +1,4 @@
-"""Rows of the log that are remembered from query to query are those that are there."""
+"""Rows of the log from the cache are those that are decoded without it."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def rows_of(tail: Any) -> dict[str, list[Any]]:
 
 
 def same(tails: LogCache, log: Log, length: int, *tables: str) -> None:
-    told, expected = tails.read(str(log.path), length, tables), read_part(log.path, length, tables)
-    assert rows_of(told) == rows_of(expected)
-    assert told.problems == expected.problems
-    assert {name: rows.schema for name, rows in told.tables.items()} == {
+    cached, expected = tails.read(str(log.path), length, tables), read_part(log.path, length, tables)
+    assert rows_of(cached) == rows_of(expected)
+    assert cached.problems == expected.problems
+    assert {name: rows.schema for name, rows in cached.tables.items()} == {
         name: rows.schema for name, rows in expected.tables.items()
     }
 

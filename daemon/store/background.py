@@ -1,0 +1,81 @@
+"""The store's two threads: one syncs after appends, the other maintains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, StoreError
+from probing.daemon.store.state import StoreState
+
+__all__ = ("Background",)
+
+_MAINTAIN_S = 1.0
+
+
+class Background:
+    """Calls ``sync`` at most every ``sync_interval_s`` while there are appends, and ``maintain`` each second.
+
+    Does nothing before ``start``. Errors of ``maintain`` are in the state's problems.
+    """
+
+    def __init__(
+        self, sync: Callable[[], None], maintain: Callable[[], None], sync_interval_s: float, state: StoreState
+    ) -> None:
+        self.sync_interval_s = sync_interval_s
+        self._sync = sync
+        self._maintain = maintain
+        self._state = state
+        self._stopped = threading.Event()
+        self._unsynced = threading.Event()
+        self._woken = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        for name, target in (("store-sync", self._sync_loop), ("store-maintain", self._maintain_loop)):
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Ends both threads, and waits for them."""
+        self._stopped.set()
+        self._woken.set()
+        self._unsynced.set()
+        for thread in self._threads:
+            thread.join()
+
+    def appended(self) -> None:
+        """There is something to sync."""
+        self._unsynced.set()
+
+    def wake(self) -> None:
+        """Maintains at once."""
+        self._woken.set()
+
+    def _sync_loop(self) -> None:
+        while not self._stopped.is_set():
+            # At once after the first record, so that nothing waits for the disk longer than the interval.
+            self._unsynced.wait()
+            self._unsynced.clear()
+            try:
+                self._sync()
+            except StoreError:
+                # The reason is in the status, and the next round tries again.
+                self._unsynced.set()
+            self._stopped.wait(self.sync_interval_s)
+
+    def _maintain_loop(self) -> None:
+        while not self._stopped.is_set():
+            self._woken.wait(_MAINTAIN_S)
+            self._woken.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self._maintain()
+            except (ProbingError, pa.ArrowException) as e:
+                self._state.problems["maintain"] = str(e)
+            else:
+                self._state.problems.pop("maintain", None)

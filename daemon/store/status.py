@@ -1,0 +1,60 @@
+"""The status of the store, JSON-able."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+from probing.daemon.store.manifest import Segment
+
+__all__ = ("StateStatus", "StoreStatus", "TableStatus", "status_by_table")
+
+
+class TableStatus(TypedDict):
+    """The segments of one table; ``ts_min`` is their first ``ts``, UTC ns."""
+
+    segments: int
+    bytes: int
+    rows: int
+    ts_min: int
+
+
+class StateStatus(TypedDict):
+    """JSON-able. ``state`` is "running" or "degraded" for ``reason``; counts are since the start."""
+
+    state: str
+    reason: str
+    bytes: int
+    segment_bytes: int
+    log_bytes: int
+    segments: int
+    parts: int
+    tables: dict[str, TableStatus]
+    leases: int
+    records: int
+    rows: int
+    sealed_parts: int
+    dropped_segments: int
+    dropped_rows: int
+    merged_segments: int
+    merged_rows: int
+
+
+class StoreStatus(StateStatus):
+    """``set_aside`` files, ``torn_records`` found at the start, and ``foreign`` files that were left alone."""
+
+    set_aside: int
+    torn_records: int
+    foreign: list[str]
+
+
+def status_by_table(segments: Iterable[Segment]) -> dict[str, TableStatus]:
+    """Returns the status of each table that has ``segments``."""
+    tables: dict[str, TableStatus] = {}
+    for s in segments:
+        table = tables.setdefault(s.table, {"segments": 0, "bytes": 0, "rows": 0, "ts_min": s.ts_min})
+        table["segments"] += 1
+        table["bytes"] += s.size
+        table["rows"] += s.rows
+        table["ts_min"] = min(table["ts_min"], s.ts_min)
+    return tables
