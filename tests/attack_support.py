@@ -111,16 +111,20 @@ class Victim:
 
     def ask(self, sql: str, seconds: float) -> str:
         """How it ended: ``end``, the kind of an error, ``deadline``, or ``gone``: the worker died."""
-        spec = {"sql": sql, "segments": {"comm.ops": [self._segment]}, "parts": [], "max_bytes": MAX_ANSWER}
+        spec = {"statements": [sql], "segments": {"comm.ops": [self._segment]}, "parts": [], "max_bytes": MAX_ANSWER}
         text = json.dumps(spec).encode()
         deadline = time.monotonic() + seconds
         try:
             self._channel.send({"op": "query", "spec_bytes": len(text), "live": []}, text)
+            how = "end"
             while True:
                 header = self._channel.receive(max(deadline - time.monotonic(), 0.001)).header
+                # An error of the statement, or of the whole request.
+                if error := header.get("statement", header).get("error"):
+                    how = str(error["kind"])
                 if "end" in header or "error" in header:
                     self.last = bool(header.get("last"))
-                    return str(header["error"]["kind"]) if "error" in header else "end"
+                    return how
         except ChannelTimeout:
             return "deadline"
         except ChannelClosed:

@@ -438,7 +438,7 @@ print(json.dumps(out))
 
 def test_a_request_that_makes_no_sense_is_answered(machine: Machine) -> None:
     with connect(str(machine.root / "sql.sock")) as channel:
-        for payload in (b"", b"{}", b'{"sql": 1}', b"\xff" * 10):
+        for payload in (b"", b"{}", b'{"statements": 1}', b"\xff" * 10):
             channel.send({"op": "query", "spec_bytes": len(payload), "live": [["x", 5]]}, payload)
             assert channel.receive(60).header["error"]["kind"] == "InternalError"
 

@@ -61,7 +61,7 @@ _values = st.recursive(
     max_leaves=5,
 )
 _specs = st.fixed_dictionaries(
-    {"sql": _values, "segments": _values, "parts": _values, "max_bytes": _values}, optional={"users": _values}
+    {"statements": _values, "segments": _values, "parts": _values, "max_bytes": _values}, optional={"users": _values}
 )
 
 
@@ -80,7 +80,7 @@ def test_live_rows_with_changed_bytes_are_rows_or_refused(changes: list[tuple[in
     for at, value in changes:
         rows[at] = value
     del rows[data.draw(st.integers(0, len(rows))) :]
-    spec = json.dumps({"sql": "SELECT 1", "segments": {}, "parts": [], "max_bytes": 1}).encode()
+    spec = json.dumps({"statements": ["SELECT 1"], "segments": {}, "parts": [], "max_bytes": 1}).encode()
     try:
         job = Job.unpack({"spec_bytes": len(spec), "live": [["t", len(rows)]]}, spec + bytes(rows))
     except InternalError:
