@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import io
 import os
 import stat
@@ -12,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
-from probing.api.errors import FormatError, StateLocked, StoreError, StoreFull
+from probing.api.errors import FormatError
 
 __all__ = (
     "DIR_MODE",
@@ -21,7 +19,6 @@ __all__ = (
     "Files",
     "SystemFiles",
     "checksum",
-    "lock_directory",
     "open_file",
     "read_file",
     "write_all",
@@ -222,31 +219,3 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
         crc = zlib.crc32(data, crc)
         length += len(data)
     return length, crc
-
-
-def lock_directory(path: Path) -> int:
-    """Locks a state directory for this process; closing the returned descriptor unlocks it.
-
-    Raises StateLocked with the pid of the daemon that uses it, or StoreError when the directory cannot be written.
-    """
-    lock = path / "lock"
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-    except OSError as e:
-        if e.errno == errno.ENOSPC:
-            raise StoreFull(f"the state directory {path} is full") from e
-        raise StoreError(
-            f"the state directory {path} is not writable: {e.strerror}",
-            hint="give it to the user that the collector runs as, or choose another --state-dir",
-        ) from e
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
-        raise StateLocked(f"the state directory {path} is in use by another daemon (pid {owner})") from e
-    # The pid is only for messages; a full disk may have no space for it.
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd

@@ -22,8 +22,9 @@ from probing.daemon.source import Loss
 from probing.daemon.store.appender import Appender
 from probing.daemon.store.background import Background
 from probing.daemon.store.context import StoreContext
+from probing.daemon.store.directory_lock import lock_directory
 from probing.daemon.store.disk_errors import store_error
-from probing.daemon.store.files import Files, SystemFiles, lock_directory
+from probing.daemon.store.files import Files, SystemFiles
 from probing.daemon.store.format import Positions
 from probing.daemon.store.jobs.worker import LocalWorker, Worker
 from probing.daemon.store.limits import StoreLimits

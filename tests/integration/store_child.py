@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from probing.api.tables import TABLES
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.files import SystemFiles, lock_directory
+from probing.daemon.store.directory_lock import lock_directory
+from probing.daemon.store.files import SystemFiles
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from waiting import until

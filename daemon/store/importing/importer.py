@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError, StoreError, UsageError
 from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.directory_lock import kept_unused
 from probing.daemon.store.files import open_file
 from probing.daemon.store.format import RingPosition
 from probing.daemon.store.importing.duplicates import is_imported
 from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
 from probing.daemon.store.importing.rows import check_columns, physical_rows
-from probing.daemon.store.importing.sources import ImportProblem, Unit, find_units, unused
+from probing.daemon.store.importing.sources import ImportProblem, Unit, find_units
 from probing.daemon.store.importing.target import Target, acting_as, append_losses, check_space, open_target
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
@@ -68,7 +69,7 @@ def import_sources(
         for source in sources:
             if source.is_dir() and source.samefile(target.root):
                 raise UsageError(f"{source} is the directory to import into", hint="name another one")
-            stack.enter_context(unused(source))
+            stack.enter_context(kept_unused(source))
             groups.append(find_units(source, decoder, done.problems))
         with acting_as(target.root):
             store = stack.enter_context(open_target(target))

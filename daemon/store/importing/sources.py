@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from probing.api.errors import FormatError, ProbingError, StateLocked, UsageError
+from probing.api.errors import FormatError, ProbingError, UsageError
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.files import SystemFiles, open_file
 from probing.daemon.store.log.parts import WAL_DIR, part_number, part_path
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
 
-__all__ = ("ImportProblem", "Unit", "find_units", "unused")
+__all__ = ("ImportProblem", "Unit", "find_units")
 
 MAX_FILES = 1_000_000
 _FILES = SystemFiles()
@@ -64,25 +62,6 @@ def find_units(source: Path, decoder: Decoder, problems: list[ImportProblem]) ->
     except OSError as e:
         raise UsageError(f"{source}: {e.strerror or e}", hint="name state directories or Parquet files") from e
     return [Unit(source)]
-
-
-@contextmanager
-def unused(source: Path) -> Iterator[None]:
-    """Keeps daemons from using the state directory ``source`` meanwhile. Raises StateLocked when one uses it."""
-    try:
-        fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise StateLocked(f"a daemon uses {source}", hint="stop it, or import a copy of the directory") from None
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def _parquet_files(source: Path) -> Iterator[Unit]:

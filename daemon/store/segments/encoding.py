@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from probing.daemon.arrow import Gathered
 
-__all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "encode_rows", "sort_rows")
+__all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "sort_rows")
 
 # Keys of the file's metadata: the name of the table, and CRC32 of each row group's bytes.
 META = "probingd.segment"
@@ -84,13 +84,6 @@ class SegmentEncoder:
     def _given(self, data: bytes) -> memoryview:
         self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
         return memoryview(data)
-
-
-def encode_rows(table: str, rows: pa.Table) -> bytes:
-    """Returns a whole segment of ``table`` with the sorted ``rows``."""
-    encoder = SegmentEncoder(table)
-    starts = range(0, max(1, rows.num_rows), ROW_GROUP)
-    return b"".join([*(encoder.add(rows.slice(start, ROW_GROUP)) for start in starts), encoder.end()])
 
 
 def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str], statistics: Any) -> Any:

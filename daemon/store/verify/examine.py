@@ -8,13 +8,13 @@ from pathlib import Path
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.decoder import Decoder
+from probing.daemon.store.directory_lock import lock_holder
 from probing.daemon.store.files import SystemFiles, open_file
 from probing.daemon.store.log.parts import TORN, WAL_DIR, part_number, part_path, scan_part
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR
 from probing.daemon.store.segments.reader import check_segment
 from probing.daemon.store.verify.findings import Findings, Problem
-from probing.daemon.store.verify.lock_holder import lock_holder
 from probing.daemon.store.verify.strays import stray_files
 
 __all__ = ("examine", "verify_directory")

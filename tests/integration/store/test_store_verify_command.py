@@ -22,7 +22,8 @@ from probing.api.errors import FormatError
 from probing.daemon.arrow import batch_of
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoder import Decoder
-from probing.daemon.store.files import lock_directory, open_file
+from probing.daemon.store.directory_lock import lock_directory
+from probing.daemon.store.files import open_file
 from probing.daemon.store.verify.examine import examine
 from probing.daemon.store.verify.findings import Findings
 

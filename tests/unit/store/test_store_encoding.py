@@ -21,7 +21,7 @@ from probing.api.tables import TABLES
 from probing.api.tables.schema import TEXT
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
-from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, encode_rows, sort_rows
+from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 from probing.daemon.store.segments.reader import describe_segment, read_segment
 from probing.daemon.store.snapshot import snapshot_segment
 
@@ -29,6 +29,13 @@ STORED = sorted(name for name, table in TABLES.items() if not table.live)
 ROOT = Path("/state")
 TEXTS = ["", "a", "größe-组", "\n\t\0", "'\";--", "x" * 3000, *(f"name {i}" for i in range(40))]
 FLOATS = [0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308]
+
+
+def encode_rows(table: str, rows: pa.Table) -> bytes:
+    """Returns a whole segment of ``table`` with the sorted ``rows``."""
+    encoder = SegmentEncoder(table)
+    starts = range(0, max(1, rows.num_rows), ROW_GROUP)
+    return b"".join([*(encoder.add(rows.slice(start, ROW_GROUP)) for start in starts), encoder.end()])
 
 
 def values_of(kind: pa.DataType, count: int, rng: np.random.Generator) -> list[Any]:
