@@ -15,7 +15,7 @@ from probing.daemon.bpf.session import Foreign, Session
 from probing.daemon.clock import FakeClock
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.upgrade import take_over
-from probing.daemon.nccl_uprobes.operations.source import replaced
+from probing.daemon.nccl_uprobes.operations.open_operations import abandoned
 from probing.daemon.source import RingConsumer
 from probing.daemon.store import Store, StoreLimits
 
@@ -114,7 +114,7 @@ def test_records_of_another_layout_come_into_the_log_once(
     (foreign,) = session.foreign
     clock = FakeClock(1, 1_790_000_000_000_000_000)
     outbox = RowBuffer("n1", clock)
-    consumer = RingConsumer(assemble, "comm.ops", open_map="open_calls", abandoned=replaced)
+    consumer = RingConsumer(assemble, "comm.ops", open_map="open_calls", abandoned=abandoned)
 
     def start() -> None:
         with open_store(tmp_path / "state") as store:

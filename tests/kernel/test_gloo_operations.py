@@ -167,7 +167,7 @@ def test_what_ends_while_paused_is_closed_as_unseen(watch: Callable[[], Watcher]
     job.do("rounds 1")
     watcher.session.pause(False)
     # Other jobs of this machine may be open, too.
-    assert watcher.source.abandon_before(SystemClock().pair().mono_ns) >= 1
+    assert watcher.source.ends_missed(SystemClock().pair().mono_ns) >= 1
     (row,) = watcher.rows()
     assert (row["rank"], row["seq"], row["state"], row["done_hi_ns"]) == (0, 1, "abandoned", None)
     job.do("rounds 1")

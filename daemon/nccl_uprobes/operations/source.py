@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.errors import ProbingError
 from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.ring_size import checked_ring_size
 from probing.daemon.clock import ClockPair
@@ -25,31 +22,25 @@ from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.nccl_uprobes.communicators import rows as communicators
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
-from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, gloo_layout_index
+from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
+from probing.daemon.nccl_uprobes.operations.open_operations import MAP, OpenOperations, abandoned
+from probing.daemon.nccl_uprobes.operations.placement import place_probes
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
-from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, Placement, library_of
-from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
+from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, library_of
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
-__all__ = ("OBJECTS", "RING", "CollectivesSource", "replaced")
+__all__ = ("OBJECTS", "RING", "CollectivesSource")
 
 OBJECTS = ("gloo", "nccl")
 RING = "collectives"
 # How often operations of processes that are gone are looked for, s.
 _SWEEP_S = 5.0
-# The cookie holds the slot, then a tag of the file or the index of its layout, then the operation of the probe.
-_SLOT_BITS, _OPERATION_SHIFT = 16, 48
-_ABANDON = struct.Struct("<QQQQ")
-_CLOSE = struct.Struct("<QQQQQ")
-# enum communicator_event of communicators.bpf.h
-_DESTROYED, _ABORTED = 4, 5
 _MAX_ENDED = 16384
-_KEY = ("object", "position", "start_ns", "tgid")
 
 
 class CollectivesSource(Source):
@@ -75,6 +66,7 @@ class CollectivesSource(Source):
     ) -> None:
         self._session = session
         self._symbols = symbols
+        self._open = OpenOperations(session)
         self._layouts = layouts
         self._node = node
         self._decoder = OperationDecoder(processes)
@@ -108,7 +100,7 @@ class CollectivesSource(Source):
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
             RING: RingConsumer(
-                self.assemble, self.table, identified=True, open_map="operations", abandoned=replaced
+                self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned
             ),
         }
 
@@ -131,7 +123,7 @@ class CollectivesSource(Source):
         for index, nccl in enumerate(NCCL_LAYOUTS):
             self._session.maps["nccl_layouts"].update(index, nccl.pack())
         if self._session.blind:
-            self.abandon_before(self._session.blind[1])
+            self.ends_missed(self._session.blind[1])
         if self._layouts is not None:
             self._layouts.start()
 
@@ -190,30 +182,13 @@ class CollectivesSource(Source):
         with self._attaching:
             if identity in self._attached:
                 return 0
-            links = self._place(library, fd, identity)
-            self._attached[identity] = links
+            links = self._attached[identity] = place_probes(self._session, self._symbols, library, fd, identity)
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
         """Drops a file whose probes the session has detached."""
         with self._attaching:
             self._attached.pop(identity, None)
-
-    def _place(self, library: Library, fd: int, identity: tuple[int, int]) -> list[Link]:
-        symbols = self._symbols(fd, [*library.patterns, *library.marks])
-        tag = _attachment(library, [symbol.name for symbol in symbols], identity)
-        links: list[Link] = []
-        try:
-            for (program, on_return), placements in _by_program(library.placements(symbols)).items():
-                offsets = [placement.offset for placement in placements]
-                cookies = [_cookie(placement, tag) for placement in placements]
-                attach = self._session.attach_uprobe
-                links.append(attach(program, fd, offsets, cookies, library.name, on_return=on_return))
-        except ProbingError:
-            for link in links:
-                self._session.detach(link)
-            raise
-        return links
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
         """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
@@ -233,7 +208,7 @@ class CollectivesSource(Source):
 
         Closes the open operations of communicators that were destroyed or aborted; an abort makes them failed.
         """
-        self._close(records[np.isin(records["event"], (_DESTROYED, _ABORTED))])
+        self._open.close_communicators(records)
         return {communicators.TABLE: self._communicators.rows(records, pair)} if len(records) else {}
 
     def _forget_ended(self) -> None:
@@ -242,21 +217,9 @@ class CollectivesSource(Source):
             self._communicators.forget(*key)
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
-    def _close(self, gone: npt.NDArray[Any]) -> None:
-        if not len(gone):
-            return
-        ended = {(int(r["tgid"]), int(r["start_ns"]), int(r["comm"])): r for r in gone}
-        keys, values = self._session.maps["operations"].items()
-        chosen = np.flatnonzero(np.isin(values["comm"], gone["comm"]))
-        for key, value in zip(keys[chosen], values[chosen], strict=True):
-            record = ended.get((int(key["tgid"]), int(key["start_ns"]), int(value["comm"])))
-            if record is not None and value["t_call"] <= record["t"]:
-                aborted = int(record["event"] == _ABORTED)
-                self._session.run_program("nccl_close", _CLOSE.pack(*(int(key[field]) for field in _KEY), aborted))
-
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
         """``comm.inflight``: the operations that are open now."""
-        _, records = self._session.maps["operations"].items()
+        records = self._open.records()
         # Operations called after ``pair`` was taken would have a negative age.
         records = np.ascontiguousarray(records[records["t_call"] <= pair.mono_ns])
         with self._asking:
@@ -274,63 +237,13 @@ class CollectivesSource(Source):
         self.close_process(*process.key)
 
     def close_process(self, pid: int, start_ns: int) -> int:
-        """Close the open operations of a process that has ended; returns how many there were."""
-        closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        """Closes the open operations of a process that has ended, and returns how many; drops its state later."""
+        closed = self._open.close_process(pid, start_ns)
         self._ended.append((pid, start_ns))
         return closed
 
     def sweep(self, alive: Callable[[int, int], bool]) -> int:
-        """Closes the open operations of processes whose exit was not seen."""
+        return self._open.close_ended(alive)
 
-        def ended(keys: npt.NDArray[Any], _: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-            processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
-            gone = np.array([not alive(int(p["tgid"]), int(p["start_ns"])) for p in processes], bool)
-            return gone[inverse]
-
-        return self._abandon(ended)
-
-    def ends_missed(self, before_ns: int, pid: int | None = None) -> None:
-        self.abandon_before(before_ns, pid)
-
-    def abandon_before(self, mono_ns: int, pid: int | None = None) -> int:
-        """Closes operations called before ``mono_ns`` (by ``pid`` or all), whose end the probes may have missed."""
-        return self._abandon(
-            lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
-        )
-
-    def _abandon(self, which: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> int:
-        keys, values = self._session.maps["operations"].items()
-        if not len(keys):
-            return 0
-        chosen = keys[which(keys, values)]
-        return sum(
-            self._session.run_program(
-                "collectives_abandon", _ABANDON.pack(*(int(key[field]) for field in _KEY))
-            )
-            for key in chosen
-        )
-
-
-def replaced(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the open operations of a layout that is replaced as abandoned ones: nobody sees their ends."""
-    records = values.copy()
-    records["state"] = STATE_ABANDONED
-    return records
-
-
-def _attachment(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
-    """Returns the tag of the cookies: for gloo the index of the layout, for NCCL a hash of the file's identity."""
-    if library is GLOO:
-        return gloo_layout_index(marks)
-    return zlib.crc32(repr(identity).encode())
-
-
-def _cookie(placement: Placement, tag: int) -> int:
-    return placement.operation << _OPERATION_SHIFT | tag << _SLOT_BITS | placement.slot
-
-
-def _by_program(placements: Iterable[Placement]) -> dict[tuple[str, bool], list[Placement]]:
-    grouped: dict[tuple[str, bool], list[Placement]] = {}
-    for placement in placements:
-        grouped.setdefault((placement.program, placement.on_return), []).append(placement)
-    return grouped
+    def ends_missed(self, before_ns: int, pid: int | None = None) -> int:
+        return self._open.close_before(before_ns, pid)

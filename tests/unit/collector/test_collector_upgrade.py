@@ -11,7 +11,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.upgrade import take_over
-from probing.daemon.nccl_uprobes.operations.source import replaced
+from probing.daemon.nccl_uprobes.operations.open_operations import abandoned
 from probing.daemon.source import RingConsumer
 
 THEIRS = np.dtype([("pid", "<u4"), ("state", "u1")])
@@ -44,7 +44,7 @@ def test_it_is_written_once_and_removed() -> None:
         rows = [{"node": "n1", "ts": 1, "pid": pid} for pid in records["pid"].tolist()]
         return {"process.events": batch_of("process.events", rows)}
 
-    consumer = RingConsumer(assemble, "comm.ops", open_map="operations", abandoned=replaced)
+    consumer = RingConsumer(assemble, "comm.ops", open_map="operations", abandoned=abandoned)
     # The second time stands for a collector that was killed between writing and removing.
     for _ in range(2):
         take_over(foreign(removed), "collectives", consumer, OURS, log, outbox, clock)  # type: ignore[arg-type]

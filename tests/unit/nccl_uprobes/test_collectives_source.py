@@ -17,7 +17,8 @@ from probing.daemon.bpf.libbpf import Object
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS, NCCL_LAYOUTS
-from probing.daemon.nccl_uprobes.operations.source import CollectivesSource, replaced
+from probing.daemon.nccl_uprobes.operations.open_operations import abandoned
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.operations.symbols import NCCL
 
 KEY = np.dtype([("object", "<u8"), ("position", "<u8"), ("start_ns", "<u8"), ("tgid", "<u8")])
@@ -165,7 +166,7 @@ def test_probes_are_detached_again_when_one_cannot_be_attached(
 
 def test_operations_of_a_replaced_layout_are_abandoned() -> None:
     values = np.array([(50, 1, 0), (60, 2, 0)], VALUE)
-    assert replaced(values)["state"].tolist() == [5, 5]
+    assert abandoned(values)["state"].tolist() == [5, 5]
     assert values["state"].tolist() == [1, 2]
 
 

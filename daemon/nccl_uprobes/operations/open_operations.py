@@ -1,0 +1,87 @@
+"""Closes open operations whose end the probes cannot see any more: the programs make finished records of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.bpf.interfaces import Session
+from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
+
+__all__ = ("MAP", "OpenOperations", "abandoned")
+
+MAP = "operations"
+_ABANDON = struct.Struct("<QQQQ")
+_CLOSE = struct.Struct("<QQQQQ")
+# enum communicator_event of communicators.bpf.h
+_DESTROYED, _ABORTED = 4, 5
+_KEY = ("object", "position", "start_ns", "tgid")
+_Array = npt.NDArray[Any]
+
+
+class OpenOperations:
+    """The entries of the map ``operations``. Safe for any thread; each method returns how many it closed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def records(self) -> _Array:
+        """Returns the records of all open operations."""
+        return self._session.maps[MAP].items()[1]
+
+    def close_communicators(self, events: _Array) -> int:
+        """Close operations on communicators that were destroyed or aborted; an abort makes them failed.
+
+        ``events`` are records of the ring ``communicators``.
+        """
+        gone = events[np.isin(events["event"], (_DESTROYED, _ABORTED))]
+        if not len(gone):
+            return 0
+        ended = {(int(r["tgid"]), int(r["start_ns"]), int(r["comm"])): r for r in gone}
+        keys, values = self._session.maps[MAP].items()
+        chosen = np.flatnonzero(np.isin(values["comm"], gone["comm"]))
+        closed = 0
+        for key, value in zip(keys[chosen], values[chosen], strict=True):
+            record = ended.get((int(key["tgid"]), int(key["start_ns"]), int(value["comm"])))
+            if record is not None and value["t_call"] <= record["t"]:
+                context = _CLOSE.pack(*(int(key[field]) for field in _KEY), int(record["event"] == _ABORTED))
+                closed += self._session.run_program("nccl_close", context)
+        return closed
+
+    def close_process(self, pid: int, start_ns: int) -> int:
+        """Close the operations of a process that has ended."""
+        return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+
+    def close_ended(self, alive: Callable[[int, int], bool]) -> int:
+        """Close the operations of processes whose exit was not seen."""
+
+        def ended(keys: _Array, _: _Array) -> npt.NDArray[np.bool_]:
+            processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
+            gone = np.array([not alive(int(p["tgid"]), int(p["start_ns"])) for p in processes], bool)
+            return gone[inverse]
+
+        return self._abandon(ended)
+
+    def close_before(self, mono_ns: int, pid: int | None = None) -> int:
+        """Close operations called before ``mono_ns``, by ``pid`` or all, whose end the probes may have missed."""
+        return self._abandon(
+            lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
+        )
+
+    def _abandon(self, which: Callable[[_Array, _Array], npt.NDArray[np.bool_]]) -> int:
+        keys, values = self._session.maps[MAP].items()
+        if not len(keys):
+            return 0
+        contexts = [_ABANDON.pack(*(int(key[field]) for field in _KEY)) for key in keys[which(keys, values)]]
+        return sum(self._session.run_program("collectives_abandon", context) for context in contexts)
+
+
+def abandoned(values: _Array) -> _Array:
+    """Returns the open operations of a layout that is replaced as abandoned ones: nobody sees their ends."""
+    records = values.copy()
+    records["state"] = STATE_ABANDONED
+    return records
