@@ -9,14 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.errors import ConfigError, InternalError
+from probing.api.errors import InternalError
 from probing.daemon.bpf.mmap_events import MmapWatch
-from probing.daemon.bpf.recording import Recorder
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.control import ControlServer
@@ -28,6 +25,7 @@ from probing.daemon.collector.lifecycle import Lifecycle
 from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.pausing import Pausing
+from probing.daemon.collector.recordings import Record, open_recorder
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.settings import limits_of, user_number
@@ -35,8 +33,8 @@ from probing.daemon.collector.source_set import SourceSet, objects_of, ring_size
 from probing.daemon.collector.sources import SOURCES
 from probing.daemon.collector.status import Status
 from probing.daemon.collector.ticker import Ticker
-from probing.daemon.collector.unidentified import Strangers
-from probing.daemon.collector.upgrade import take_over
+from probing.daemon.collector.unidentified import IdentityWait
+from probing.daemon.collector.upgrade import take_over_layouts
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
@@ -45,7 +43,6 @@ from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.on_demand import StacksOnDemand
-from probing.daemon.source import Loss
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store.jobs.remote_worker import RemoteWorker
 from probing.daemon.store.store import Store
@@ -152,8 +149,8 @@ class Collector:
             self._clock,
             each_look=(lambda: self._losses.tick(),),
             lost=lambda: self._losses.lost,
-            record=self._recorder(),
-            takes=Strangers(self._discovery).takes,
+            record=self._record(),
+            takes=IdentityWait(self._discovery).takes,
         )
         self._losses = LossMeter(
             self._session,
@@ -167,6 +164,14 @@ class Collector:
             self._sources.ends_missed,
         )
 
+    def _record(self) -> Record | None:
+        folder = self._config.probes.recordings
+        if not folder:
+            return None
+        recorder = open_recorder(Path(folder), self._clock)
+        self._undo.callback(recorder.close)
+        return recorder.write
+
     def _make_tickers(self) -> list[Ticker]:
         cost = CostMeter(self._node, self._clock, self._buffer, lambda: self._losses.hits, lambda: self._losses.samples)
         own = [Ticker(s.name, every, s.tick) for s in self._sources if (every := s.tick_s) is not None]
@@ -178,19 +183,6 @@ class Collector:
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
-    def _recorder(self) -> Callable[[str, ClockPair, npt.NDArray[Any]], None] | None:
-        folder = self._config.probes.recordings
-        if not folder:
-            return None
-        path = Path(folder) / f"rings-{self._clock.pair().real_ns}.recording"
-        try:
-            recorder = Recorder(path)
-        except OSError as e:
-            hint = "the directory must be there and belong to the collector's user"
-            raise ConfigError(f"no recording can be made at {path}: {e.strerror}", hint=hint) from e
-        self._undo.callback(recorder.close)
-        return recorder.write
-
     def _begin(self) -> None:
         status, undo = self._status, self._undo
         status.store, status.sources = self._store.status, self._source_states
@@ -200,7 +192,7 @@ class Collector:
         status.drain = lambda: (self._loop.age_s, self._loop.backlog)
         self._listen()
         self._sources.start()
-        self._take_over()
+        take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()
         pair = self._clock.pair()
         # A clock that was set since the boot may have stamped them earlier.
@@ -265,21 +257,6 @@ class Collector:
     def _settings_changed(self) -> None:
         for library in self._sources.settings_changed():
             self._libraries.look_again(library.name)
-
-    def _take_over(self) -> None:
-        """Write what the daemon before us left open, of rings whose records can be."""
-        pair, session = self._clock.pair(), self._session
-        for ring, consumer in self._sources.rings.items():
-            if not consumer.open_map:
-                continue
-            if session.blind:
-                since, until = (t + pair.mono_to_utc_ns for t in session.blind)
-                reason = "no daemon ran for longer than a minute, and the programs slept"
-                self._buffer.lost(Loss(ring, consumer.table, "kernel", reason, since, until))
-            for foreign in session.foreign:
-                take_over(
-                    foreign, ring, consumer, session.rings[ring].record, self._store, self._buffer, self._clock
-                )
 
     def _source_states(self) -> list[SourceState]:
         return self._sources.states(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("HOLD_S", "Expected", "Strangers")
+__all__ = ("HOLD_S", "Expected", "IdentityWait")
 
 # How long rows wait for the identity of their process, s: reading it takes some 50 ms. They would wait a second in the
 # ring anyway, so no rows come later for it; a query waits so long at most.
@@ -30,7 +30,7 @@ class Expected(Protocol):
         """Schedule the process as the next one to read."""
 
 
-class Strangers:
+class IdentityWait:
     """For the thread that drains. One for all rings: a process is waited for once."""
 
     def __init__(self, processes: Expected, now: Callable[[], float] = time.monotonic) -> None:

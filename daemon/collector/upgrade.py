@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from probing.daemon.bpf.session import Foreign
+from probing.daemon.bpf.session import Foreign, Session
 from probing.daemon.clock import Clock
 from probing.daemon.collector.drain import Log
 from probing.daemon.source import Loss, RingConsumer, Sink
 from probing.daemon.store.format import RingPosition
 
-__all__ = ("take_over",)
+__all__ = ("take_over", "take_over_layouts")
 
 _log = logging.getLogger(__name__)
 Records = npt.NDArray[Any]
+
+
+def take_over_layouts(
+    session: Session, consumers: Mapping[str, RingConsumer], log: Log, sink: Sink, clock: Clock
+) -> None:
+    """Take over all layouts of another version, of rings that have a map of open records.
+
+    Reports the time as lost in which no daemon ran and adopted programs did nothing.
+    """
+    pair = clock.pair()
+    for ring, consumer in consumers.items():
+        if not consumer.open_map:
+            continue
+        if session.blind:
+            since, until = (t + pair.mono_to_utc_ns for t in session.blind)
+            reason = "no daemon ran for longer than a minute, and the programs slept"
+            sink.lost(Loss(ring, consumer.table, "kernel", reason, since, until))
+        for foreign in session.foreign:
+            take_over(foreign, ring, consumer, session.rings[ring].record, log, sink, clock)
 
 
 def take_over(

@@ -32,7 +32,7 @@ SCAN_INTERVAL_S = 10.0
 # A scan that takes longer is restarted, and its result is not used.
 SCAN_LIMIT_S = 120.0
 # So many scans wait for users that rest, before probes of an earlier daemon on unmapped files are ended.
-MAX_STRANGE_SCANS = 6
+MAX_ADOPTED_SCANS = 6
 # How often processes that map a probed file are looked at again, since a process can unmap it.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
@@ -74,7 +74,7 @@ class LibraryWatch:
         self._scan_began = 0.0
         self._swept = time.monotonic()
         # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users.
-        self._strange_scans = MAX_STRANGE_SCANS
+        self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
         # Files that no process mapped before the running scan.
         self._idle: list[ProbedFile] = []
@@ -170,9 +170,9 @@ class LibraryWatch:
                 self._turns.add(self._probes.let_go(file), fresh=False)
         self._idle = []
         self._first_scan.set()
-        if self._strange_scans:
-            self._strange_scans = self._strange_scans - 1 if self._left_out else 0
-            if self._strange_scans:
+        if self._adopted_scans:
+            self._adopted_scans = self._adopted_scans - 1 if self._left_out else 0
+            if self._adopted_scans:
                 self._scan_wanted = True
             else:
                 self._probes.end_unmapped()

@@ -291,7 +291,7 @@ def test_probes_of_the_daemon_before_wait_for_a_user_who_rests(
     assert watch.session.ended == []
     turns._users[os.getuid()].rests_until = 0.0
     assert watch.source.attached.wait(30)
-    until(lambda: not watch.libraries._strange_scans)
+    until(lambda: not watch.libraries._adopted_scans)
     watch.stop()
     assert watch.session.ended == []
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from probing.daemon.collector.unidentified import HOLD_S, Strangers
+from probing.daemon.collector.unidentified import HOLD_S, IdentityWait
 
 RECORD = np.dtype([("tgid", "<u4"), ("start_ns", "<u8")])
 
@@ -44,21 +44,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def strangers(processes: Processes, clock: Clock) -> Strangers:
-    return Strangers(processes, clock)
+def strangers(processes: Processes, clock: Clock) -> IdentityWait:
+    return IdentityWait(processes, clock)
 
 
 def records(*pids: int) -> npt.NDArray[np.void]:
     return np.array([(pid, 1000 + pid) for pid in pids], RECORD)
 
 
-def test_what_is_known_waits_for_nobody(strangers: Strangers, processes: Processes) -> None:
+def test_what_is_known_waits_for_nobody(strangers: IdentityWait, processes: Processes) -> None:
     assert strangers.takes(records(7, 11, 7, 13)) == 4
     assert strangers.takes(records()) == 0
     assert processes.looked_at == []
 
 
-def test_twenty_three_strangers_wait_together(strangers: Strangers, processes: Processes, clock: Clock) -> None:
+def test_twenty_three_strangers_wait_together(strangers: IdentityWait, processes: Processes, clock: Clock) -> None:
     found = records(7, 11, *range(100, 123), 7)
     assert strangers.takes(found) == 2
     clock.now += HOLD_S * 0.9
@@ -70,13 +70,13 @@ def test_twenty_three_strangers_wait_together(strangers: Strangers, processes: P
     assert strangers.takes(found) == len(found)
 
 
-def test_who_has_ended_is_not_waited_for(strangers: Strangers, processes: Processes) -> None:
+def test_who_has_ended_is_not_waited_for(strangers: IdentityWait, processes: Processes) -> None:
     assert strangers.takes(records(101, 7)) == 0
     processes.ended.add(101)
     assert strangers.takes(records(101, 7)) == 2
 
 
-def test_a_pid_that_is_used_again_is_another_process(strangers: Strangers, clock: Clock) -> None:
+def test_a_pid_that_is_used_again_is_another_process(strangers: IdentityWait, clock: Clock) -> None:
     first, second = records(101), np.array([(101, 5)], RECORD)
     assert strangers.takes(first) == 0
     clock.now += HOLD_S * 2
@@ -84,7 +84,7 @@ def test_a_pid_that_is_used_again_is_another_process(strangers: Strangers, clock
 
 
 def test_endless_strangers_take_a_bounded_room(
-    strangers: Strangers, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    strangers: IdentityWait, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.daemon.collector.unidentified.MAX_SEEN", 23)
     for pid in range(100, 200):
