@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from probing.api.errors import InternalError
 
 __all__ = (
-    "CUT", "MAX_BYTES", "VARIABLE_BYTES", "Frame", "ProcessStacks", "Thread", "Variable",
+    "CUT", "MAX_BYTES", "VARIABLE_BYTES", "Frame", "NamedVariable", "ProcessStacks", "Thread", "Variable",
     "join_stacks", "json_bytes", "pack", "split_stacks", "threads_of", "unpack",
 )  # fmt: skip
 
@@ -36,6 +36,21 @@ class Variable(TypedDict):
     value: str | None
     number: float | None
     reason: str
+
+
+class _NamedVariable(Variable):
+    tid: int
+    func: str
+
+
+class NamedVariable(_NamedVariable, total=False):
+    """A variable that was requested by name. ``func``: the function or module that holds it.
+
+    ``pid`` and ``start_ns`` are there once variables of several processes are in one list.
+    """
+
+    pid: int
+    start_ns: int
 
 
 class _Frame(TypedDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from probing.api.errors import NotFound, ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.processes.ask_many import Failure
 from probing.daemon.processes.liveness import process_now
-from probing.daemon.source import Identity
-from probing.daemon.stack_wire import ProcessStacks
+from probing.daemon.source import Identity, ProcessKey
+from probing.daemon.stack_wire import NamedVariable, ProcessStacks, Thread
 
 __all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 1.0
 # Longer than for Python stacks: the first request of a process reads the tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
-_Threads = list[dict[str, Any]]
+_Threads = list[Thread]
 
 
 class Known(Protocol):
@@ -55,7 +55,7 @@ class Values(Protocol):
 
     def values(
         self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float
-    ) -> tuple[list[dict[str, Any]], list[Failure]]: ...
+    ) -> tuple[list[NamedVariable], list[Failure]]: ...
 
 
 class StackAnswers:
@@ -77,37 +77,37 @@ class StackAnswers:
 
         ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
         """
-        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        by_key = {i.key: i for i in self.chosen(pids, job)}
         if native:
-            threads, failures = self._read(by_key, timeout, native=True, with_locals=with_locals)
+            threads, failures = self._with_native(by_key, timeout, with_locals=with_locals)
+            packed: list[tuple[tuple[int, int], bytes]]
             packed = [(key, json.dumps({"threads": own}).encode()) for key, own in _by_process(threads).items()]
         else:
             packed, failures = self._stacks.packed(by_key, timeout, with_locals=with_locals)
-        processes = [
-            ProcessStacks(process.job, process.run, process.rank, *key, text)
-            for key, text in packed
-            for process in (by_key[key],)
-        ]
+        processes = []
+        for (pid, start_ns), text in packed:
+            process = by_key[ProcessKey(pid, start_ns)]
+            processes.append(ProcessStacks(process.job, process.run, process.rank, pid, start_ns, text))
         processes.sort(key=lambda p: (p.job, p.run, p.rank is None, p.rank, p.pid))
-        return processes, [_failure(by_key[f.pid, f.start_ns], f) for f in failures]
+        return processes, [_failure(by_key[ProcessKey(f.pid, f.start_ns)], f) for f in failures]
 
     def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
         """Returns ``values`` and ``failures`` as in VarsReply. Raises NotFound for an unknown job or pid."""
-        by_key = {(i.pid, i.start_ns): i for i in self.chosen(pids, job)}
+        by_key = {i.key: i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
-        rows = [_with_job(by_key[v["pid"], v["start_ns"]], v) for v in values]
+        rows = [_with_job(by_key[ProcessKey(v["pid"], v["start_ns"])], v) for v in values]
         return {
             "values": sorted(rows, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
-            "failures": [_failure(by_key[f.pid, f.start_ns], f) for f in failures],
+            "failures": [_failure(by_key[ProcessKey(f.pid, f.start_ns)], f) for f in failures],
         }
 
     def backtrace(self, now_ns: int) -> pa.RecordBatch:
         """Rows of ``python.backtrace``: one for each Python and native frame of all trainers and data loaders."""
-        by_key = {(i.pid, i.start_ns): i for i in self._training()}
-        threads, _ = self._read(by_key, TIMEOUT_S, native=True, with_locals=False)
+        by_key = {i.key: i for i in self._training()}
+        threads, _ = self._with_native(by_key, TIMEOUT_S, with_locals=False)
         rows = []
         for thread in threads:
-            known = by_key[thread["pid"], thread["start_ns"]]
+            known = by_key[ProcessKey(thread["pid"], thread["start_ns"])]
             common = {**_with_job(known, thread), "node": self._node, "ts": now_ns}
             for depth, frame in enumerate(thread["frames"]):
                 rows.append({**common, **frame, "depth": depth})
@@ -127,19 +127,18 @@ class StackAnswers:
             )
         return found
 
-    def _read(
-        self, by_key: dict[tuple[int, int], Identity], timeout: float, *, native: bool, with_locals: bool
+    def _with_native(
+        self, by_key: Mapping[ProcessKey, Identity], timeout: float, *, with_locals: bool
     ) -> tuple[_Threads, list[Failure]]:
         threads, failures = self._stacks.stacks(by_key, timeout, with_locals=with_locals)
-        if native:
-            self._add_native(threads, time.monotonic() + max(timeout, NATIVE_TIMEOUT_S))
+        self._add_native(threads, time.monotonic() + max(timeout, NATIVE_TIMEOUT_S))
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
         """A process whose native frames cannot be read keeps its Python frames, with the reason."""
         by_process = _by_process(threads)
 
-        def add(key: tuple[int, int]) -> None:
+        def add(key: ProcessKey) -> None:
             try:
                 self._native.add(*key, by_process[key], max(0.0, deadline - time.monotonic()))
             except ProbingError as e:
@@ -162,14 +161,14 @@ class StackAnswers:
         return Identity(pid, found.start_ns, "", "", "other")
 
 
-def _by_process(threads: _Threads) -> dict[tuple[int, int], _Threads]:
-    found: dict[tuple[int, int], _Threads] = {}
+def _by_process(threads: _Threads) -> dict[ProcessKey, _Threads]:
+    found: dict[ProcessKey, _Threads] = {}
     for thread in threads:
-        found.setdefault((thread["pid"], thread["start_ns"]), []).append(thread)
+        found.setdefault(ProcessKey(thread["pid"], thread["start_ns"]), []).append(thread)
     return found
 
 
-def _with_job(identity: Identity, what: dict[str, Any]) -> dict[str, Any]:
+def _with_job(identity: Identity, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
 
 

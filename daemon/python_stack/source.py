@@ -22,7 +22,7 @@ from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, 
 from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
 from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
 from probing.daemon.python_stack.walk.search import find_runtime
-from probing.daemon.stack_wire import threads_of
+from probing.daemon.stack_wire import Thread, threads_of
 
 __all__ = ("PythonStacks",)
 
@@ -84,12 +84,12 @@ class PythonStacks:
 
     def stacks(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
-    ) -> tuple[list[dict[str, Any]], list[Failure]]:
+    ) -> tuple[list[Thread], list[Failure]]:
         """The threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
 
         ``timeout`` in seconds for all of them.
         """
-        threads: list[dict[str, Any]] = []
+        threads: list[Thread] = []
         place = {target: n for n, target in enumerate(dict.fromkeys(targets))}
         answers, failures = self.packed(place, timeout, with_locals=with_locals)
         for (pid, start_ns), text in sorted(answers, key=lambda answer: place[answer[0]]):

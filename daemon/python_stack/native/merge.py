@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+
+from probing.daemon.stack_wire import Frame
 
 __all__ = ("merge",)
-
-Frame = dict[str, Any]
 
 # Compilers split functions and name the parts .cold, .constprop.0, .lto_priv.0 and so on.
 _LOOP = re.compile(r"_PyEval_EvalFrameDefault(?:\.[\w.]+)?(?: \(\.[\w.]+\))*")

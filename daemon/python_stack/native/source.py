@@ -13,7 +13,7 @@ from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.native.merge import merge
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.stack_wire import unpack
+from probing.daemon.stack_wire import Frame, Thread, unpack
 
 __all__ = ("NativeStacks", "explained")
 
@@ -28,7 +28,6 @@ _REASONS = {
     "limit": "the process has too many threads with large stacks",
 }
 
-Thread = dict[str, Any]
 
 
 class NativeStacks:
@@ -58,13 +57,14 @@ class NativeStacks:
         for thread in threads:
             frames, reason = unwound.get(thread["tid"], ([], "gone"))
             if again := python.get(thread["tid"]):
-                thread.update((key, again[key]) for key in ("gil", "state", "complete", "frames"))
+                thread["gil"], thread["state"] = again["gil"], again["state"]
+                thread["complete"], thread["frames"] = again["complete"], again["frames"]
             thread["frames"], reason = merge(thread["frames"], frames, explained(reason))
             thread["native_missing"] = reason
 
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
-    ) -> tuple[dict[int, tuple[list[dict[str, Any]], str]], dict[int, Thread]]:
+    ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
         """Native frames and why some are missing, and the Python parts read with them, by tid."""
         runtime = None
         if any(thread["frames"] for thread in threads):
@@ -87,7 +87,7 @@ class NativeStacks:
 
     def _unwind(
         self, pid: int, start_ns: int, payload: bytes, deadline: float
-    ) -> dict[int, tuple[list[dict[str, Any]], str]]:
+    ) -> dict[int, tuple[list[Frame], str]]:
         mappings = {m.start: m for m in Captured.decode(payload).mappings}
         absent: set[int] = set()
         need: list[int] = []
@@ -148,7 +148,7 @@ def _starts(answer: dict[str, Any], mappings: dict[int, CodeMapping]) -> list[in
     return need
 
 
-def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[dict[str, Any]], str]]:
+def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[Frame], str]]:
     try:
         codes = answer["codes"]
         return {
@@ -159,6 +159,6 @@ def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[dict[str, Any]], st
         raise CorruptTarget("a parser's answer holds no stacks") from e
 
 
-def _frame(code: Sequence[str], ip: int) -> dict[str, Any]:
+def _frame(code: Sequence[str], ip: int) -> Frame:
     func, file = code
     return {"func": func, "file": file, "lineno": None, "frame_type": "Native", "ip": ip, "entry": False}

@@ -14,7 +14,7 @@ from probing.daemon.python_stack.values.attributes import walk
 from probing.daemon.python_stack.values.frames import Frames
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import object_layout
-from probing.daemon.python_stack.values.locals import NAME_IS_SECRET, variable
+from probing.daemon.python_stack.values.locals import NAME_IS_SECRET
 from probing.daemon.python_stack.values.names import Name, parse_names
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
@@ -24,7 +24,7 @@ from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.prepared import parse_request, prepared
 from probing.daemon.python_stack.walk.threads import check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame
-from probing.daemon.stack_wire import CUT, MAX_BYTES, VARIABLE_BYTES, json_bytes
+from probing.daemon.stack_wire import CUT, MAX_BYTES, VARIABLE_BYTES, NamedVariable, json_bytes
 
 __all__ = ("MAX_ROWS", "handlers", "read_values")
 
@@ -81,7 +81,7 @@ def read_values(
     memory = memory or ProcessMemory(pid, max_calls=_MAX_CALLS, max_bytes=_MAX_BYTES)
     check_process(pid, start_ns)
     reading = _Reading(pid, start_ns, runtime, deadline, memory)
-    found: dict[Name, list[dict[str, Any]]] = {}
+    found: dict[Name, list[NamedVariable]] = {}
     for _ in range(ATTEMPTS):
         reading.look(threads)
         for name in wanted:
@@ -148,7 +148,7 @@ class _Reading:
         """Whether all values since the last ``look`` are of one moment, as a step and its loss should be."""
         return self._objects.heap.held_together()
 
-    def rows(self, name: Name) -> list[dict[str, Any]]:
+    def rows(self, name: Name) -> list[NamedVariable]:
         """One row for each thread that has ``name``, or one with the reason."""
         self._changed = False
         rows = []
@@ -258,20 +258,23 @@ class _Reading:
             return None
 
 
-def _unproven(rows: list[dict[str, Any]]) -> bool:
+def _unproven(rows: list[NamedVariable]) -> bool:
     return any(row["reason"] == CHANGED for row in rows)
 
 
-def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
     """The rows, without the values that no longer fit into one message."""
     left = MAX_BYTES
     for row in rows:
         # A row without its value still takes some hundred bytes; the limit leaves room for those.
         left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
         if left < 0:
-            row.update(value=None, number=None, reason=CUT, func="")
+            row["value"], row["number"], row["reason"], row["func"] = None, None, CUT, ""
     return rows
 
 
-def _answer(tid: int, func: str, name: Name, value: Value) -> dict[str, Any]:
-    return {"tid": tid, "func": func, **variable(name.text, value)}
+def _answer(tid: int, func: str, name: Name, value: Value) -> NamedVariable:
+    type_, text, number, reason = value.type, value.text, value.number, value.reason
+    return {
+        "tid": tid, "func": func, "name": name.text, "type": type_, "value": text, "number": number, "reason": reason
+    }  # fmt: skip

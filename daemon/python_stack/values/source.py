@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from probing.api.errors import InternalError
 from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
+from probing.daemon.stack_wire import NamedVariable
 
 __all__ = ("Values",)
 
@@ -31,19 +31,19 @@ class Values:
 
     def values(
         self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float = 1.0
-    ) -> tuple[list[dict[str, Any]], list[Failure]]:
+    ) -> tuple[list[NamedVariable], list[Failure]]:
         """The variables ``names`` of all ``targets`` (pid, start_ns), and the failures.
 
         A value is a row of ``values.read.read_values``, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
         """
         deadline = time.monotonic() + timeout
 
-        def ask(pid: int, start_ns: int) -> list[dict[str, Any]]:
+        def ask(pid: int, start_ns: int) -> list[NamedVariable]:
             return self.of_process(pid, start_ns, names, deadline)
 
         return ask_each(self._pool, targets, ask, deadline, "values")
 
-    def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
+    def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]:
         """The variables of one process, read in this thread; ``deadline`` is on time.monotonic().
 
         Raises like ``PythonStacks.prepare`` and ``values.read.read_values``.
@@ -63,4 +63,5 @@ class Values:
         values = answer.header.get("values")
         if not isinstance(values, list):
             raise InternalError("a reader's answer holds no values")
-        return [{"pid": pid, "start_ns": start_ns, **value} for value in values]
+        rows: list[NamedVariable] = values
+        return [{**row, "pid": pid, "start_ns": start_ns} for row in rows]

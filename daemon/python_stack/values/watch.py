@@ -18,6 +18,7 @@ from probing.daemon.python_stack.values.names import parse_name
 from probing.daemon.python_stack.values.source import Values
 from probing.daemon.source import Identity, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.stack_wire import NamedVariable
 from probing.daemon.worker import Worker
 
 __all__ = ("VariableWatch",)
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 class _Values(Protocol):
     """``values.source.Values``."""
 
-    def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[dict[str, Any]]: ...
+    def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]: ...
 
 
 class _Trainers(Protocol):
@@ -155,7 +156,7 @@ class VariableWatch(Source):
             self._sink.put("python.training_metrics", batch_of("python.training_metrics", [row]))
 
     def _put_values(
-        self, common: dict[str, Any], reported: _Reported, chosen: dict[str, dict[str, Any]], step: int | None
+        self, common: dict[str, Any], reported: _Reported, chosen: dict[str, NamedVariable], step: int | None
     ) -> None:
         rows = []
         for name, value in chosen.items():
@@ -170,22 +171,22 @@ class VariableWatch(Source):
             self._sink.put("python.variables", batch_of("python.variables", rows))
 
 
-def _one_each(read: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _one_each(read: list[NamedVariable]) -> dict[str, NamedVariable]:
     """One row for each name: that of the first thread with a value."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, NamedVariable] = {}
     for value in read:
         if value["name"] not in found or found[value["name"]]["value"] is None:
             found[value["name"]] = value
     return found
 
 
-def _step(values: dict[str, dict[str, Any]]) -> int | None:
+def _step(values: dict[str, NamedVariable]) -> int | None:
     number = _number(values, STEPS)
     # The column is an int64, and steps have no fractions.
     return int(number) if number is not None and abs(number) < 1 << 53 and number == int(number) else None
 
 
-def _number(values: dict[str, dict[str, Any]], last: tuple[str, ...]) -> float | None:
+def _number(values: dict[str, NamedVariable], last: tuple[str, ...]) -> float | None:
     """Returns the number of the first variable whose last part is one of ``last``."""
     for name, value in values.items():
         parsed = parse_name(name)
