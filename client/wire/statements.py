@@ -54,7 +54,7 @@ def read_statements(
 
 
 def _table(stream: Stream) -> pa.Table:
-    # While the node works on it.
+    # Imported while the node works on the request.
     import pyarrow as pa
 
     return pa.Table.from_batches(list(stream), stream.schema)
