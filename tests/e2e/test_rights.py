@@ -145,5 +145,5 @@ def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
     daemon.query("SELECT 1 AS one FROM comm.ops")
     until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
-    for module in ("collector", "reader", "parser", "service", "confined.sql_worker"):
+    for module in ("collector", "service", "confined.reader", "confined.parser", "confined.sql_worker"):
         assert found[f"probing.daemon.{module}"] == {"2"}, module
