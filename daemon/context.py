@@ -29,7 +29,7 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared`` holds what sources take from each other, by class: see ``find``."""
+    """``shared``: objects that sources use of each other, by class (``find``)."""
 
     config: Config
     node: str

@@ -165,10 +165,10 @@ class RingConsumer:
 class Source:
     """One watched thing. A source overrides what it has.
 
-    The collector builds all sources, calls ``start``, has the libraries attached, calls ``sweep`` when all running
-    processes were looked at, and at the end ``finish``, drains the rings once more, and calls ``stop``. It calls what
-    processes do (``process_...``) from the thread of discovery, ``assemble`` of the rings from the thread that drains,
-    neither of which may wait; ``tick`` from a thread of its own; the rest from any.
+    The collector builds all sources and calls ``start``, then ``sweep`` when it has looked at all running processes. At
+    the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
+    ``process_`` methods, the draining thread ``assemble`` of the rings: neither may wait. A thread of tickers calls
+    ``tick``; any thread calls the rest.
     """
 
     name: str = ""
@@ -186,7 +186,7 @@ class Source:
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        """The rings that are drained here, in the order in which one cycle drains them."""
+        """The consumers of the rings of this source, in the order in which one cycle drains them."""
         return {}
 
     @property
@@ -210,14 +210,14 @@ class Source:
 
     @property
     def tick_s(self) -> Callable[[], float] | None:
-        """How often ``tick`` is due, s, where it has a thread of its own; None: once a second, one after the other."""
+        """The interval of ``tick``, s, where it needs a thread of its own; None: 1 s, in a thread with others."""
         return None
 
     def start(self) -> None:
         """Raises ProbingError: the collector does not start."""
 
     def finish(self) -> None:
-        """End what makes rows that no ring holds: these rows are in the last drain."""
+        """Put the last rows that come from no ring: the last drain follows."""
 
     def stop(self) -> None:
         """Release everything; also after ``start`` failed or was not called."""
@@ -225,17 +225,17 @@ class Source:
     def tick(self) -> None: ...
 
     def settings_changed(self) -> bool:
-        """A setting has another value. Returns whether the libraries have to be attached anew."""
+        """Apply changed settings. Returns whether the libraries have to be attached anew."""
         return False
 
     def pause(self, paused: bool) -> None:
         """Stop or resume probes that the session's switch in the kernel does not reach."""
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
-        """What began before ``before_ns`` (CLOCK_MONOTONIC), in one process or all, may have ended unseen."""
+        """Operations begun before ``before_ns`` (CLOCK_MONOTONIC), of one process or all, may have ended unseen."""
 
     def sweep(self, alive: Callable[[int, int], bool]) -> object:
-        """Close what belongs to processes that ended unseen; ``alive(pid, start_ns)``."""
+        """Drop the state of processes that ended unseen: those for which ``alive(pid, start_ns)`` is False."""
 
     def process_identified(self, process: Identity) -> None:
         """A process is new, or has another identity than before."""
@@ -250,7 +250,7 @@ class Source:
 
 
 class Refused(Source):
-    """Stands for a source that the kernel refused: it only says why."""
+    """Takes the place of a source that the kernel refused, and reports why."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name

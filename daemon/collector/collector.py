@@ -114,7 +114,7 @@ class Collector:
 
     def _make_sources(self) -> None:
         config, undo = self._config, self._undo
-        # Sources ask discovery for identities, and discovery asks two of them for what it shows of a process.
+        # Sources look identities up in discovery, which in turn shows two facts that sources know of a process.
         self._discovery = Discovery(
             self._readers, self._buffer, self._clock, self._node,
             python_version=lambda pid, start_ns: context.find(StacksOnDemand).stacks.python_version(pid, start_ns),
@@ -206,10 +206,10 @@ class Collector:
         for ticker in self._make_tickers():
             ticker.start()
             undo.callback(ticker.stop)
-        # Before the last drain: the next daemon finds in no ring what these have seen.
+        # Before the last drain: it writes the last rows that come from no ring.
         for source in self._sources:
             undo.callback(source.finish)
-        # Processes and files that are slow are looked at later.
+        # Slow processes and files are not waited for.
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._sources.sweep(is_alive)
@@ -237,7 +237,7 @@ class Collector:
         self._undo.close()
 
     def check(self) -> None:
-        """Called now and then: beats for the programs, and follows the file that pauses all probes.
+        """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.
 
         Raises InternalError when the rings are not drained any more, StoreError when the state directory was deleted: a
         fresh collector continues where this one stopped.

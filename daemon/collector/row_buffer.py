@@ -18,7 +18,7 @@ __all__ = ("RowBuffer",)
 
 # Rows that wait while the log cannot be written; beyond it the newest are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# Losses that wait, each once for as long as it goes on; beyond it only their count is kept.
+# Distinct losses that wait; beyond it only their counts are kept.
 MAX_WAITING_LOSSES = 4096
 
 

@@ -1,4 +1,4 @@
-"""The sources of one collector, and what they have together: rings, libraries, probe slots, tables."""
+"""The sources of one collector, and their rings, libraries, probe slots and tables taken together."""
 
 from __future__ import annotations
 
