@@ -7,7 +7,7 @@ the descriptor of a regular file. An answer is messages ``{"part": TABLE}``, eac
 * ``segment``: reads all of a Parquet file and checks its pages. End: ``table`` (from its metadata, or ""),
   ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32, else null).
 * ``rows`` (``piece``, ``skip``): sends the rows, ``piece`` at a time, without the first ``skip`` pieces.
-* ``salvage`` (``fields``): runs that job of ``jobs.registry``, and sends its steps ``{"lost"}`` and ``{"data"}``.
+* ``salvage`` (``fields``): runs that task of ``tasks.registry``, and sends its steps ``{"lost"}`` and ``{"data"}``.
 * ``header``: of a log part. End: ``number``, ``node``, ``first_sequence``.
 * ``log`` (``void_from``, ``send``): decodes a log part, and sends its rows by table if ``send`` is true. End: ``rows``
   by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``.
@@ -30,11 +30,11 @@ from probing.daemon.confined.sandbox import confine, limit
 from probing.daemon.confined.serving import inherit, internal_error, serve
 from probing.daemon.confined.store_errors import format_error
 from probing.daemon.ipc import Message
-from probing.daemon.store.jobs.messages import Data, LostGroup, pack_step
-from probing.daemon.store.jobs.registry import JOBS
 from probing.daemon.store.log.decode import decode_records
 from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.segments.parquet import open_parquet
+from probing.daemon.store.tasks.messages import Data, LostGroup, pack_step
+from probing.daemon.store.tasks.registry import TASKS
 
 __all__ = ("main",)
 
@@ -80,7 +80,7 @@ def _answer(request: Message, send: Send) -> dict[str, Any]:
         if op == "rows":
             return _rows(file, int(header["piece"]), int(header["skip"]), send)
         if op == "salvage":
-            for step in JOBS["salvage"]([file], header["fields"]):
+            for step in TASKS["salvage"]([file], header["fields"]):
                 if isinstance(step, LostGroup | Data):
                     send(*pack_step(step))
             return {}

@@ -4,10 +4,10 @@ Started as ``python -m probing.daemon.confined.store_maintenance`` with a connec
 at any time. Requests:
 
 * ``ping``: answered with ``{"pid"}``.
-* ``give`` (``job``, descriptors): adds files, in order, to the job of this number. Not answered.
-* ``begin`` (``job``, ``what``, ``fields``): begins the job ``what`` of ``jobs.registry`` over them. Not answered.
-* ``next`` (``job``): answered with the job's steps (``jobs.messages``) up to the next turn, or to ``{"end"}``.
-* ``drop`` (``job``): ends a job that is not complete. Not answered.
+* ``give`` (``job``, descriptors): adds files, in order, to the task of this number. Not answered.
+* ``begin`` (``job``, ``what``, ``fields``): begins the task ``what`` of ``tasks.registry`` over them. Not answered.
+* ``next`` (``job``): answered with the task's steps (``tasks.messages``) up to the next turn, or to ``{"end"}``.
+* ``drop`` (``job``): ends a task that is not complete. Not answered.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.confined.serving import inherit, requests
 from probing.daemon.confined.store_errors import format_error
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.store.jobs.messages import Step, Turn, pack_step
-from probing.daemon.store.jobs.registry import JOBS
-from probing.daemon.store.jobs.segment_output import Source
+from probing.daemon.store.tasks.messages import Step, Turn, pack_step
+from probing.daemon.store.tasks.registry import TASKS
+from probing.daemon.store.tasks.segment_output import Source
 
 __all__ = ("main",)
 
@@ -40,7 +40,7 @@ MAX_FILES = 256
 
 
 @dataclass
-class _Job:
+class _Task:
     files: list[Source] = field(default_factory=list)
     steps: Iterator[Step] = field(default_factory=lambda: iter(()))
 
@@ -53,10 +53,10 @@ class _Job:
 
 def main() -> int:
     """Serves the connection at descriptor 0 until it closes."""
-    channel, jobs = inherit(_give_up_rights), dict[int, _Job]()
+    channel, tasks = inherit(_give_up_rights), dict[int, _Task]()
     with suppress(ChannelClosed):
         for request in requests(channel):
-            _take(channel, request, jobs)
+            _take(channel, request, tasks)
     return 0
 
 
@@ -70,33 +70,33 @@ def _give_up_rights() -> None:
     confine(())
 
 
-def _take(channel: Channel, request: Message, jobs: dict[int, _Job]) -> None:
+def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
     op, header = request.header.get("op"), request.header
     if op == "ping":
         channel.send({"pid": os.getpid()})
         return
     number = int(header["job"])
     if op == "give":
-        job = jobs.setdefault(number, _Job())
-        job.files += [os.fdopen(request.take_fd(), "rb") for _ in range(len(request.fds))]
-        if sum(len(other.files) for other in jobs.values()) > MAX_FILES:
+        task = tasks.setdefault(number, _Task())
+        task.files += [os.fdopen(request.take_fd(), "rb") for _ in range(len(request.fds))]
+        if sum(len(other.files) for other in tasks.values()) > MAX_FILES:
             raise InternalError(f"more than {MAX_FILES} files")
     elif op == "begin":
-        job = jobs.setdefault(number, _Job())
-        job.steps = JOBS[header["what"]](job.files, header["fields"])
+        task = tasks.setdefault(number, _Task())
+        task.steps = TASKS[header["what"]](task.files, header["fields"])
     elif op == "drop":
-        jobs.pop(number, _Job()).close()
+        tasks.pop(number, _Task()).close()
     elif op == "next":
-        if _next(channel, jobs[number]):
-            jobs.pop(number).close()
+        if _next(channel, tasks[number]):
+            tasks.pop(number).close()
     else:
         raise UsageError(f"maintenance knows no request {op!r}")
 
 
-def _next(channel: Channel, job: _Job) -> bool:
-    """Sends the job's steps up to the next turn. Returns whether the job has ended, complete or failed."""
+def _next(channel: Channel, task: _Task) -> bool:
+    """Sends the task's steps up to the next turn. Returns whether the task has ended, complete or failed."""
     try:
-        for step in job.steps:
+        for step in task.steps:
             channel.send(*pack_step(step))
             if isinstance(step, Turn):
                 return False

@@ -9,15 +9,15 @@ from pathlib import Path
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
 from probing.daemon.store.files import Files
-from probing.daemon.store.jobs.worker import Worker
 from probing.daemon.store.state import StoreState
+from probing.daemon.store.tasks.worker import Worker
 
 __all__ = ("StoreContext",)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """``root`` is the state directory; ``worker`` runs the jobs that seal, merge and salvage."""
+    """``root`` is the state directory; ``worker`` runs the tasks that seal, merge and salvage."""
 
     root: Path
     files: Files

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
-from probing.daemon.store.jobs.messages import Data, LostGroup, unpack_step
 from probing.daemon.store.manifest import Segment
+from probing.daemon.store.tasks.messages import Data, LostGroup, unpack_step
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 

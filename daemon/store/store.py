@@ -26,7 +26,6 @@ from probing.daemon.store.directory_lock import lock_directory
 from probing.daemon.store.disk_errors import store_error
 from probing.daemon.store.files import Files, SystemFiles
 from probing.daemon.store.format import Positions
-from probing.daemon.store.jobs.worker import LocalWorker, Worker
 from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.parts import WAL_DIR
@@ -44,6 +43,7 @@ from probing.daemon.store.segments.reader import read_segment
 from probing.daemon.store.snapshot import StoreSnapshot, make_snapshot
 from probing.daemon.store.state import StoreState
 from probing.daemon.store.status import StoreStatus
+from probing.daemon.store.tasks.worker import LocalWorker, Worker
 
 __all__ = ("Store",)
 

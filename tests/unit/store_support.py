@@ -14,12 +14,12 @@ import pyarrow as pa
 from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store.files import Files
-from probing.daemon.store.jobs.messages import Data, Made
-from probing.daemon.store.jobs.segment_output import segment_steps
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.paths import segment_path
 from probing.daemon.store.segments.writer import SegmentFile
+from probing.daemon.store.tasks.messages import Data, Made
+from probing.daemon.store.tasks.segment_output import segment_steps
 
 _COLUMNS = (
     Column("node", NAME, "Node."),

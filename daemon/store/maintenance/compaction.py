@@ -14,7 +14,6 @@ import pyarrow as pa
 from probing.api.errors import FormatError
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.disk_errors import NO_SPACE
-from probing.daemon.store.jobs.worker import WorkerFailed
 from probing.daemon.store.log.parts import WAL_DIR
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
 from probing.daemon.store.maintenance.merge_candidates import choose
@@ -22,6 +21,7 @@ from probing.daemon.store.maintenance.merging import Merge
 from probing.daemon.store.maintenance.quarantine import Quarantine
 from probing.daemon.store.maintenance.space import Space
 from probing.daemon.store.manifest import Segment
+from probing.daemon.store.tasks.worker import WorkerFailed
 
 __all__ = ("Compactor",)
 

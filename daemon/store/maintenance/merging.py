@@ -1,4 +1,4 @@
-"""A merge of neighbouring segments in progress: the worker's job, and the file that its bytes go to."""
+"""A merge of neighbouring segments in progress: the worker's task, and the file that its bytes go to."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.jobs.messages import Data, Made, Step
-from probing.daemon.store.jobs.worker import Job
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.contents import all_jobs
 from probing.daemon.store.segments.paths import segment_path
 from probing.daemon.store.segments.writer import SegmentFile
+from probing.daemon.store.tasks.messages import Data, Made, Step
+from probing.daemon.store.tasks.worker import Task
 
 __all__ = ("Merge",)
 
@@ -30,7 +30,7 @@ class Merge:
         # Bytes of the new segment so far.
         self.written = 0
         self._context = context
-        self._job: Job | None = None
+        self._task: Task | None = None
         self._file: SegmentFile | None = None
         self._made: Made | None = None
 
@@ -43,26 +43,26 @@ class Merge:
 
         Raises FormatError when a source is damaged or they do not fit together, OSError, WorkerFailed.
         """
-        job = self._job = self._job or self._begin()
+        task = self._task = self._task or self._begin()
         try:
-            for step in job.turn():
+            for step in task.turn():
                 self._take(step)
         except (pa.ArrowException, OSError) as e:
             if getattr(e, "errno", None) is not None:
                 raise
             raise FormatError(f"{self.sources[0].path} and its neighbours cannot be merged: {e}") from e
-        return self._finish() if job.done else None
+        return self._finish() if task.done else None
 
     def abort(self) -> None:
-        """Ends the job and removes the unfinished file. Raises OSError."""
-        job, self._job = self._job, None
+        """Ends the task and removes the unfinished file. Raises OSError."""
+        task, self._task = self._task, None
         file, self._file = self._file, None
-        if job is not None:
-            job.close()
+        if task is not None:
+            task.close()
         if file is not None:
             file.abort()
 
-    def _begin(self) -> Job:
+    def _begin(self) -> Task:
         name = self.sources[0].table
         table = self._context.tables.get(name)
         physical = table.physical if table else pa.schema([])
@@ -80,7 +80,7 @@ class Merge:
             self._made = step
             return
         if not isinstance(step, Data):
-            raise FormatError(f"a merging job answered {type(step).__name__}")
+            raise FormatError(f"a merging task answered {type(step).__name__}")
         if self._file is None:
             date = self.sources[0].path.split("/")[1].removeprefix("date=")
             path = segment_path(self.sources[0].table, date, self._parts)

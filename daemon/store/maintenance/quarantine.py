@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.jobs.worker import WorkerFailed
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
 from probing.daemon.store.maintenance.salvaging import salvage
 from probing.daemon.store.segments.reader import check_segment
+from probing.daemon.store.tasks.worker import WorkerFailed
 
 __all__ = ("Quarantine",)
 

@@ -12,11 +12,11 @@ from probing.api.errors import FormatError
 from probing.daemon.source import Loss
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.disk_errors import TRANSIENT
-from probing.daemon.store.jobs.messages import Data, LostGroup, Made
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.paths import salvaged_path
 from probing.daemon.store.segments.writer import SegmentFile
+from probing.daemon.store.tasks.messages import Data, LostGroup, Made
 
 __all__ = ("Salvaged", "salvage")
 
@@ -51,7 +51,7 @@ def salvage(context: StoreContext, damaged: Segment, problem: str) -> Salvaged:
 def _salvage(context: StoreContext, damaged: Segment, salvaged: Salvaged) -> None:
     file: SegmentFile | None = None
     try:
-        job = context.worker.start(
+        task = context.worker.start(
             "salvage", [(context.root / damaged.path, damaged.size)],
             table=damaged.table, rows=damaged.rows, ts_min=damaged.ts_min, ts_max=damaged.ts_max,
         )  # fmt: skip
@@ -60,8 +60,8 @@ def _salvage(context: StoreContext, damaged: Segment, salvaged: Salvaged) -> Non
             raise
         raise FormatError(f"it cannot be opened: {e.strerror or e}") from e
     try:
-        while not job.done:
-            for step in job.turn():
+        while not task.done:
+            for step in task.turn():
                 if isinstance(step, LostGroup):
                     salvaged.losses.append(_group_loss(damaged, step))
                 elif isinstance(step, Data):
@@ -72,7 +72,7 @@ def _salvage(context: StoreContext, damaged: Segment, salvaged: Salvaged) -> Non
                     salvaged.segment = made_segment(damaged.table, file.path, damaged.parts, step)
                     file = None
     finally:
-        job.close()
+        task.close()
         if file is not None:
             with contextlib.suppress(OSError):
                 file.abort()

@@ -10,12 +10,12 @@ from pathlib import Path
 from probing.api.errors import FormatError
 from probing.daemon.source import Loss
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.jobs.messages import Data, Made, PartDecoded, SegmentBegun, Step
-from probing.daemon.store.jobs.seal import pack_tables
 from probing.daemon.store.log.parts import Part
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.paths import is_date_dir, segment_path
 from probing.daemon.store.segments.writer import SegmentFile
+from probing.daemon.store.tasks.messages import Data, Made, PartDecoded, SegmentBegun, Step
+from probing.daemon.store.tasks.seal import pack_tables
 
 __all__ = ("Sealed", "group_parts", "made_segment", "seal_parts")
 
@@ -61,7 +61,7 @@ def seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, sealed
     if not there:
         return
     tables = {name: context.tables[name] for part in there for name in part.rows if name in context.tables}
-    job = context.worker.start(
+    task = context.worker.start(
         "seal",
         [(part.path, part.length) for part in there],
         lengths=[part.length for part in there],
@@ -69,17 +69,17 @@ def seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, sealed
     )
     writing = _Writing(context, there, now_ns, sealed)
     try:
-        while not job.done:
-            for step in job.turn():
+        while not task.done:
+            for step in task.turn():
                 writing.take(step)
         writing.check()
     finally:
-        job.close()
+        task.close()
         writing.close()
 
 
 class _Writing:
-    """Carries out the steps of a sealing job: only segments of the tables and parts that the job was given."""
+    """Carries out the steps of a sealing task: only segments of the tables and parts that the task was given."""
 
     def __init__(self, context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: Sealed) -> None:
         self._context = context
@@ -108,7 +108,7 @@ class _Writing:
                 self._sealed.segments.append(made_segment(self._table, self._file.path, self._numbers, step))
                 self._file = None
             case _:
-                raise FormatError(f"a sealing job answered {type(step).__name__}")
+                raise FormatError(f"a sealing task answered {type(step).__name__}")
 
     def check(self) -> None:
         """Raises FormatError unless all decoded rows are in segments."""
@@ -123,7 +123,7 @@ class _Writing:
 
     def _decoded(self, step: PartDecoded) -> None:
         if not 0 <= step.index < len(self._parts):
-            raise FormatError(f"a sealing job has no log part {step.index}")
+            raise FormatError(f"a sealing task has no log part {step.index}")
         part = self._parts[step.index]
         for name, count in step.rows.items():
             self._left[name] = self._left.get(name, 0) + count
@@ -133,7 +133,7 @@ class _Writing:
 
 
 def made_segment(table: str, path: str, parts: tuple[int, int], made: Made) -> Segment:
-    """Returns the manifest's entry of a finished segment. Raises FormatError when the job gave no times."""
+    """Returns the manifest's entry of a finished segment. Raises FormatError when the task gave no times."""
     if made.ts_min is None or made.ts_max is None:
         raise FormatError(f"the segment {path} was made without its times")
     return Segment(table, path, made.size, made.crc, made.rows, made.ts_min, made.ts_max, parts, made.jobs)

@@ -27,7 +27,7 @@ from probing.daemon.store.importing import importer as importing
 from probing.daemon.store.importing.importer import Imported, import_sources
 from probing.daemon.store.importing.journal import Journal
 from probing.daemon.store.importing.target import Target
-from probing.daemon.store.jobs import segment_output
+from probing.daemon.store.tasks import segment_output
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")

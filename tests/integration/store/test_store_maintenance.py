@@ -20,9 +20,9 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Channel, ChannelClosed
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.jobs import remote_worker
-from probing.daemon.store.jobs.remote_worker import RemoteWorker
-from probing.daemon.store.jobs.worker import WorkerFailed
+from probing.daemon.store.tasks import remote_worker
+from probing.daemon.store.tasks.remote_worker import RemoteWorker
+from probing.daemon.store.tasks.worker import WorkerFailed
 
 MODULE = "probing.daemon.confined.store_maintenance"
 NOW_NS = 1_790_003_600_000_000_000

@@ -15,8 +15,8 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.files import SystemFiles
-from probing.daemon.store.jobs import salvage, segment_output
 from probing.daemon.store.segments import encoding
+from probing.daemon.store.tasks import salvage, segment_output
 
 LIMITS = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
 GROUP, ROWS = 101, 5 * 101 + 47

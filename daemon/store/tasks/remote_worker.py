@@ -1,4 +1,4 @@
-"""Runs the jobs of the store in a process without rights, and here while there is none."""
+"""Runs the tasks of the store in a process without rights, and here while there is none."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import Any
 from probing.api.errors import InternalError, ProbingError
 from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.store.files import Files, open_file
-from probing.daemon.store.jobs.messages import Step, unpack_step
-from probing.daemon.store.jobs.worker import File, Job, LocalWorker, WorkerFailed
+from probing.daemon.store.tasks.messages import Step, unpack_step
+from probing.daemon.store.tasks.worker import File, LocalWorker, Task, WorkerFailed
 
 __all__ = ("RemoteWorker",)
 
-# For one step of a job, and for the start of the process, on a busy machine.
+# For one step of a task, and for the start of the process, on a busy machine.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
-# The process ends after this time without work, and after this many jobs, to give back its memory.
+# The process ends after this time without work, and after this many tasks, to give back its memory.
 IDLE_S = 5.0
-MAX_JOBS = 64
+MAX_TASKS = 64
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-# A kind of job that failed the process this often in a row runs here once, whatever memory it takes.
+# A kind of task that failed the process this often in a row runs here once, whatever memory it takes.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Runs jobs in a process behind the socket ``path``, which starts one at each connection and ends it when idle.
+    """Runs tasks in a process behind the socket ``path``, which starts one at each connection and ends it when idle.
 
-    Jobs run here, which costs this process memory, when no process can be started or a kind of job fails too often.
+    Tasks run here, which costs this process memory, when no process can be started or a kind of task fails too often.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -45,7 +45,7 @@ class RemoteWorker:
         self._lock = threading.RLock()
         self._channel: Channel | None = None
         self._numbers = itertools.count(1)
-        # The kind of each open job, and how often in a row jobs of a kind failed the process.
+        # The kind of each open task, and how often in a row tasks of a kind failed the process.
         self._open: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
         self._begun = 0
@@ -55,7 +55,7 @@ class RemoteWorker:
         self._startable = True
         self.problem = ""
 
-    def start(self, what: str, files: Sequence[File], **fields: Any) -> Job:
+    def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
         with self._lock:
             channel = self._ready()
             if channel is None or self._failures[what] >= MAX_FAILURES:
@@ -69,11 +69,11 @@ class RemoteWorker:
                 raise self._failed(e, what) from e
             self._open[number] = what
             self._begun += 1
-            return _RemoteJob(self, number)
+            return _RemoteTask(self, number)
 
     def rest(self) -> None:
         with self._lock:
-            if not self._open and (time.monotonic() - self._used > IDLE_S or self._begun >= MAX_JOBS):
+            if not self._open and (time.monotonic() - self._used > IDLE_S or self._begun >= MAX_TASKS):
                 self._end()
         self._local.rest()
 
@@ -82,11 +82,11 @@ class RemoteWorker:
             self._end()
 
     def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
-        """Yields the answers to one request about a job; they must be read to the end, or the process is given up."""
+        """Yields the answers to one request about a task; they must be read to the end, or the process is given up."""
         with self._lock:
             channel, finished, what = self._channel, False, self._open.get(number)
             if channel is None or what is None:
-                raise WorkerFailed("the maintenance process was given up with the job")
+                raise WorkerFailed("the maintenance process was given up with the task")
             try:
                 channel.send(header, timeout=TIMEOUT_S)
                 while not finished:
@@ -107,7 +107,7 @@ class RemoteWorker:
                     self._end()
 
     def dropped(self, number: int) -> None:
-        """Ends a job in the process before its last step."""
+        """Ends a task in the process before its last step."""
         with self._lock:
             if number in self._open and self._channel is not None:
                 del self._open[number]
@@ -115,7 +115,7 @@ class RemoteWorker:
                     self._channel.send({"op": "drop", "job": number}, timeout=TIMEOUT_S)
 
     def ended(self, number: int) -> None:
-        """The job is complete."""
+        """The task is complete."""
         self._open.pop(number, None)
 
     def _failed(self, why: InternalError, what: str) -> WorkerFailed:
@@ -184,7 +184,7 @@ class RemoteWorker:
             channel.close()
 
 
-class _RemoteJob:
+class _RemoteTask:
     def __init__(self, worker: RemoteWorker, number: int) -> None:
         self._worker = worker
         self._number = number

@@ -1,4 +1,4 @@
-"""Runs the jobs of the store; here in this process, one step after the other."""
+"""Runs the tasks of the store; here in this process, one step after the other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from probing.api.errors import StoreError
 from probing.daemon.store.files import FileReader, Files
-from probing.daemon.store.jobs.messages import Step, Turn
-from probing.daemon.store.jobs.registry import JOBS
+from probing.daemon.store.tasks.messages import Step, Turn
+from probing.daemon.store.tasks.registry import TASKS
 
-__all__ = ("File", "Job", "LocalWorker", "Worker", "WorkerFailed")
+__all__ = ("File", "LocalWorker", "Task", "Worker", "WorkerFailed")
 
 # Path and size in bytes.
 File = tuple[Path, int]
@@ -29,8 +29,8 @@ class WorkerFailed(StoreError):
         self.resting = resting
 
 
-class Job(Protocol):
-    """A job under way; ``done`` after its last step. After an error only ``close`` may be called."""
+class Task(Protocol):
+    """A task under way; ``done`` after its last step. After an error only ``close`` may be called."""
 
     done: bool
 
@@ -44,12 +44,12 @@ class Job(Protocol):
 
 
 class Worker(Protocol):
-    """Runs jobs. Safe to call from any thread. ``problem``: why it does not work as intended; empty while it does."""
+    """Runs tasks. Safe to call from any thread. ``problem``: why it does not work as intended; empty while it does."""
 
     problem: str
 
-    def start(self, what: str, files: Sequence[File], **fields: Any) -> Job:
-        """Begins the job ``what`` of ``registry.JOBS`` over ``files``. Raises OSError, WorkerFailed."""
+    def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
+        """Begins the task ``what`` of ``registry.TASKS`` over ``files``. Raises OSError, WorkerFailed."""
 
     def rest(self) -> None:
         """Gives back what has not been used for a while; called each second."""
@@ -58,15 +58,15 @@ class Worker(Protocol):
 
 
 class LocalWorker:
-    """Runs jobs in this process."""
+    """Runs tasks in this process."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self.problem = ""
 
-    def start(self, what: str, files: Sequence[File], **fields: Any) -> Job:
+    def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
         readers = [FileReader(self._files, path, size) for path, size in files]
-        return _LocalJob(JOBS[what](readers, fields))
+        return _LocalTask(TASKS[what](readers, fields))
 
     def rest(self) -> None:
         pa.default_memory_pool().release_unused()
@@ -74,7 +74,7 @@ class LocalWorker:
     def close(self) -> None: ...
 
 
-class _LocalJob:
+class _LocalTask:
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
         self.done = False

@@ -1,4 +1,4 @@
-"""The sealing job: the rows of log parts become one segment for each table and date."""
+"""The sealing task: the rows of log parts become one segment for each table and date."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.api.tables import Table
-from probing.daemon.store.jobs.messages import PartDecoded, Step
-from probing.daemon.store.jobs.segment_output import Source, segment_steps
 from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.records import unpack_header
 from probing.daemon.store.segments.contents import split_by_date
+from probing.daemon.store.tasks.messages import PartDecoded, Step
+from probing.daemon.store.tasks.segment_output import Source, segment_steps
 
 __all__ = ("pack_tables", "seal")
 

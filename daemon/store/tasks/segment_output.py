@@ -1,4 +1,4 @@
-"""Yields the bytes of a new segment as the steps of a job."""
+"""Yields the bytes of a new segment as the steps of a task."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from probing.daemon.store.jobs.messages import Data, Made, SegmentBegun, Step
 from probing.daemon.store.segments.contents import jobs_of, times_of
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder
+from probing.daemon.store.tasks.messages import Data, Made, SegmentBegun, Step
 
 __all__ = ("PIECE_BYTES", "RowSpan", "Source", "data_steps", "end_steps", "segment_steps", "span_of")
 
-# An open file that a job reads from.
+# An open file that a task reads from.
 Source = io.RawIOBase | io.BufferedReader
 # Bytes of one step: the collector holds one at a time.
 PIECE_BYTES = 1 << 18

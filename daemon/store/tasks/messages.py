@@ -1,4 +1,4 @@
-"""The steps that a job yields, and how they cross to the process that runs it: a JSON header and a payload."""
+"""The steps that a task yields, and how they cross to the process that runs it: a JSON header and a payload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ("Data", "LostGroup", "Made", "PartDecoded", "SegmentBegun", "Step", "
 
 @dataclass(frozen=True, slots=True)
 class PartDecoded:
-    """The log part ``index`` of a sealing job was decoded: ``rows`` by table, ``problem`` if some could not be."""
+    """The log part ``index`` of a sealing task was decoded: ``rows`` by table, ``problem`` if some could not be."""
 
     index: int
     rows: Mapping[str, int]
@@ -59,7 +59,7 @@ class LostGroup:
 
 
 class Turn(NamedTuple):
-    """The job may be interrupted here for something else."""
+    """The task may be interrupted here for something else."""
 
 
 Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Turn
@@ -104,7 +104,7 @@ def unpack_step(header: Mapping[str, Any], payload: bytes) -> Step:
         first, last = _number(lost["ts_min"]), _number(lost["ts_max"])
         return LostGroup(int(lost["group"]), int(lost["rows"]), first, last, str(lost["why"]))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise FormatError(f"a job answered {sorted(header)[:5]}") from e
+        raise FormatError(f"a task answered {sorted(header)[:5]}") from e
 
 
 def _number(value: Any) -> int | None:

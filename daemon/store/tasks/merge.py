@@ -1,4 +1,4 @@
-"""The merging job: neighbouring segments of one table become one."""
+"""The merging task: neighbouring segments of one table become one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.jobs.messages import Step, Turn
-from probing.daemon.store.jobs.segment_output import PIECE_BYTES, Source, data_steps, end_steps
 from probing.daemon.store.log.streams import conform
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 from probing.daemon.store.segments.parquet import open_parquet
+from probing.daemon.store.tasks.messages import Step, Turn
+from probing.daemon.store.tasks.segment_output import PIECE_BYTES, Source, data_steps, end_steps
 
 __all__ = ("merge",)
 

@@ -1,4 +1,4 @@
-"""The salvaging job: the readable row groups of a damaged segment become a segment of their own."""
+"""The salvaging task: the readable row groups of a damaged segment become a segment of their own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.jobs.messages import LostGroup, Step, Turn
-from probing.daemon.store.jobs.segment_output import RowSpan, Source, data_steps, end_steps, span_of
 from probing.daemon.store.segments.encoding import GROUPS, META, SegmentEncoder
 from probing.daemon.store.segments.parquet import open_parquet
+from probing.daemon.store.tasks.messages import LostGroup, Step, Turn
+from probing.daemon.store.tasks.segment_output import RowSpan, Source, data_steps, end_steps, span_of
 
 __all__ = ("salvage",)
 
