@@ -38,6 +38,8 @@ SCHEMAS = {
     ),
 }
 CATALOG = Catalog(SCHEMAS)
+# Databases of closed nodes: opening one takes longer than most queries of a test.
+_idle: list[duckdb.DuckDBPyConnection] = []
 
 
 class Nodes:
@@ -56,8 +58,7 @@ class Nodes:
         self._all = _database(union)
 
     def close(self) -> None:
-        for db in [*self._dbs.values(), self._all]:
-            db.close()
+        _idle.extend([*self._dbs.values(), self._all])
 
     def ask(self, address: str, sql: str, seconds: float) -> Reply:
         with self._dbs[address].cursor() as cursor:
@@ -83,11 +84,12 @@ class Nodes:
 
 
 def _database(tables: dict[str, list[dict[str, Any]]]) -> duckdb.DuckDBPyConnection:
-    db = duckdb.connect(config={"threads": "1", "python_enable_replacements": "false"})
+    options: dict[str, Any] = {"threads": "1", "python_enable_replacements": "false"}
+    db = _idle.pop() if _idle else duckdb.connect(config=options)
     for name, rows in tables.items():
         db.execute(f"CREATE SCHEMA IF NOT EXISTS {name.split('.')[0]}")
         db.register("given", pa.Table.from_pylist(rows, schema=SCHEMAS[name]))
-        db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
+        db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
         db.unregister("given")
     return db
 
