@@ -1,4 +1,4 @@
-"""From the mapping of a library that nobody had until it has probes: alone, and beside processes of a hostile user.
+"""Time from the first mapping of a library until it has probes: alone, and beside processes of a hostile user.
 
 The user has ``--processes`` that hold libraries (one in 50 maps and unmaps one without a pause), and files that no
 source takes. The daemon's CPU beside them is that of all its processes.
