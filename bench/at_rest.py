@@ -1,4 +1,4 @@
-"""CPU and memory of all of the daemon's processes beside ranks that wait, and beside a job of 40 steps a second.
+"""CPU and memory of all processes of the daemon beside ranks that wait, and beside a job of 40 steps per second.
 
 The ranks of that job have a data loader each, so four processes are sampled. All default sources are on.
 """
@@ -52,7 +52,7 @@ SITUATIONS = {"rest": (WAITING, 8), "job": (STEPPING, 2)}
 
 
 class Usage(NamedTuple):
-    """Of one module's processes: CPU in % of a core in sum, PSS of each in bytes."""
+    """Processes of one module: CPU in % of a core in sum, PSS of each in bytes."""
 
     cpu: float
     pss: list[int]
@@ -93,7 +93,7 @@ def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str,
 
 
 def threads_of(names: dict[int, str]) -> dict[str, int]:
-    """CPU time so far of the collector's threads, ns, by the names that they have in the kernel."""
+    """CPU time of the collector's threads so far, ns, by the threads' names in the kernel."""
     found: dict[str, int] = collections.defaultdict(int)
     for pid in [pid for pid, name in names.items() if name == "probing.daemon.collector"]:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -1,4 +1,4 @@
-"""How long a command of probingctl takes from exec to its end, beside a daemon and a job: in times of an empty Python.
+"""Time of probingctl's commands from exec to exit, beside a daemon and a job, as a multiple of an empty Python.
 
 All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too.
 """

@@ -1,7 +1,7 @@
-"""What the daemon costs a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--rounds 60]``.
+"""Cost of the daemon to a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--rounds 60]``.
 
 The ranks are pinned to one CPU, and the daemon with all of its processes to another, as on a node with a core to spare:
-what the ranks lose is the probes, the samples and what both share. In each round a block of steps is timed without any
+the ranks pay for the probes, the samples and shared resources. In each round a block of steps is timed without any
 daemon; the daemon is started, and blocks with it on and paused are timed in turn; it is stopped. Then the same job is
 timed beside ``py-spy record`` at 100 Hz on both ranks, and a second one that has Probing inside (left out where ``make
 probing-venv`` was not run), the other job stopped meanwhile. Steps next to a switch are left out and reported apart.
@@ -44,7 +44,7 @@ Blocks = list["Block"]
 
 
 class Block(NamedTuple):
-    """Step time of a block, ms. The mean has all hiccups of the machine in it, whoever makes them; the median none."""
+    """Step time of a block, ms. The mean includes all hiccups of the machine, whatever their cause; the median none."""
 
     mean: float
     median: float
@@ -203,7 +203,7 @@ def ran() -> dict[str, tuple[int, int]]:
 
 
 def calculated(daemon: BenchDaemon, plain: Job) -> list[dict[str, object]]:
-    """The cost by calculation: hits a step times what one costs. The account costs time itself."""
+    """The cost by calculation: hits per step times the cost of one hit. The kernel's account costs time itself."""
     start(daemon)
     time.sleep(SETTLE_S)
     STATISTICS.write_text("1")

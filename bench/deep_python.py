@@ -1,9 +1,9 @@
-"""A Python program that stands about 30 frames deep, as models of modules do, in each of its threads.
+"""A Python program with stacks of about 30 frames, like models of nested modules, in each of its threads.
 
-``wait FILE THREADS``: each thread waits for ever; the file is there when all are where they stay. ``work FILE``: steps
-of pure Python, as long as a tick or two of a clock of 19 Hz; the monotonic time (ns, int64) of the end of each goes to
-the file. ``spin FILE``: reads the clock again and again; the file is mapped, and counts how often two readings were how
-far apart (``counter_of``).
+``wait FILE THREADS``: each thread waits for ever; the file appears when all of them wait. ``work FILE``: steps
+of pure Python, as long as a tick or two of a clock of 19 Hz; the file gets the monotonic time (ns, int64) of the end of
+each. ``spin FILE``: reads the clock in a loop; the mapped file is a histogram of the gaps between two readings
+(``counter_of``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the probes on gloo cost a collective: ``python bench/gloo_hits.py [--blocks 30] [--against FOLDER]``.
+"""Cost of the probes on gloo to a collective: ``python bench/gloo_hits.py [--blocks 30] [--against FOLDER]``.
 
-One process makes all_reduces in a group of itself, pinned to one CPU with its gloo threads, so that all that the probes
-cost shows in the time of a call. Blocks with the probes on, with them paused and without any are taken in turn. Before
-each call the process goes through more memory than the caches hold ("cold"), or through none ("warm"); a training step
+One process makes all_reduces in a group of itself, pinned to one CPU with its gloo threads, so that all of
+the cost shows in the time of a call. Blocks with the probes on, paused and absent alternate. Before
+each call the process reads more memory than the caches hold ("cold"), or none ("warm"); a training step
 lies between the two. Beside it, the kernel's own account of the time in each program. ``--against`` takes the objects
 of another build, made by ``python -m probing.daemon.bpf.build FOLDER``, into the same turns.
 """
@@ -89,7 +89,7 @@ class Probes:
             source.attach(self._library, os.fsencode(self._path))
 
     def drain(self) -> int:
-        """How many operations there were."""
+        """Returns the number of operations."""
         ring = self.session.rings["collectives"]
         found = ring.drain()
         ring.commit(found.position)

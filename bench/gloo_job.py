@@ -1,7 +1,7 @@
 """A process that makes collectives of gloo alone: ``gloo_job.py``, then lines on stdin, ``COUNT BYTES``.
 
-For each line it makes COUNT all_reduces of one element in a group of itself, with BYTES of memory gone through before
-each, and prints the ns that a collective took: the median, and the mean.
+For each line it makes COUNT all_reduces of one element in a group of itself, reads BYTES of memory before
+each, and prints the time of a collective in ns: the median, and the mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time from the first mapping of a library until it has probes: alone, and beside processes of a hostile user.
 
-The user has ``--processes`` that hold libraries (one in 50 maps and unmaps one without a pause), and files that no
-source takes. The daemon's CPU beside them is that of all its processes.
+The user has ``--processes`` that hold libraries (one in 50 maps and unmaps one without a pause), and files that every
+source refuses. The daemon's CPU is the sum of all its processes.
 """
 
 from __future__ import annotations

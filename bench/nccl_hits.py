@@ -1,4 +1,4 @@
-"""What the probes on NCCL and libcudart cost the calling thread: ``python bench/nccl_hits.py [--blocks 30]``.
+"""Cost of the probes on NCCL and libcudart to the calling thread: ``python bench/nccl_hits.py [--blocks 30]``.
 
 Two copies of the doubles of libnccl and libcudart (tests/doubles), one with probes and one without, are called in turn
 by loops in C: the difference is what a hit costs, the kernel's way to the program included. Beside it, the kernel's own
@@ -48,7 +48,7 @@ RATE = 1_000_000_000 // STEP_NS
 
 
 class Draining:
-    """Drains in a thread, as the collector does, while it is not told to stand still."""
+    """Drains in a thread, as the collector does, except while it is paused."""
 
     def __init__(self, watching: Watching) -> None:
         self._watching, self._ended = watching, threading.Event()
@@ -149,7 +149,7 @@ class Paced:
         self._job, self._path, self._turns = job, path, turns
 
     def step_ns(self) -> float:
-        """The median of the hundreds of steps that were made in a second, ns a step."""
+        """The median over hundreds of steps within a second, ns per step."""
         self._path.unlink(missing_ok=True)
         self._job.do(f"pace {self._turns} 1 {self._path}")
         return float(np.median(np.diff(np.fromfile(self._path, np.int64)))) / 100

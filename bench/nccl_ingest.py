@@ -1,8 +1,8 @@
 """Sixteen processes that make 500,000 NCCL calls a second in sum: ``python bench/nccl_ingest.py [--seconds 10]``.
 
 The library is the double of tests/doubles, whose operations only count here; probes, kernel, daemon and log are the
-real ones. What the log holds and what is counted as lost are together the calls, exactly: also where the collector
-stands still for a second, or the ring is too small.
+real ones. Rows in the log plus counted losses equal the calls, exactly: also where the collector
+is stopped for a second, or the ring is too small.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rows_of(daemon: BenchDaemon, pids: list[int]) -> int:
 
 
 def rows_of_others(daemon: BenchDaemon, pids: list[int]) -> int:
-    """They share the ring: what it loses may be theirs."""
+    """Other processes share the ring: records that it loses may be theirs."""
     return asked(daemon, f"SELECT count(*) AS n FROM comm.ops WHERE pid NOT IN ({', '.join(map(str, pids))})")
 
 
@@ -47,7 +47,7 @@ def lost_of(daemon: BenchDaemon) -> int:
 
 
 def wait_until_probed(daemon: BenchDaemon, jobs: list[DoubleJob], pids: list[int]) -> None:
-    """Until calls of every process come into the log, and the last that was made for that is there too."""
+    """Returns when calls of every process are in the log, up to the last one made for this check."""
     deadline = time.monotonic() + PATIENCE_S
     sql = f"SELECT count(DISTINCT pid) AS n FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))})"
     while asked(daemon, sql) < len(pids):
@@ -66,7 +66,7 @@ def wait_until_probed(daemon: BenchDaemon, jobs: list[DoubleJob], pids: list[int
 
 
 def settled(daemon: BenchDaemon, pids: list[int], total: int) -> tuple[int, int]:
-    """(rows, losses), when they are as many as the calls, or do not change any more."""
+    """Returns (rows, losses) once their sum equals the calls, or does not change any more."""
     deadline = time.monotonic() + PATIENCE_S
     last, since = (-1, -1), time.monotonic()
     while time.monotonic() < deadline:
@@ -95,7 +95,7 @@ class Case(NamedTuple):
 
 
 def stall(family: list[int], case: Case) -> None:
-    """The collector stands still for a while, in the middle of the calls."""
+    """Stops the collector for a while, in the middle of the calls."""
     time.sleep(min(1.0, case.seconds / 3))
     words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family}
     collector = next(pid for pid, word in words.items() if b"probing.daemon.collector" in word)

@@ -1,4 +1,4 @@
-"""A process that makes NCCL calls as fast as it is told, and what of them is in the log: rows and counted losses.
+"""A process that makes NCCL calls at a given rate; rows in the log and counted losses are compared with the calls.
 
 The library is a stand-in with NCCL's names and arguments, whose functions do nothing; probes, kernel, daemon and log
 are the real ones. Two runs stop the collector for a second in the middle.

@@ -1,4 +1,4 @@
-"""A store of ``comm.ops`` for benchmarks of queries: a week in which jobs come and go, as sealed segments."""
+"""A store of ``comm.ops`` for benchmarks of queries: a week of consecutive jobs, as sealed segments."""
 
 from __future__ import annotations
 

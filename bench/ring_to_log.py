@@ -1,4 +1,4 @@
-"""How fast the collector brings records from a ring into the log, on one core: drain, assembly, append, commit.
+"""Throughput of the collector from ring to log, on one core: drain, assembly, append, commit.
 
 The ring is a copy in our own memory of what the kernel would map, filled again and again with records like those of a
 job of 16 ranks on 6 communicators; all the rest is the collector's own code and a real state directory.

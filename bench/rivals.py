@@ -1,4 +1,4 @@
-"""What the daemon is compared with beside a job: ``py-spy record``, and Probing in a virtual environment of its own."""
+"""Rivals of the daemon beside a job: ``py-spy record``, and Probing in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASK = "import probing, torch, sys; sys.exit(0 if hasattr(probing, 'query') else
 
 
 def probing_reason() -> str:
-    """Why Probing cannot be run; empty when it can."""
+    """Returns why Probing cannot be run; empty when it can."""
     if not PROBING.exists():
         return f"there is no {PROBING}: make probing-venv"
     asked = subprocess.run(

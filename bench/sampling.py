@@ -1,8 +1,8 @@
-"""What samples cost those who are sampled: ``python bench/sampling.py --target python`` (or ``ddp``).
+"""Cost of samples to the sampled process: ``python bench/sampling.py --target python`` (or ``ddp``).
 
-One daemon runs all the time; its sampler is switched between rates, and off, from block to block, in an order drawn
-anew for each round. A ratio compares a block with those of its round in which nothing was sampled. Then each rate runs
-for a while with the kernel's own count of time in programs (kernel.bpf_stats_enabled, which costs something itself).
+One daemon runs all the time; its sampler is switched between rates, and off, from block to block, in a random order
+for each round. A ratio compares a block with the unsampled blocks of its round. Then each rate runs
+for a while with the kernel's own count of time in programs (kernel.bpf_stats_enabled, which has a cost itself).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Bench:
         return with_it, without
 
     def counted(self, rate: Rate, daemon: BenchDaemon, seconds: float) -> dict[str, object]:
-        """Where time goes at a rate, in the kernel and in the daemon."""
+        """Returns the time in the kernel's programs and in the daemon at a rate."""
         self.switch(rate)
         time.sleep(1.0)
         assert daemon.process is not None
@@ -154,7 +154,7 @@ def row_of(name: str, with_it: list[Block], without: list[Block]) -> dict[str, o
 
 
 def per_tick(name: str, hz: int, with_it: list[Block], without: list[Block]) -> str:
-    """From a rate that is high enough to be measured to what 19 and 99 Hz cost."""
+    """Extrapolates from a measurable rate to the cost of 19 and 99 Hz."""
     r = ratio_of_blocks([b.cpu for b in with_it], [b.cpu for b in without])
     us = [(x - 1) * 1e6 / hz for x in (r.ratio, r.low, r.high)]
     parts = [f"{to} Hz {us[0] * to / 1e4:.3f} % [{us[1] * to / 1e4:.3f}, {us[2] * to / 1e4:.3f}]" for to in (19, 99)]

@@ -1,4 +1,4 @@
-"""What a sealed row costs: ``python bench/segment_sizes.py [--seconds 90] [--keep DIR | --state DIR]``.
+"""Bytes of a sealed row: ``python bench/segment_sizes.py [--seconds 90] [--keep DIR | --state DIR]``.
 
 A daemon with its defaults watches three trainings of torch (two ranks of DDP, accumulation with small buckets, a grid
 of four ranks) and two ranks of the NCCL double that do as ProcessGroupNCCL does, whose ends are found by the watchdog

@@ -1,8 +1,8 @@
 """Half an hour at 100,000 events a second, with queries: memory, threads, descriptors and files must stay as they are.
 
 A process makes NCCL calls (the stand-in library of overload.py) that the real daemon stores, seals, merges and drops
-again, since its state directory may only take sixty megabytes. Every few seconds somebody asks. What each
-process of the daemon has is noted, and a line is laid through the second two thirds of it.
+again, since its state directory may only take sixty megabytes. A client sends queries every few seconds. The
+resources of each process of the daemon are recorded, and a line is fitted to the last two thirds.
 
 Memory is the proportional share (PSS) without clean file pages, which the kernel can take back. That of the collector
 is read five times a second as well, as its budget holds at any moment: 80 MB, and from the first third on it grows by

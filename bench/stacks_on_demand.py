@@ -1,6 +1,6 @@
-"""How long it takes to see where processes stand: this daemon, beside py-spy and pystack for the same processes.
+"""Time to read the stacks of processes: this daemon, beside py-spy and pystack for the same processes.
 
-The daemon is asked over a channel that is open already; the others are started for one process after the other, as a
+The daemon is asked over an open channel; the others are started for one process after the other, as a
 person would. All take turns, in rounds, within one run.
 """
 
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 @contextlib.contextmanager
 def subject(name: str, folder: Path, *argv: str | Path, ranks: int) -> Iterator[Subject]:
-    """A job of its own whose processes are all where they stay."""
+    """A job whose processes all wait."""
     marks = folder / name.replace(" ", "-")
     names = {"TORCHELASTIC_RUN_ID": marks.name}
     words = [str(a).replace("MARKS", str(marks)) for a in argv]

@@ -1,4 +1,4 @@
-"""From exec of the daemon to the first operation that a client can read, beside a job that runs already."""
+"""Time from exec of the daemon to the first operation in an answer, beside a job that runs already."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Whether a process notices that its stacks are read: the gaps between its own readings of the clock.
 
-A Python program has a CPU of its own and does nothing but read the clock. In blocks, in an order drawn anew for each
+A Python program has a CPU of its own and only reads the clock. In blocks, in a random order for each
 round, the daemon is asked for its stacks 50 times a second; or, as control, for those of an equal program elsewhere, so
-that the machine is as busy; or other tools look at it. All but the target are kept on the other CPU.
+that the machine is as busy; or other tools read its stacks. All processes but the target run on the other CPU.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Target:
         self._counters = np.memmap(path, dtype=np.int64, mode="r", shape=(COUNTERS,))
 
     def block(self, seconds: float, act: Callable[[], None], period: float) -> Block:
-        """``act`` is done again and again, not more often than once in ``period``."""
+        """Repeats ``act``, at most once in ``period``."""
         looks = tracers = 0
         first, begin, before = status_of(self.pid), time.monotonic(), np.array(self._counters)
         while (now := time.monotonic()) < begin + seconds:
