@@ -5,13 +5,13 @@
  * A random part of a thread's switches is walked, and each stands for those that were not: its time counts 1 / chance
  * times, so sums are right for any chance. A wait of a second or more counts once, as it is reported while it lasts and
  * cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
- * user space makes the entry (sampling/away.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ * user space makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
  */
 #include "python_walk.bpf.h"
 
 #define TOLD_AFTER_NS SECOND_NS
 #define AWAY_ENTRIES 2048
-/* How many of them one process may have (sampling/away.py). */
+/* How many of them one process may have (sampling/off_cpu/kernel_entries.py). */
 #define AWAY_SHARE (AWAY_ENTRIES / 4)
 
 /*

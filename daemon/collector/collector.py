@@ -42,7 +42,7 @@ from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
-from probing.daemon.python_stack.on_demand import StacksOnDemand
+from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store.store import Store
 from probing.daemon.store.tasks.remote_worker import RemoteWorker

@@ -9,8 +9,8 @@ from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatc
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
 from probing.daemon.nccl_uprobes.steps.source import Steps
-from probing.daemon.python_stack.on_demand import StacksOnDemand
 from probing.daemon.python_stack.sampling.source import PythonSampler
+from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.python_stack.values.watch import VariableWatch
 from probing.daemon.user_probes.manager import UserProbes
 

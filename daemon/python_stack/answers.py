@@ -33,7 +33,7 @@ class Known(Protocol):
 
 
 class Stacks(Protocol):
-    """``python_stack.source.PythonStacks``."""
+    """``python_stack.stacks.requests.PythonStacks``."""
 
     def stacks(
         self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
@@ -45,13 +45,13 @@ class Stacks(Protocol):
 
 
 class Native(Protocol):
-    """``python_stack.native.source.NativeStacks``."""
+    """``python_stack.native.requests.NativeStacks``."""
 
     def add(self, pid: int, start_ns: int, threads: _Threads, timeout: float) -> None: ...
 
 
 class Values(Protocol):
-    """``python_stack.values.source.Values``."""
+    """``python_stack.values.requests.Values``."""
 
     def values(
         self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float

@@ -15,9 +15,9 @@ from waiting import until
 
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.native.registers import handlers as reader_handlers
-from probing.daemon.python_stack.native.source import NativeStacks
+from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.native.unwind import handlers as parser_handlers
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns, read_threads
 
 __all__ = (

@@ -20,8 +20,8 @@ from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
-from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.stacks.dump import dump_stacks, handlers
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.prepared import forget
 from probing.daemon.python_stack.walk.search import find_runtime

@@ -20,7 +20,7 @@ from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
 from probing.daemon.python_stack.sampling.programs import OBJECTS, RING, SamplingPrograms
 from probing.daemon.python_stack.sampling.source import PythonSampler
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.source import Identity, Loss
 

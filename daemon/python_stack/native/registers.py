@@ -88,7 +88,7 @@ def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
     """What a reader answers: ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
 
     Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that held still, all
-    of the same moment as the copies, packed as ``wire.unpack`` reads them.
+    of the same moment as the copies, packed as ``stack_wire.unpack`` reads them.
     """
     return {"native": _native}
 

@@ -22,7 +22,7 @@ MAX_ENDED, ENDED_S = 256, 300.0
 
 
 class Runtimes(Protocol):
-    """``source.PythonStacks``."""
+    """``stacks.requests.PythonStacks``."""
 
     def prepare(self, pid: int, start_ns: int, timeout: float) -> RuntimeInfo: ...
 

@@ -31,7 +31,7 @@ from probing.daemon.python_stack.sampling.programs import (
 )
 from probing.daemon.python_stack.sampling.rows import SampleRows
 from probing.daemon.python_stack.sampling.watch import SampledWatch, Settings
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.source import Identity, ProbeSlot, Processes, ProcessKey, Refused, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 

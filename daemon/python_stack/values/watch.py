@@ -15,7 +15,7 @@ from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.names import parse_name
-from probing.daemon.python_stack.values.source import Values
+from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.stack_wire import NamedVariable
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Values(Protocol):
-    """``values.source.Values``."""
+    """``values.requests.Values``."""
 
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]: ...
 

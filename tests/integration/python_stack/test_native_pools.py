@@ -15,8 +15,8 @@ from processes_helpers import Listener, listening
 
 from probing.daemon.processes.parser_pool import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
-from probing.daemon.python_stack.native.source import NativeStacks
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.native.requests import NativeStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
 WAITS = """

@@ -26,8 +26,8 @@ from python_stack_helpers import (
 )
 
 from probing.api.errors import CorruptTarget, NotPython, PrivilegeError, ProcessGone, TargetTimeout, UnsupportedTarget
-from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.stacks.dump import dump_stacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
 # Who may be called by whom in busy.py, innermost first.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, dump, program, runtime_of
 
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.capture import LIMITS
 from probing.daemon.python_stack.walk.threads import read_start_ns, read_threads
 

@@ -17,7 +17,7 @@ from python_stack_helpers import INTERPRETERS, child, frames_of, program
 from probing.api.errors import NotPython, ProcessGone
 from probing.daemon.processes.parser_pool import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
 # Who asks for so long gets an answer on any machine; nothing waits for it to pass.

@@ -17,7 +17,7 @@ from probing.api.errors import CorruptTarget, ProcessGone, UsageError
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, SampledCode, unpack_codes
 from probing.daemon.python_stack.sampling.thread_states import scan_threads
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.threads import read_start_ns
 

@@ -20,11 +20,11 @@ from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child
 from probing.api.errors import ProcessGone, UsageError
 from probing.daemon.clock import SystemClock
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.source import PythonStacks
 from probing.daemon.python_stack.stacks.dump import dump_stacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.read import handlers, read_values
-from probing.daemon.python_stack.values.source import Values
+from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.python_stack.values.watch import VariableWatch
 from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.source import Identity, Loss

@@ -12,7 +12,7 @@ import pytest
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.source import PythonStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 
 MAPS = b"7f0000000000-7f0000100000 r--p 00000000 08:01 12 /opt/lib/libpython3.11.so.1.0\n"
 HEXVERSION = 0x030B07F0

@@ -1,0 +1,221 @@
+"""Reads stacks on demand: finds each process's CPython once, and requests the stacks from the readers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
+from probing.daemon.ipc import Message
+from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
+from probing.daemon.processes.memory import Range
+from probing.daemon.processes.procfs import Mapping as Mapped
+from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
+from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
+from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
+from probing.daemon.python_stack.walk.search import find_runtime
+from probing.daemon.stack_wire import Thread, threads_of
+
+__all__ = ("PythonStacks",)
+
+_MAX_PREPARED = 4096
+_Target = tuple[int, int]
+_Packed = tuple[_Target, bytes]
+_Answer = tuple[_Target, Message]
+
+
+class PythonStacks:
+    """Safe for any thread. At most ``parallel`` processes are read at once."""
+
+    def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
+        self._readers = readers
+        self._parsers = parsers
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="stacks")
+        self._lock = threading.Lock()
+        self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
+
+    def close(self) -> None:
+        """Requests in flight end by their own deadlines; new ones are refused."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
+        """Find the CPython of a process, or return the one that was found before.
+
+        ``timeout`` in seconds; an unreadable process takes one second more.
+
+        Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
+        """
+        with self._lock:
+            if found := self._prepared.get((pid, start_ns)):
+                return found
+        deadline = time.monotonic() + timeout
+        found = self._find(pid, start_ns, deadline)
+        with self._lock:
+            self._prepared[pid, start_ns] = found
+            while len(self._prepared) > _MAX_PREPARED:
+                self._prepared.popitem(last=False)
+        return found
+
+    def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
+        """The layout of the CPython of a process. Raises like ``prepare``."""
+        deadline = time.monotonic() + timeout
+        runtime = self.prepare(pid, start_ns, timeout)
+        if found := TABLE.get(runtime.version):
+            return found
+        head = self._memory(pid, start_ns, deadline, [(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0]
+        return layout_of(runtime.version, head or b"")
+
+    def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
+        """The version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
+        return self.prepare(pid, start_ns, timeout).python
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        """Drop the CPython of a process that ended or called exec."""
+        with self._lock:
+            self._prepared.pop((pid, start_ns), None)
+
+    def stacks(
+        self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
+    ) -> tuple[list[Thread], list[Failure]]:
+        """The threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
+
+        ``timeout`` in seconds for all of them.
+        """
+        threads: list[Thread] = []
+        place = {target: n for n, target in enumerate(dict.fromkeys(targets))}
+        answers, failures = self.packed(place, timeout, with_locals=with_locals)
+        for (pid, start_ns), text in sorted(answers, key=lambda answer: place[answer[0]]):
+            try:
+                threads += [{"pid": pid, "start_ns": start_ns, **thread} for thread in threads_of(text)]
+            except InternalError as e:
+                failures.append(Failure(pid, start_ns, e))
+        return threads, failures
+
+    def packed(
+        self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
+    ) -> tuple[list[_Packed], list[Failure]]:
+        """Like ``stacks``, with the bytes of each process for ``stack_wire.threads_of``, in no order.
+
+        A process of which threads were left out has a failure, too.
+        """
+        deadline = time.monotonic() + timeout
+        wanted = list(dict.fromkeys(targets))
+        with self._lock:
+            known = {key: self._prepared[key] for key in wanted if key in self._prepared}
+        answers, failures = self._of_known(known, deadline, timeout, with_locals)
+        # Their CPython has to be found first, or again after an exec.
+        changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
+        rest = [key for key in wanted if key not in known or key in changed]
+        if rest:
+            ask = partial(self._of_new, deadline, with_locals)
+            found, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
+            answers += found
+            failures = [f for f in failures if (f.pid, f.start_ns) not in changed] + failed
+        packed = [(key, answer.payload) for key, answer in answers]
+        return packed, failures + [_partial(key, answer) for key, answer in answers if answer.header.get("left_out")]
+
+    def _of_known(
+        self, known: dict[_Target, RuntimeInfo], deadline: float, timeout: float, with_locals: bool
+    ) -> tuple[list[_Answer], list[Failure]]:
+        answers: list[_Answer] = []
+        failures: list[Failure] = []
+        asks = {key: partial(_arguments, runtime, deadline, with_locals) for key, runtime in known.items()}
+        for key, answer in self._readers.call_each("stacks", asks, timeout=timeout + GRACE_S, patience=PATIENCE_S):
+            if isinstance(answer, CorruptTarget):
+                self.forget(*key)
+            if isinstance(answer, ProbingError):
+                failures.append(Failure(*key, answer))
+            else:
+                answers.append((key, answer))
+        return answers, failures
+
+    def _of_new(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Answer]:
+        try:
+            return self._ask(deadline, with_locals, pid, start_ns)
+        except CorruptTarget:
+            self.forget(pid, start_ns)
+            return self._ask(deadline, with_locals, pid, start_ns)
+
+    def _ask(self, deadline: float, with_locals: bool, pid: int, start_ns: int) -> list[_Answer]:
+        arguments = _arguments(self.prepare(pid, start_ns, seconds_left(deadline)), deadline, with_locals)
+        answer = self._call("stacks", pid, start_ns, deadline, patience=PATIENCE_S, **arguments)
+        return [((pid, start_ns), answer)]
+
+    def _find(self, pid: int, start_ns: int, deadline: float) -> RuntimeInfo:
+        mappings = parse_maps(self._call("maps", pid, start_ns, deadline, files=True).payload)
+        reason: ProbingError | None = None
+        for mapping in candidates(mappings):
+            found = self._try_file(pid, start_ns, mapping, deadline)
+            if isinstance(found, RuntimeInfo):
+                return found
+            if not isinstance(found, NotPython):
+                reason = reason or found
+        try:
+            return find_runtime(partial(self._memory, pid, start_ns, deadline), mappings)
+        except NotPython as e:
+            raise reason or NotPython(f"process {pid} runs no CPython") from e
+
+    def _try_file(
+        self, pid: int, start_ns: int, mapping: Mapped, deadline: float
+    ) -> RuntimeInfo | NotPython | UnsupportedTarget:
+        try:
+            return self._in_file(pid, start_ns, mapping, deadline)
+        except (NotPython, UnsupportedTarget) as e:
+            return e
+
+    def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
+        opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
+        try:
+            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
+        finally:
+            opened.close_fds()
+        symbols = RuntimeSymbols.from_parser(answer)
+        read = partial(self._memory, pid, start_ns, deadline)
+        if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
+            found = locate(mapping, symbols)
+            hexversion = sys_hexversion(read, found.runtime, found.version)
+            return replace(found, python=release_of(hexversion)) if hexversion else found
+        head = read([(at, 4)])[0]
+        if head is None:
+            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
+        found = locate(mapping, symbols, int.from_bytes(head, "little"))
+        if found.version >= (3, 13):
+            # Fail here, not at each request, when the declared offsets are unusable.
+            layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
+        return found
+
+    def _memory(self, pid: int, start_ns: int, deadline: float, ranges: Sequence[Range]) -> list[bytes | None]:
+        if not ranges:
+            return []
+        answer = self._call("memory", pid, start_ns, deadline, ranges=ranges)
+        found: list[bytes | None] = []
+        at = 0
+        for length in answer.header["lengths"]:
+            found.append(None if length < 0 else answer.payload[at : at + length])
+            at += max(0, length)
+        if len(found) != len(ranges):
+            raise InternalError("a reader's answer holds other memory than was asked for")
+        return found
+
+    def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
+        return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=seconds_left(deadline) + GRACE_S, **args)
+
+
+def _partial(target: _Target, answer: Message) -> Failure:
+    left_out = answer.header["left_out"]
+    message = f"{left_out:,} of its threads are left out, the newest ones: too many for one answer"
+    return Failure(*target, TargetError(message))
+
+
+def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
+    timeout_ms = max(1, int(seconds_left(deadline) * 1000))
+    more = {"locals": True} if with_locals else {}
+    return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}
