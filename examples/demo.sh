@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a daemon, runs a real training that knows nothing of it, asks what it saw, and takes everything away again.
+# Starts a daemon, runs a real training that is not aware of it, shows the daemon's findings, and removes everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venv/bin
@@ -35,11 +35,11 @@ wait_for() {
         if "$@" >/dev/null 2>&1; then return; fi
         sleep 0.1
     done
-    echo "waited a minute in vain for: $*" >&2
+    echo "not there after a minute: $*" >&2
     exit 1
 }
 
-echo "A training of two ranks starts; it knows nothing of probingd."
+echo "A training of two ranks starts; it is not aware of probingd."
 OMP_NUM_THREADS=1 "$bin/torchrun" --nproc-per-node 2 --master-port "$((20000 + $$ % 10000))" \
     examples/train_ddp.py --steps 1000000 --delay-ms 20 >"$base/job.log" 2>&1 &
 job=$!

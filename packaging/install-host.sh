@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs probingd on this host, or into DESTDIR for an image: install-host.sh install|uninstall.
 #
-# PREFIX (/opt/probingd) gets a Python environment of its own, /usr/local/bin both commands, /usr/lib the units and what
-# makes users and directories, /etc/probingd a configuration, which is never overwritten. Without DESTDIR the users are
-# made and systemd reads the units; nothing is started. PYTHON is the interpreter to build with, /usr/bin/python3.
+# PREFIX (/opt/probingd) gets a Python environment of its own, /usr/local/bin both commands, /usr/lib the units, sysusers.d
+# and tmpfiles.d, /etc/probingd a configuration, which is never overwritten. Without DESTDIR the users are
+# created and systemd reads the units; nothing is started. PYTHON is the interpreter to build with, /usr/bin/python3.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd -P)
@@ -23,12 +23,12 @@ die() {
 
 install_all() {
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "$python is too old" "name Python 3.10 or newer as PYTHON"
-    # A directory that everybody may pass: each process of the daemon runs as a user of its own.
+    # The directory must be readable for all: each process of the daemon runs as a user of its own.
     umask 022
     mkdir -p "$dest$prefix"
     "$python" -m venv "$dest$prefix"
     "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
-    # What was made in an image names its place there.
+    # Files that pip writes into an image name their path there.
     [ -z "$dest" ] || grep -rlI -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" | while read -r file; do
         sed -i "s#$dest$prefix#$prefix#g" "$file"
     done
@@ -49,7 +49,7 @@ install_all() {
         [ ! -d /run/systemd/system ] || systemctl daemon-reload
     fi
     say "installed into $dest$prefix; start it with \`systemctl start probingd\`, or in an image at its first boot"
-    say "whoever is to ask it without being root joins the group probing: \`usermod -aG probing USER\`"
+    say "users other than root need the group probing to use probingctl: \`usermod -aG probing USER\`"
 }
 
 uninstall_all() {
@@ -64,7 +64,7 @@ uninstall_all() {
     # Only an environment that this made.
     [ ! -e "$dest$prefix/pyvenv.cfg" ] || rm -rf "$dest${prefix:?}"
     [ -n "$dest" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
-    say "removed; rows, configuration and users stay: /var/lib/probingd, /etc/probingd, \`userdel probing\` and kin"
+    say "removed; rows, configuration and users stay: /var/lib/probingd, /etc/probingd, the users probing, probing-service and probing-worker"
 }
 
 case "${1:-}" in

@@ -131,7 +131,7 @@ class Victim:
             return "gone"
 
     def grown(self) -> int:
-        """Bytes that its resident memory rose above what it was before the first attack, at most, ever."""
+        """The largest growth of its resident memory since the first attack, bytes."""
         return self.resident() - self._rest
 
     def resident(self) -> int:

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def until() -> Callable[..., object]:
 
 @pytest.fixture
 def open_tmp_path() -> Iterator[Path]:
-    """A fresh directory that every user may pass through, as the daemon's processes have their own users."""
+    """A fresh directory that every user may pass, because the daemon's processes have users of their own."""
     path = Path(tempfile.mkdtemp(prefix="probingd-test-"))
     path.chmod(0o755)
     yield path

@@ -1,4 +1,4 @@
-"""Ctrl-C in the commands of probingctl: beside a node that answers, one that waits, and one that says nothing."""
+"""Ctrl-C in the commands of probingctl: beside a node that answers, one that waits, and one that is silent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GIVE_UP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How a command ended: its exit code, seconds since the first Ctrl-C, what it wrote to stderr and the terminal.
+    """The end of a command: exit code, seconds since the first Ctrl-C, its output on stderr and the terminal.
 
     ``before``: it had ended by itself.
     """
@@ -46,7 +46,7 @@ class Left:
 
 
 class Nodes:
-    """Two nodes of a job that hangs, and an address where nobody says anything."""
+    """Two nodes of a job that hangs, and an address whose listener is silent."""
 
     def __init__(self, directory: Path) -> None:
         self._nodes = hung_job(directory)
@@ -61,7 +61,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def at(self, place: str) -> Iterator[str]:
-        """The address of one that behaves as ``place`` says."""
+        """The address of a node that behaves as ``place``."""
         if place == "silent":
             yield f"unix:{self._silent.getsockname()}"
             return

@@ -58,12 +58,12 @@ def readers() -> Iterator[ServedReaders]:
 
 
 def walked(pid: int, runtime: RuntimeInfo, layout: Layout) -> list[RawThread]:
-    """The threads with their frames, of a process that stands still."""
+    """The threads, with their frames, of a process that waits."""
     return Walker(Snapshot(ProcessMemory(pid)), layout, Limits(), float("inf")).walk(runtime.runtime)
 
 
 def offset_of(layout: Layout, code: int, instr: int) -> int:
-    """The byte in the code, as the sampler in the kernel tells it."""
+    """The offset in the code, as the kernel's sampler records it."""
     if layout.code_adaptive is not None:
         return instr - (code + layout.code_adaptive)
     return instr * 2 if layout.instr == "lasti_units" else instr

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs a command as root in a place where the daemon's users can read the checkout: as it is where they can already;
-# else, in a mount namespace of its own, every directory that keeps them out is hidden behind an empty one that holds
-# only the checkout, and the interpreters that tests look for in the home directory. Nothing outside changes.
+# Runs a command as root so that the daemon's users can read the checkout: directly where they can already; else in a
+# mount namespace of its own, in which an empty directory, with only the checkout and the interpreters that tests look
+# for in the home directory, hides each directory that excludes them. Nothing outside changes.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/../.." && pwd -P)

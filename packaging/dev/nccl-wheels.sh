@@ -5,7 +5,7 @@
 #   nccl-wheels.sh all      every released version from 2.18, some 6 GB, to make the table of layouts
 #   nccl-wheels.sh prune    remove what only the table needs
 #
-# What is there is not fetched again; a wheel that was fetched half-way is.
+# Complete wheels are not fetched again; partial ones are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .build/sid: a small Debian unstable with the CPythons that are newer than the host's, for the tests of Python
 # stacks; and in .build/sid-bin a program for each, that runs it as a container would: with a root and mounts of its own.
-# Needs root and debootstrap; quick when all is there already. For a newer state of unstable, remove .build/sid.
+# Needs root and debootstrap; quick the second time. For a newer state of unstable, remove .build/sid.
 set -eu
 umask 022
 cd "$(dirname "$0")/../.."
@@ -53,7 +53,7 @@ if [ -z "$mirror" ]; then
     exit 1
 fi
 
-# What was made half is not mended; nothing is mounted in it, so that removing it removes nothing else.
+# A partial tree is removed and made again; nothing is mounted in it, so that removing it removes nothing else.
 rm -rf "$root"
 mkdir -p "$root"
 trap 'if [ ! -e "$stamp" ]; then rm -rf "$root"; fi' EXIT

@@ -1,10 +1,10 @@
 #!/bin/bash
-# What tests/wheels needs of published torch wheels, into .build/wheels/torch-VERSION/{lib/libtorch_cpu.so,include}.
+# The files of published torch wheels that tests/wheels needs, into .build/wheels/torch-VERSION/{lib/libtorch_cpu.so,include}.
 #
 #   torch-wheels.sh               the versions below, some 600 MB of downloads each
 #   torch-wheels.sh VERSION...    these versions
 #
-# What is there is not fetched again; a wheel that was fetched half-way is.
+# Complete wheels are not fetched again; partial ones are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

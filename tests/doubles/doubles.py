@@ -218,7 +218,7 @@ class Call:
 
 
 class DoubleJob:
-    """The ranks of a job of ``doubles``, a process each, which do what they are told."""
+    """The ranks of a job of ``doubles``, one process each, which execute commands."""
 
     def __init__(self, doubles: Doubles, folder: Path, size: int = 2, **environ: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ class DoubleJob:
             stdin.flush()
 
     def hear(self, ranks: Sequence[int] | None = None) -> list[int]:
-        """What each rank answers: the ncclResult_t of its last call, or what the command gives."""
+        """Returns the answer of each rank: the ncclResult_t of its last call, or the result of the command."""
         answers = []
         for rank in self._all(ranks):
             stdout = self.ranks[rank].stdout

@@ -51,7 +51,7 @@ class JobProcesses:
 
 
 class Nowhere:
-    """A ``Sink`` for what is put by itself, which is nothing that the tests here look at."""
+    """A ``Sink`` for rows that these tests ignore."""
 
     def put(self, table: str, batch: pa.RecordBatch) -> None:
         del table, batch
@@ -136,12 +136,12 @@ class Watching:
         return self.rows
 
     def inflight(self) -> list[dict[str, Any]]:
-        """What is open; what is not any more is in ``rows``."""
+        """Returns open operations; finished ones are in ``rows``."""
         self.drain()
         return plain(self.collectives.inflight(SystemClock().pair()))
 
     def mono(self, row: dict[str, Any], column: str = "") -> int | None:
-        """The time of the call, or what ``column`` says after it, CLOCK_MONOTONIC ns."""
+        """The time of the call, or of ``column``, which counts from it, CLOCK_MONOTONIC ns."""
         called = int(row["ts"]) - self.pair.mono_to_utc_ns
         if not column:
             return called

@@ -1,4 +1,4 @@
-"""What stands beside an attack: a job whose rows must all be there, and a daemon that answers all the while."""
+"""The scene of an attack: a job whose rows must all be there, and a daemon that must answer all the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 
 
 class Scene:
-    """The job at work and the one who asks, both until ``end``."""
+    """A working job and a client that asks, both until ``end``."""
 
     def __init__(self, daemon: Daemon, job: Job) -> None:
         self._daemon, self._job = daemon, job

@@ -108,7 +108,7 @@ def dump(kind: str, library: str, folder: str) -> None:
 
 
 def mappings(library: str, folder: str) -> None:
-    """A library mapped and unmapped as fast as it goes."""
+    """Maps and unmaps a library in a loop."""
     shutil.copy(library, path := Path(folder, "libnccl.so.2"))
     for _ in until_input():
         for _ in range(1000):
@@ -177,7 +177,7 @@ def place(kind: str, library: str, folder: str) -> None:
 
 
 def dwarf(library: str, folder: str, start: str, size: str) -> None:
-    """A library whose debug information says nothing that is true."""
+    """A library with false debug information."""
     kept = []
     for number, filling in enumerate((b"\xff", b"\x01", b"\x80\x80\x80\x01", bytes(range(1, 255)))):
         place = Path(folder, str(number))
@@ -208,7 +208,7 @@ def _send(server: socket.socket) -> None:
 
 
 def lock(path: str) -> None:
-    """Prints what comes of opening the daemon's own files."""
+    """Prints the result of opening each of the daemon's own files."""
     for name in (f"{path}.lock", f"{path}.d/control/collector.sock", f"{path}.d/reader.sock"):
         try:
             if name.endswith(".lock"):

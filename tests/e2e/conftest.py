@@ -49,7 +49,7 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[Any]]]:
-    """What is put in here is killed, with all that it started, when the test ends."""
+    """Kills the added processes and their descendants when the test ends."""
     started: list[subprocess.Popen[Any]] = []
     yield started
     for process in started:
@@ -84,7 +84,7 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
 def torchrun_job(
     run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path
 ) -> Callable[..., subprocess.Popen[Any]]:
-    """A script under torchrun with two ranks; what it writes goes to ``torchrun.log`` in ``tmp_path``."""
+    """A script under torchrun with two ranks; its output goes to ``torchrun.log`` in ``tmp_path``."""
 
     def run(*script: object, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
         with (tmp_path / "torchrun.log").open("ab") as log:

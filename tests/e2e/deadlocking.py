@@ -1,4 +1,4 @@
-"""``probingd run`` whose collector or service waits for itself once a file says so: ``deadlocking.py OPTIONS``.
+"""``probingd run`` whose collector or service deadlocks once a file exists: ``deadlocking.py OPTIONS``.
 
 The file is ``STATE_DIR/KIND.deadlock``. A process that was started in the place of such a one is as any other.
 """

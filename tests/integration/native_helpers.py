@@ -119,7 +119,7 @@ def tids(pid: int) -> list[int]:
 
 
 def switches(pid: int) -> dict[int, list[str]]:
-    """The counts of context switches of each thread, and who traces it."""
+    """The counts of context switches of each thread, and its tracer."""
     words = ("voluntary_ctxt", "nonvoluntary_ctxt", "TracerPid")
     return {
         tid: [w for w in Path(f"/proc/{pid}/task/{tid}/status").read_text().splitlines() if w.startswith(words)]

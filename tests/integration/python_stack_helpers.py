@@ -50,7 +50,7 @@ SID = Path(__file__).parents[2] / ".build" / "sid-bin"
 
 
 def _interpreters() -> list[str]:
-    """Those of PROBINGD_TEST_PYTHONS (paths, with colons between), all of them wanted; else all that are found here."""
+    """Interpreters of PROBINGD_TEST_PYTHONS (paths, separated by colons), which must all exist; else all found here."""
     if named := os.environ.get("PROBINGD_TEST_PYTHONS"):
         return named.split(":")
     versions = Path.home() / ".pyenv" / "versions"

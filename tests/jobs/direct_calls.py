@@ -74,7 +74,7 @@ class Group:
                 work.wait()
 
     def stream(self, stop: Callable[[], bool]) -> None:
-        """Rounds until rank 0 says stop, which the others hear from the store."""
+        """Rounds until rank 0 stops, which the others learn from the store."""
         while True:
             store = dist.distributed_c10d._get_default_store()
             key = f"{self.group.group_name}/{self.rounds}"

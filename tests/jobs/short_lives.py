@@ -1,4 +1,4 @@
-"""Forks processes that make a communicator, call one all_reduce and are gone: too quickly for anybody to read them.
+"""Forks processes that make a communicator, call one all_reduce and exit: too quickly to be read.
 
 ``short_lives.py LIBNCCL``: it says ``ready`` on stdout, and for each line N of stdin forks N of them, waits for their
 ends, and writes their pids as a list of JSON.

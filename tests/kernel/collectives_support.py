@@ -34,7 +34,7 @@ def torch_library() -> Path:
 
 
 class Job:
-    """Two ranks of ``direct_calls.py``, which do what they are told."""
+    """Two ranks of ``direct_calls.py``, which execute commands."""
 
     def __init__(self, folder: Path, script: str = "direct_calls.py", **environ: str) -> None:
         with socket.socket() as free:

@@ -99,7 +99,7 @@ int main(void)
 
 
 class Target:
-    """A process that calls a function as often as it is told, with the number of the call as first argument."""
+    """A process that calls a function a given number of times, with the number of the call as first argument."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,7 +162,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def pin_root() -> Iterator[Path]:
-    """A bpffs folder of this test alone; what the test leaves pinned in it goes."""
+    """A bpffs folder of this test alone; left-over pins are removed."""
     root = Path(f"/sys/fs/bpf/probingd-test-{os.getpid()}-{next(_numbers)}")
     yield root
     pins.cleanup(pin_root=root)
@@ -179,7 +179,7 @@ def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def open_session(pin_root: Path, fallback: bool) -> Iterator[Callable[..., Session]]:
-    """Session.open on the test's folder and road; what is still open at the end is closed."""
+    """Session.open on the test's folder and kind of link; sessions that are still open at the end are closed."""
     opened: list[Session] = []
 
     def make(*objects: str | Path, instance: str = "test", **options: object) -> Session:

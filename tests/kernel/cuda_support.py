@@ -131,7 +131,7 @@ class Anybody:
 
 
 class Collected:
-    """A ``Sink`` that keeps what it gets."""
+    """A ``Sink`` that keeps its input."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, pa.RecordBatch]] = []
@@ -165,7 +165,7 @@ class OwnReaders:
 
 
 class Script:
-    """A process that runs Python on the double; ``step`` lets it go on until it says something."""
+    """A process that runs Python on the double; ``step`` resumes it until its next line of output."""
 
     def __init__(self, folder: Path, code: str) -> None:
         self.process = subprocess.Popen(
@@ -230,7 +230,7 @@ class Cuda:
         return self._scripts[-1]
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """Run a script to its end; what it said."""
+        """Runs a script to its end and returns its output."""
         script, said = self.script(code), []
         while "over" not in (answer := script.step()):
             said.append(answer)

@@ -96,7 +96,7 @@ def started(python: str, text: str, *args: str | Path) -> Iterator[Target]:
 
 
 def check_of(target: Target, code: int) -> int:
-    """The proof of a code object, from the target's memory: python.bpf.h says how."""
+    """The checksum of a code object, from the target's memory, as python.bpf.h defines it."""
     layout = target.layout
     mixed = target.word(code + layout.code_filename) * 0x9E3779B97F4A7C15
     mixed ^= target.word(code + layout.code_name) * 0xC2B2AE3D27D4EB4F

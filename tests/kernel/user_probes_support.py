@@ -111,7 +111,7 @@ def build_target(folder: Path) -> Path:
 
 
 class Process:
-    """A target: does what it is told, and returns when that is done."""
+    """A target: executes commands, each of which returns when it is done."""
 
     def __init__(self, path: Path) -> None:
         self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -135,7 +135,7 @@ class Process:
 
 
 class Known:
-    """Discovery: who is who is what the test says."""
+    """Discovery with the identities that the test gives."""
 
     def __init__(self) -> None:
         self.who: list[Identity] = []

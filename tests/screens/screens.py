@@ -54,7 +54,7 @@ def daemon(base: Path) -> Iterator[Daemon]:
 
 
 def screen(directory: Path, name: str, target: Daemon, arguments: list[str], columns: int, lines: int) -> None:
-    """Runs one command in a terminal of its own and saves what it shows."""
+    """Runs one command in a terminal of its own and saves its screen."""
     command = shlex.join([str(BIN / "probingctl"), "-t", target.target, *arguments])
     live = arguments[0] == "top" and "--once" not in arguments
     # A server of its own: one that is being left takes no new session.

@@ -1,4 +1,4 @@
-"""Every change that a store makes to a file goes wrong in every way: ``python tests/soak/faults.py [--share 0.1]``.
+"""Fails every change that a store makes to a file in every way: ``python tests/soak/faults.py [--share 0.1]``.
 
 The file system is one in memory: the process dies before and after each change, and in each write, at its start, in a
 record's frame, in its body and before its last byte; writes fail, torn or whole, with EIO and ENOSPC; the manifest is

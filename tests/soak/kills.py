@@ -49,7 +49,7 @@ LOSSES = "SELECT * FROM probing.losses WHERE source = 'collectives' ORDER BY ts"
 
 @contextlib.contextmanager
 def folder(name: str) -> Iterator[Path]:
-    """A directory that goes with a run that ends well."""
+    """A directory that is removed after a successful run."""
     # Not below one that only its owner may enter: the daemon's processes open the library.
     path = Path(tempfile.mkdtemp(prefix=f"probingd-soak-{name}-"))
     path.chmod(0o755)
@@ -113,7 +113,7 @@ class Collector:
         return [pid for pid, word in words.items() if b"probing.daemon.collector" in word]
 
     def kill(self) -> float:
-        """Seconds from the kill until the daemon says again that it runs, with another collector."""
+        """Seconds from the kill until the daemon reports that it runs again, with another collector."""
         (before,) = self.pids
         begin = time.monotonic()
         self._last = "not asked"

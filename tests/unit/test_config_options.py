@@ -1,4 +1,4 @@
-"""The configuration: what a file and a command line may say, and what is said about mistakes."""
+"""The configuration: files, command lines, and the messages about mistakes."""
 
 from __future__ import annotations
 

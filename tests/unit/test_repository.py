@@ -20,7 +20,7 @@ FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon",
 
 
 def tracked() -> list[Path]:
-    """What git knows, or would take, without what is ignored."""
+    """Files that git tracks or would add, without ignored ones."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
