@@ -63,9 +63,9 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 
 # Unit tests share nothing of the machine and run in two processes; the others run one at a time.
 ifeq ($(TESTS),)
-RUNS = $(HOST) $(PYTHON) -m pytest -n 2 tests/unit && $(HOST) $(PYTHON) -m pytest --ignore=tests/unit
+RUNS = $(HOST) $(PYTHON) -m pytest -n 2 --dist worksteal tests/unit && $(HOST) $(PYTHON) -m pytest --ignore=tests/unit
 else
-RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2) $(TESTS)
+RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS)
 endif
 
 test: check pythons ## all checks and all tests; TESTS=tests/unit/store for some
