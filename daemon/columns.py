@@ -52,16 +52,16 @@ def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[I
 
 
 def identity_columns(
-    node: str, identities: Sequence[Identity | None], which: Array, pids: Array, starts: Array
+    node: str, processes: Sequence[Identity | None], which: Array, pids: Array, starts: Array
 ) -> dict[str, pa.Array[Any]]:
-    """The columns node, job, run, pid, start_ns and rank."""
+    """The columns node, job, run, pid, start_ns and rank; ``processes`` and ``which`` are as from ``identities``."""
     return {
         "node": named(np.zeros(len(which), np.int32), (node,)),
-        "job": texts([None if who is None else who.job for who in identities], which),
-        "run": texts([None if who is None else who.run for who in identities], which),
+        "job": texts([None if one is None else one.job for one in processes], which),
+        "run": texts([None if one is None else one.run for one in processes], which),
         "pid": numbers(pids.astype(np.int32)),
         "start_ns": numbers(starts.astype(np.int64)),
-        "rank": integers([None if who is None else who.rank for who in identities], which),
+        "rank": integers([None if one is None else one.rank for one in processes], which),
     }
 
 

@@ -120,7 +120,7 @@ static __always_inline __u64 passes(void)
 	return count ? *count : 0;
 }
 
-/* The share of a process, with what it has in the map as far as that is known; 0 where it has all of it. */
+/* The share of a process, with its known entries in the map; NULL if it has used up its share. */
 static __always_inline struct python_share *share_of_away(__u32 tgid)
 {
 	struct python_share *share = share_of(tgid);

@@ -32,8 +32,8 @@ def inflight_rows(node: str, records: Array, operations: Operations, pair: Clock
 
 def _shared(node: str, records: Array, operations: Operations, pair: ClockPair) -> dict[str, pa.Array[Any]]:
     entities, which = operations.entities, operations.entity_of
-    who = [entity.who for entity in entities]
-    made = columns.identity_columns(node, who, which, records["tgid"], records["start_ns"])
+    processes = [entity.who for entity in entities]
+    made = columns.identity_columns(node, processes, which, records["tgid"], records["start_ns"])
     return made | {
         "ts": columns.times(operations.called + pair.mono_to_utc_ns),
         "tid": columns.numbers(records["tid"].astype(np.int32)),
@@ -88,8 +88,8 @@ def _errors(records: Array) -> pa.Array[Any]:
         return pa.nulls(len(records), pa.string())
     texts: list[str | None] = [None] * len(records)
     for index in failed:
-        said = _shown(bytes(records["error"][index]), records.dtype["error"].itemsize)
-        texts[index] = said or _result(records[index])
+        text = _shown(bytes(records["error"][index]), records.dtype["error"].itemsize)
+        texts[index] = text or _result(records[index])
     return pa.array(texts, pa.string())
 
 
