@@ -11,15 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from probing.api.errors import InternalError, ProbingError, QueryError, QueryRejected, QueryTimeout
+from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.api.wire import MAX_STATEMENTS
 from probing.daemon.ipc import error_of
+from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd, end_of, statement_end
 from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.concurrency import QuerySlots
@@ -30,7 +30,7 @@ from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot, Store
 from probing.daemon.store.needs import Need
 
-__all__ = ("End", "Engine", "QueryProgress", "StatementEnd")
+__all__ = ("Engine",)
 
 MAX_LIVE_BYTES = 256 << 20
 # A request whose statements scan more rows in sum is a large one. So many rows take about a second.
@@ -38,40 +38,6 @@ LARGE_ROWS = 8_000_000
 # Time to report damaged segments to the store at the end of a query, s.
 REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class QueryProgress:
-    """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
-    that are read; ``elapsed_ms`` since the request began."""
-
-    fraction: float
-    rows_to_scan: int
-    elapsed_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StatementEnd:
-    """Follows the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
-    incomplete. ``warnings`` concern this statement alone."""
-
-    index: int
-    rows: int = 0
-    warnings: tuple[str, ...] = ()
-    error: ProbingError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log.
-    ``warnings``: rows that the snapshot lacks."""
-
-    rows: int
-    rows_scanned: int
-    warnings: list[str] = field(default_factory=list)
-
-
-Item = bytes | QueryProgress | StatementEnd | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +222,7 @@ class Engine:
                 elapsed_ms = int((time.monotonic() - request.started) * 1000)
                 yield QueryProgress(float(message.header["progress"]), to_scan, elapsed_ms)
             elif "statement" in message.header and waiting:
-                end = _statement_end(message.header["statement"], *waiting.popleft())
+                end = statement_end(message.header["statement"], *waiting.popleft())
                 rows += end.rows
                 yield end
                 yield from _failed_first(waiting)
@@ -267,7 +233,7 @@ class Engine:
                 if paths := self._damaged.add(end_of_job.get("damaged", ())):
                     self._store.damaged(paths, REPORT_S)
                 scanned = sum(map(_rows, segments.values()))
-                yield _end(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
+                yield end_of(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
 
 
 def _job(
@@ -307,25 +273,6 @@ def _failed_first(waiting: deque[tuple[int, Checked | ProbingError]]) -> Iterato
     """Takes the failed statements from the front of ``waiting``."""
     while waiting and isinstance(error := waiting[0][1], ProbingError):
         yield StatementEnd(waiting.popleft()[0], error=error)
-
-
-def _statement_end(answer: Mapping[str, Any], index: int, statement: Checked | ProbingError) -> StatementEnd:
-    warnings = statement.warnings if isinstance(statement, Checked) else ()
-    try:
-        if error := answer.get("error"):
-            return StatementEnd(index, 0, warnings, error_of(error))
-        return StatementEnd(index, int(answer["rows"]), warnings)
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e
-
-
-def _end(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
-    try:
-        if not complete:
-            raise ValueError("a statement has no answer")
-        return End(rows, scanned + int(answer["tail_rows"]), [*warnings, *map(str, answer["warnings"])])
-    except (KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e
 
 
 def _rows(segments: Iterable[QueryFile]) -> int:

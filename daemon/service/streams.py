@@ -12,8 +12,9 @@ from typing import TypedDict
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED
+from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.engine import End, Engine, Item, QueryProgress, StatementEnd
+from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for

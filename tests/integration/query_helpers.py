@@ -21,8 +21,9 @@ from probing.api.errors import NotFound, ProbingError
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
+from probing.daemon.query.answer import End, StatementEnd
 from probing.daemon.query.cancellation import stop_if
-from probing.daemon.query.engine import End, Engine, StatementEnd
+from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.store import Store

@@ -39,7 +39,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.ipc import connect
-from probing.daemon.query.engine import End, Engine, QueryProgress
+from probing.daemon.query.answer import End, QueryProgress
+from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store

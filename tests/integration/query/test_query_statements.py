@@ -13,7 +13,8 @@ from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejec
 from probing.api.wire import MAX_STATEMENTS
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
-from probing.daemon.query.engine import End, Engine, QueryProgress, StatementEnd
+from probing.daemon.query.answer import End, QueryProgress, StatementEnd
+from probing.daemon.query.engine import Engine
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 

@@ -1,0 +1,68 @@
+"""The parts of an answer that the engine yields beside rows, and how they are read from a worker's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import InternalError, ProbingError
+from probing.daemon.ipc import error_of
+from probing.daemon.query.gate import Checked
+
+__all__ = ("End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_end")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProgress:
+    """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
+    that are read; ``elapsed_ms`` since the request began."""
+
+    fraction: float
+    rows_to_scan: int
+    elapsed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatementEnd:
+    """Follows the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
+    incomplete. ``warnings`` concern this statement alone."""
+
+    index: int
+    rows: int = 0
+    warnings: tuple[str, ...] = ()
+    error: ProbingError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log.
+    ``warnings``: rows that the snapshot lacks."""
+
+    rows: int
+    rows_scanned: int
+    warnings: list[str] = field(default_factory=list)
+
+
+Item = bytes | QueryProgress | StatementEnd | End
+
+
+def statement_end(answer: Mapping[str, Any], index: int, statement: Checked | ProbingError) -> StatementEnd:
+    """Reads a worker's ``statement``, the answer to ``statement``. Raises InternalError."""
+    warnings = statement.warnings if isinstance(statement, Checked) else ()
+    try:
+        if error := answer.get("error"):
+            return StatementEnd(index, 0, warnings, error_of(error))
+        return StatementEnd(index, int(answer["rows"]), warnings)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise InternalError("a worker's answer makes no sense") from e
+
+
+def end_of(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
+    """Reads a worker's ``end``; ``complete``: every statement was answered. Raises InternalError."""
+    try:
+        if not complete:
+            raise ValueError("a statement has no answer")
+        return End(rows, scanned + int(answer["tail_rows"]), [*warnings, *map(str, answer["warnings"])])
+    except (KeyError, TypeError, ValueError) as e:
+        raise InternalError("a worker's answer makes no sense") from e
