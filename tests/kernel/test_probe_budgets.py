@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Target
+from counted_calls import Target
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
