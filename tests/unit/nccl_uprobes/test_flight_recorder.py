@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from protocol_doubles import Identities, MemorySink
 
 from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
@@ -19,7 +19,7 @@ from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder import watch as flight_recorder
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch, candidates
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 START_NS = 5_000_000_000
 UTC = 1_700_000_000_000_000_000
@@ -30,16 +30,14 @@ def trainer(pid: int = 100, rank: int | None = 0, job: str = "job") -> Identity:
     return Identity(pid, START_NS, job, "run", "trainer", rank, rank, 2, 0)
 
 
-class World:
-    """Processes, readers, parsers and the sink in one. ``files`` are by (pid, path)."""
+class DumpReaders:
+    """Readers that see ``environ`` and ``files``, which are by (pid, path), of the processes that live."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, processes: Identities) -> None:
         self.directory = directory
-        self.living = [trainer()]
+        self.processes = processes
         self.environ: dict[str, str] = {"TORCH_FR_DUMP_TEMP_FILE": "/dumps/r"}
         self.files: dict[tuple[int, str], Path] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.losses: list[Loss] = []
         self.asked: list[str] = []
         self.shared_root = True
         self.failing: Exception | None = None
@@ -56,19 +54,14 @@ class World:
             self.files[1, path] = file
         return file
 
-    def live(self) -> list[Identity]:
-        return self.living
-
-    def call(self, op: str, **args: Any) -> Any:
+    def call(self, op: str, **args: Any) -> Message:
         self.asked.append(op)
-        if op == "flight_dump":
-            return json.loads(handlers()[op](Message({}, fds=list(args["fds"]))))
         if self.failing is not None:
             raise self.failing
         if op == "identity":
             return Message({"environ": self.environ})
         pid = args["process"][0]
-        if pid != 1 and all(who.pid != pid for who in self.living):
+        if pid != 1 and all(one.pid != pid for one in self.processes.living):
             raise ProcessGone(f"process {pid} exited")
         if op == "files":
             found = [self._described(pid, path) for path in args["paths"]]
@@ -89,13 +82,24 @@ class World:
         return {"path": path, "dev": found.st_dev, "inode": found.st_ino, "size": found.st_size,
                 "mtime_ns": found.st_mtime_ns, "uid": 7}  # fmt: skip
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        assert table == "python.torch_nccl_flight_record"
-        times = batch.column("ts").cast(pa.int64()).to_pylist()
-        self.rows.extend({**row, "ts": ts} for row, ts in zip(batch.to_pylist(), times, strict=True))
 
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
+class DumpParsers:
+    """Parsers that decode dumps in this process. ``asked`` counts their calls."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def call(self, op: str, **args: Any) -> Any:
+        self.asked += 1
+        return json.loads(handlers()[op](Message({}, fds=list(args["fds"]))))
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.processes = Identities([trainer()])
+        self.readers = DumpReaders(directory, self.processes)
+        self.parsers = DumpParsers()
+        self.sink = MemorySink("python.torch_nccl_flight_record")
 
 
 @pytest.fixture
@@ -118,123 +122,122 @@ def watching(world: World, remembered: Path | None = None, interval_s: float = 0
     clock = FakeClock(real_ns=UTC)
     clock.advance(3600 * 1_000_000_000)
     return FlightRecorderWatch(
-        world, world, world, world, clock, "node", remembered=remembered, interval_s=interval_s
-    )
+        world.processes, world.readers, world.parsers, world.sink, clock, "node",
+        remembered=remembered, interval_s=interval_s,
+    )  # fmt: skip
 
 
 def test_a_dump_is_read_once_and_only_when_it_no_longer_changes(world: World, watch: FlightRecorderWatch) -> None:
     assert watch.look() == 0
-    world.write(100, b"half")
+    world.readers.write(100, b"half")
     assert watch.look() == 0
-    world.write(100)
+    world.readers.write(100)
     assert watch.look() == 0
     assert watch.look() == 1
     assert watch.look() == 0
-    assert [row["record_id"] for row in world.rows] == [1, 2]
-    row = world.rows[0]
+    assert [row["record_id"] for row in world.sink.rows] == [1, 2]
+    row = world.sink.rows[0]
     assert (row["job"], row["run"], row["pid"], row["start_ns"], row["rank"]) == ("job", "run", 100, START_NS, 0)
     assert (row["world_size"], row["dump"], row["version"], row["node"]) == (2, "/dumps/r0", "2.9", "node")
-    assert row["ts"] == world.mtime_ns
-    world.write(100, {**DUMP, "entries": [{"record_id": 9}]})
+    assert row["ts"] == world.readers.mtime_ns
+    world.readers.write(100, {**DUMP, "entries": [{"record_id": 9}]})
     assert [watch.look(), watch.look()] == [0, 1]
-    assert world.rows[-1]["record_id"] == 9
-    assert world.rows[-1]["snapshot_id"] != row["snapshot_id"]
-    assert not world.losses
+    assert world.sink.rows[-1]["record_id"] == 9
+    assert world.sink.rows[-1]["snapshot_id"] != row["snapshot_id"]
+    assert not world.sink.losses
 
 
 def test_a_dump_that_appears_at_the_end_is_read_after_it(world: World, watch: FlightRecorderWatch) -> None:
     watch.look()
-    world.write(100)
-    (who,) = world.living
-    world.living = []
+    world.readers.write(100)
+    (who,) = world.processes.living
+    world.processes.living = []
     watch.process_exited(who)
     assert watch.look() == 1
-    assert {row["pid"] for row in world.rows} == {100}
+    assert {row["pid"] for row in world.sink.rows} == {100}
     assert watch.look() == 0
 
 
 def test_a_dump_lost_with_its_container_is_a_loss(world: World, watch: FlightRecorderWatch) -> None:
-    world.shared_root = False
+    world.readers.shared_root = False
     watch.look()
-    world.write(100)
+    world.readers.write(100)
     watch.look()
-    world.living = []
+    world.processes.living = []
     assert watch.look() == 0
-    (loss,) = world.losses
+    (loss,) = world.sink.losses
     assert loss.pid == 100
     assert "ended" in loss.reason
 
 
 def test_a_dump_of_an_earlier_process_is_ignored(world: World, watch: FlightRecorderWatch) -> None:
-    world.mtime_ns = UTC + START_NS - 10_000_000_000
-    world.write(100)
+    world.readers.mtime_ns = UTC + START_NS - 10_000_000_000
+    world.readers.write(100)
     assert [watch.look(), watch.look()] == [0, 0]
-    world.living = []
+    world.processes.living = []
     assert watch.look() == 0
-    assert not world.rows
+    assert not world.sink.rows
 
 
 def test_a_dump_that_two_jobs_claim_is_of_neither(world: World, watch: FlightRecorderWatch) -> None:
-    world.living.append(trainer(200, job="other"))
-    world.files[200, "/dumps/r0"] = world.write(100)
+    world.processes.living.append(trainer(200, job="other"))
+    world.readers.files[200, "/dumps/r0"] = world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look()] == [0, 1, 0]
-    assert {(row["job"], row["pid"], row["rank"]) for row in world.rows} == {(None, None, 0)}
+    assert {(row["job"], row["pid"], row["rank"]) for row in world.sink.rows} == {(None, None, 0)}
 
 
 def test_a_spoilt_dump_is_a_loss_once(world: World, watch: FlightRecorderWatch) -> None:
-    world.write(100, pickle.dumps(print))
+    world.readers.write(100, pickle.dumps(print))
     assert [watch.look() for _ in range(4)] == [0] * 4
-    (loss,) = world.losses
+    (loss,) = world.sink.losses
     assert "plain data" in loss.reason
-    assert world.asked.count("flight_dump") == 1
+    assert world.parsers.asked == 1
 
 
 def test_a_parser_that_has_no_time_is_asked_three_times(
     world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(op: str, **args: Any) -> Any:
-        if op == "flight_dump":
-            world.asked.append(op)
-            raise TargetTimeout("busy")
-        return World.call(world, op, **args)
+        world.parsers.asked += 1
+        raise TargetTimeout("busy")
 
-    monkeypatch.setattr(world, "call", call)
-    world.write(100)
+    monkeypatch.setattr(world.parsers, "call", call)
+    world.readers.write(100)
     for _ in range(8):
         watch.look()
-    assert world.asked.count("flight_dump") == 3
-    assert len(world.losses) == 1
+    assert world.parsers.asked == 3
+    assert len(world.sink.losses) == 1
 
 
 def test_a_directory_that_does_not_answer_is_left_alone(world: World, watch: FlightRecorderWatch) -> None:
-    world.failing = TargetTimeout("slow")
+    world.readers.failing = TargetTimeout("slow")
     watch.look()
     assert watch.reason == "slow"
-    asked = len(world.asked)
+    asked = len(world.readers.asked)
     watch.look()
-    assert len(world.asked) == asked
-    world.living = []
+    assert len(world.readers.asked) == asked
+    world.processes.living = []
     watch.look()
     assert watch.reason == ""
 
 
 def test_another_program_in_the_process_has_another_environment(world: World, watch: FlightRecorderWatch) -> None:
     watch.look()
-    world.environ = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/new/x_"}
+    world.readers.environ = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/new/x_"}
     watch.process_replaced(100, START_NS)
-    world.write(100, path="/new/x_0")
+    world.readers.write(100, path="/new/x_0")
     assert [watch.look(), watch.look()] == [0, 1]
 
 
 def test_the_next_daemon_reports_no_dump_again(world: World, tmp_path: Path) -> None:
     remembered = tmp_path / "flight.json"
     first = watching(world, remembered)
-    world.write(100)
+    world.readers.write(100)
     for _ in range(3):
         first.look()
     second = watching(world, remembered)
     assert [second.look(), second.look()] == [0, 0]
-    assert len(world.rows) == 2
+    assert len(world.sink.rows) == 2
     remembered.write_text('{"spoilt": [')
     third = watching(world, remembered)
     assert [third.look(), third.look()] == [0, 1]
@@ -242,32 +245,32 @@ def test_the_next_daemon_reports_no_dump_again(world: World, tmp_path: Path) -> 
 
 def test_looks_that_follow_at_once_are_no_second_look(world: World) -> None:
     watch = watching(world, interval_s=3600.0)
-    world.write(100)
+    world.readers.write(100)
     assert [watch.look() for _ in range(3)] == [0, 0, 0]
-    assert world.asked.count("files") == 1
-    world.living = []
+    assert world.readers.asked.count("files") == 1
+    world.processes.living = []
     assert watch.look() == 1
 
 
 def test_only_trainers_with_a_rank_are_looked_at(world: World, watch: FlightRecorderWatch) -> None:
-    world.living = [trainer(rank=None), Identity(300, 1, "job", "run", "launcher")]
+    world.processes.living = [trainer(rank=None), Identity(300, 1, "job", "run", "launcher")]
     watch.look()
-    assert world.asked == ["identity"]
+    assert world.readers.asked == ["identity"]
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_later(
     world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(op: str, **args: Any) -> Any:
-        answer = World.call(world, op, **args)
-        if op == "flight_dump" and world.asked.count(op) == 1:
-            world.write(100, {**DUMP, "entries": []})
+        answer = DumpParsers.call(world.parsers, op, **args)
+        if world.parsers.asked == 1:
+            world.readers.write(100, {**DUMP, "entries": []})
         return answer
 
-    monkeypatch.setattr(world, "call", call)
-    world.write(100)
+    monkeypatch.setattr(world.parsers, "call", call)
+    world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look(), watch.look()] == [0, 0, 0, 1]
-    assert not world.rows
+    assert not world.sink.rows
 
 
 @pytest.mark.parametrize(
@@ -295,12 +298,12 @@ def test_a_reader_that_fails_while_it_opens_is_a_loss(
     def call(op: str, **args: Any) -> Any:
         if op == "file":
             raise CorruptTarget("strange")
-        return World.call(world, op, **args)
+        return DumpReaders.call(world.readers, op, **args)
 
-    monkeypatch.setattr(world, "call", call)
-    world.write(100)
+    monkeypatch.setattr(world.readers, "call", call)
+    world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look()] == [0, 0, 0]
-    (loss,) = world.losses
+    (loss,) = world.sink.losses
     assert "strange" in loss.reason
 
 
@@ -312,15 +315,15 @@ def test_a_dump_that_is_written_again_and_again_is_read_ever_more_rarely(
     monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     read = []
     for _ in range(401):
-        world.write(100)
+        world.readers.write(100)
         now[0] += 1.0
         watch.look()
         if watch.look():
             read.append(now[0])
     assert [later - sooner for sooner, later in pairwise(read)] == [100.0, 200.0]
     # The last version is read.
-    world.living = []
-    world.write(100)
+    world.processes.living = []
+    world.readers.write(100)
     assert watch.look() == 1
 
 
@@ -329,16 +332,16 @@ def test_a_user_whose_dump_takes_long_waits(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    call = world.call
+    call = world.parsers.call
 
     def slow(op: str, **args: Any) -> Any:
-        now[0] += 7.0 * (op == "flight_dump")
+        now[0] += 7.0
         return call(op, **args)
 
-    monkeypatch.setattr(world, "call", slow)
-    world.write(100)
+    monkeypatch.setattr(world.parsers, "call", slow)
+    world.readers.write(100)
     assert [watch.look(), watch.look()] == [0, 1]
-    world.write(100)
+    world.readers.write(100)
     now[0] += 69.0
     assert [watch.look(), watch.look()] == [0, 0]
     now[0] += 1.0

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import waiting
+from protocol_doubles import MemorySink
 
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.clock import FakeClock
@@ -18,7 +19,7 @@ from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
 RANK = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -85,25 +86,6 @@ class FakeReaders:
         return {name: seen[name] for name in ("state", "ppid", "threads")} if seen else None
 
 
-class MemorySink:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.batches: list[pa.RecordBatch] = []
-        self.losses: list[Loss] = []
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        assert table == "process.events"
-        self.batches.append(batch)
-        plain = batch.set_column(1, "ts", batch.column("ts").cast(pa.int64()))
-        self.rows += plain.to_pylist()
-
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
-
-    def events(self, *names: str) -> list[tuple[str, int]]:
-        return [(row["event"], row["pid"]) for row in list(self.rows) if not names or row["event"] in names]
-
-
 class Following:
     def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []
@@ -128,7 +110,7 @@ def readers() -> FakeReaders:
 
 @pytest.fixture
 def sink() -> MemorySink:
-    return MemorySink()
+    return MemorySink("process.events")
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from protocol_doubles import MemorySink
 from sampler_records import SLOT, START, FakeRing, record
 
 from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
@@ -21,7 +21,7 @@ from probing.daemon.python_stack.sampling.processes import KnownProcesses
 from probing.daemon.python_stack.sampling.source import PythonSampler
 from probing.daemon.python_stack.walk.layouts import TABLE, Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 Until = Callable[..., Any]
 PAIR = ClockPair(mono_ns=10**15, boot_ns=10**15, real_ns=1_700_000_000_000_000_000)
@@ -88,24 +88,34 @@ class FakeKernel:
         self.clock = (hz, off_cpu)
 
 
-class World:
-    """Readers, runtimes, identities and settings of processes that are all alike, but for what a test changes."""
+class SampledReaders:
+    """Readers of processes that are all alike, but for ``more_threads``. ``scans`` counts the reads of threads."""
 
-    def __init__(self, ring: FakeRing) -> None:
-        self.kernel = FakeKernel(ring)
+    def __init__(self) -> None:
         self.scans = 0
         self.more_threads: dict[int, tuple[int, int]] = {}
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        assert args["runtime"] == RUNTIME.to_dict()
+        if op == "threads":
+            self.scans += 1
+            threads = {pid: (pid * 4096, pid * 8), **self.more_threads}
+            found = [[tid, *state, f"thread {tid}"] for tid, state in threads.items()]
+            return Message({"threads": found, "gil": 77, "complete": True})
+        assert op == "codes"
+        # Only half of what is asked for is looked at.
+        asked = args["addresses"][: (len(args["addresses"]) + 1) // 2]
+        codes = [[a, PROOF, f"f{a}", 0, 2] for a in asked if a < 1 << 20]
+        index = json.dumps({"files": ["a.py"], "codes": codes}).encode()
+        return Message({"index": len(index), "asked": len(asked)}, index + b"\x80\x00" * len(codes))
+
+
+class SampledRuntimes:
+    """The same CPython in every process, but for ``errors``, which are by pid."""
+
+    def __init__(self) -> None:
         self.errors: dict[int, ProbingError] = {}
-        self.jobs: dict[str, tuple[int, bool]] = {}
         self.forgotten: list[int] = []
-        self.losses: list[Loss] = []
-        self.sampler = PythonSampler(self.kernel, self, self, self, self, "n1", self.settings)
-
-    def settings(self, identity: Identity) -> tuple[int, bool]:
-        return self.jobs.get(identity.job, (19, True))
-
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return who(pid)
 
     def prepare(self, pid: int, start_ns: int, timeout: float) -> RuntimeInfo:
         if pid in self.errors:
@@ -118,25 +128,30 @@ class World:
     def forget(self, pid: int, start_ns: int) -> None:
         self.forgotten.append(pid)
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        raise AssertionError("rows go back to the drain")
 
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
+class Trainers:
+    """Identities: every process is a trainer."""
 
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
-        assert args["runtime"] == RUNTIME.to_dict()
-        if op == "threads":
-            self.scans += 1
-            threads = {pid: (pid * 4096, pid * 8), **self.more_threads}
-            told = [[tid, *state, f"thread {tid}"] for tid, state in threads.items()]
-            return Message({"threads": told, "gil": 77, "complete": True})
-        assert op == "codes"
-        # Only half of what is asked for is looked at.
-        asked = args["addresses"][: (len(args["addresses"]) + 1) // 2]
-        codes = [[a, PROOF, f"f{a}", 0, 2] for a in asked if a < 1 << 20]
-        index = json.dumps({"files": ["a.py"], "codes": codes}).encode()
-        return Message({"index": len(index), "asked": len(asked)}, index + b"\x80\x00" * len(codes))
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        return who(pid)
+
+
+class World:
+    """A sampler and the doubles that it was built with. ``jobs``: (rate, off the CPU too), by job."""
+
+    def __init__(self, ring: FakeRing) -> None:
+        self.kernel = FakeKernel(ring)
+        self.readers = SampledReaders()
+        self.runtimes = SampledRuntimes()
+        self.jobs: dict[str, tuple[int, bool]] = {}
+        # Rows go back to the drain.
+        self.sink = MemorySink()
+        self.sampler = PythonSampler(
+            self.kernel, self.readers, self.runtimes, Trainers(), self.sink, "n1", self.settings
+        )
+
+    def settings(self, identity: Identity) -> tuple[int, bool]:
+        return self.jobs.get(identity.job, (19, True))
 
 
 @pytest.fixture
@@ -188,10 +203,10 @@ def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until)
     """Its exec can be told after who it is: nobody need tell that again."""
     world.sampler.process_identified(who(2))
     until(lambda: 2 in world.kernel.threads)
-    world.errors[2] = NotPython("process 2 runs no CPython")
+    world.runtimes.errors[2] = NotPython("process 2 runs no CPython")
     world.sampler.process_replaced(2, START)
     until(lambda: world.sampler.reason)
-    del world.errors[2]
+    del world.runtimes.errors[2]
     world.sampler.process_replaced(2, START)
     until(lambda: world.sampler.sampled == 1)
     world.sampler.process_identified(who(2, "other"))
@@ -200,7 +215,7 @@ def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until)
 
 def test_a_main_thread_without_a_state_is_not_told_as_such(world: World, until: Until) -> None:
     """Its interpreter is only starting: the next sample of it has the process scanned again."""
-    world.more_threads = {3: (0, 0), 2: (0, 0)}
+    world.readers.more_threads = {3: (0, 0), 2: (0, 0)}
     world.sampler.process_identified(who(2))
     until(lambda: world.kernel.threads.get(2) == {3: (0, 0)})
 
@@ -208,21 +223,21 @@ def test_a_main_thread_without_a_state_is_not_told_as_such(world: World, until: 
 def test_an_unknown_thread_has_its_process_scanned(world: World, ring: FakeRing, until: Until) -> None:
     world.sampler.process_identified(who(2))
     until(lambda: 2 in world.kernel.threads)
-    world.more_threads = {9: (1, 2)}
+    world.readers.more_threads = {9: (1, 2)}
     ring.push(record(kind=3, tid=9), record(kind=3, tgid=1234))
     until(lambda: 9 in world.kernel.threads[2])
 
 
 def test_why_a_process_is_not_sampled_is_told(world: World, until: Until) -> None:
     for pid, error in ((2, UnsupportedTarget("CPython 3.7 is not known")), (3, TargetTimeout("process 3 was slow"))):
-        world.errors |= {pid: error, pid + 10: type(error)(error.message.replace(f" {pid} ", f" {pid + 10} "))}
+        world.runtimes.errors |= {pid: error, pid + 10: type(error)(error.message.replace(f" {pid} ", f" {pid + 10} "))}
         for same in (pid, pid + 10):
             world.sampler.process_identified(who(same))
-    world.errors[5] = ProcessGone("process 5 exited")
+    world.runtimes.errors[5] = ProcessGone("process 5 exited")
     world.sampler.process_identified(who(5))
     told = {"CPython 3.7 is not known: pid 2, 12", "a process was slow: pid 3, 13"}
     until(lambda: set(world.sampler.reason.split("; ")) == told)
-    world.errors.clear()
+    world.runtimes.errors.clear()
     until(lambda: world.sampler.sampled == 5 and not world.sampler.reason)
 
 
@@ -236,8 +251,8 @@ def test_programs_that_have_no_room_are_a_reason(world: World, until: Until) -> 
 def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Until) -> None:
     world.kernel.no_room = 3
     world.sampler.process_identified(who(2))
-    until(lambda: world.losses)
-    (loss,) = world.losses
+    until(lambda: world.sink.losses)
+    (loss,) = world.sink.losses
     reason = "3 threads more than the 100 of one process that the sampler has room for"
     assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
     assert loss.ts_from_ns <= loss.ts_to_ns
@@ -255,7 +270,7 @@ def test_samples_become_rows_with_their_code(world: World, ring: FakeRing, until
     assert {row["thread"] for row in rows} == {"thread 2"}
     stacks = batches["python.stacks"].drop_columns(["ts"]).to_pylist()
     assert {tuple(frame["func"] for frame in row["frames"]) for row in stacks} == {("f4096", "f8192", "f16384"), ("?",)}
-    assert [(loss.stage, loss.count) for loss in world.losses] == [("decode", 1)]
+    assert [(loss.stage, loss.count) for loss in world.sink.losses] == [("decode", 1)]
 
 
 def test_what_is_left_of_a_process_that_ended_is_decoded(world: World, ring: FakeRing, until: Until) -> None:
@@ -264,12 +279,12 @@ def test_what_is_left_of_a_process_that_ended_is_decoded(world: World, ring: Fak
     found = record((4096, 0, code_check(*PROOF)))
     ring.push(found)
     until(lambda: world.sampler.ready() == SLOT)
-    world.errors[2] = ProcessGone("process 2 exited")
+    world.runtimes.errors[2] = ProcessGone("process 2 exited")
     world.sampler.process_exited(who(2))
     until(lambda: not world.kernel.told)
     (row,) = world.sampler.assemble(found, PAIR)["python.stacks"].drop_columns(["ts"]).to_pylist()
     assert row["frames"] == [{"func": "f4096", "file": "a.py", "lineno": 7}]
-    assert world.losses == []
+    assert world.sink.losses == []
 
 
 def test_it_can_be_started_again(world: World, until: Until) -> None:
