@@ -56,8 +56,8 @@ def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> N
     rows = until(lambda: len(rows := waiting()) == 2 and rows, what="operations in flight")
     assert [(row["rank"], row["seq"], row["state"]) for row in rows] == [(0, 2, "launched"), (1, 2, "launched")]
     assert all(row["age_ns"] > 0 for row in rows)
-    text = daemon.ctl("nccl", "--job", job.name).stdout
-    assert "all_gather" in text
+    # People see what has been in flight for a second.
+    until(lambda: "all_gather" in daemon.ctl("nccl", "--job", job.name).stdout, what="all_gather in the text")
     # The third rank comes, and nobody waits any longer.
     job.ranks.do("do 1 all_gather 7 7", [2])
     job.ranks.finish()
