@@ -106,8 +106,9 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     assert {ranks: [row["rank"] for row in rows] for ranks, rows in waiting().items()} == {
         (2, 3): [2], (0, 2): [0], (1, 3): [1],
     }  # fmt: skip
-    text = daemon.ctl("nccl", "--job", grid.job).stdout
-    assert "ranks 2; not in it: 3" in text
+    # People see what has been in flight for a second.
+    shown = "ranks 2; not in it: 3"
+    until(lambda: shown in daemon.ctl("nccl", "--job", grid.job).stdout, what=f"the text {shown!r}")
     grid.tell([3], "steps 1")
     grid.hear("done")
     until(lambda: not waiting(), what="the end of all waits")

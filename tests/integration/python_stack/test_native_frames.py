@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from native_helpers import NativeParsers, NativeReaders, blocked_in, built, native, switches, tids
+from waiting import until
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.ipc import Message
@@ -156,9 +157,15 @@ def test_a_stopped_program_is_read(tmp_path: Path) -> None:
     assert own(thread, program) == ["waits_here", "main", "_start"]
 
 
+def cpu_ns(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
 def test_a_program_that_runs_says_so() -> None:
     with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as process:
         try:
+            # Until its loop it waits for pages of the shell.
+            until(lambda: cpu_ns(process.pid) > 100_000_000, what="100 ms of CPU time")
             thread = native(process.pid)[process.pid]
         finally:
             process.kill()
