@@ -29,8 +29,30 @@ Member = tuple[int | None, int, int, str]
 """A thread: rank, pid, tid, node."""
 
 
+class _Merged:
+    """Members, and the children that they are divided among."""
+
+    __slots__ = ()
+    members: list[Member]
+    children: list[Node]
+
+    @property
+    def ranks(self) -> list[int]:
+        return ranks_of(self.members)
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that have no rank."""
+        return pids_of(self.members)
+
+    @property
+    def ends(self) -> list[Member]:
+        """Threads that are in no child: this is their innermost frame, or they have none."""
+        return _without(self.members, self.children)
+
+
 @dataclass(slots=True)
-class Node:
+class Node(_Merged):
     """A frame and the threads that have it.
 
     ``lineno`` is None where it is not known. ``complete`` False marks a single stack that lacks frames; it is merged
@@ -45,23 +67,9 @@ class Node:
     members: list[Member] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
 
-    @property
-    def ranks(self) -> list[int]:
-        return ranks_of(self.members)
-
-    @property
-    def pids(self) -> list[int]:
-        """Processes that have no rank."""
-        return pids_of(self.members)
-
-    @property
-    def ends(self) -> list[Member]:
-        """Threads whose innermost frame this is."""
-        return _without(self.members, self.children)
-
 
 @dataclass(slots=True)
-class Group:
+class Group(_Merged):
     """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ.
 
     Main threads are all MainThread, as in Python; the kernel gives them the name of their process.
@@ -71,19 +79,6 @@ class Group:
     thread: str
     members: list[Member] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
-
-    @property
-    def ranks(self) -> list[int]:
-        return ranks_of(self.members)
-
-    @property
-    def pids(self) -> list[int]:
-        return pids_of(self.members)
-
-    @property
-    def ends(self) -> list[Member]:
-        """Threads without any frame."""
-        return _without(self.members, self.children)
 
 
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:

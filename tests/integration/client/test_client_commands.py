@@ -21,42 +21,21 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from client_fake_node import FakeNode, hung_job, process, thread
+from client_fake_node import FakeNode, process, thread
 
 from probing.api.errors import PeerError, QueryMemory, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.cluster import Cluster
-from probing.client.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 # An Arrow message whose metadata of 16 bytes make no sense.
 _BROKEN = b"\xff\xff\xff\xff\x10\0\0\0" + b"\x7f" * 64
-
-
-@pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeNode, FakeNode]]:
-    nodes = hung_job(tmp_path)
-    monkeypatch.setenv("PROBING_TARGET", nodes[0].address)
-    yield nodes
-    for node in nodes:
-        node.stop()
-
-
-@pytest.fixture
-def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def test_ps_shows_the_target_or_all_nodes(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:

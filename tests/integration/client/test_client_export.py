@@ -18,7 +18,6 @@ from client_fake_node import FakeNode, operation, process, sample, stack
 from probing.api.errors import QueryError
 from probing.api.tables import TABLES
 from probing.client.export import files as export_files
-from probing.client.main import main
 from probing.client.render.text import size
 
 Run = Callable[..., tuple[int, str, str]]
@@ -68,17 +67,6 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fake
     yield nodes[0], nodes[1]
     for node in nodes:
         node.stop()
-
-
-@pytest.fixture
-def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def _both(pair: tuple[FakeNode, FakeNode]) -> tuple[str, str]:

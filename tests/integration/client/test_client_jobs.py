@@ -10,7 +10,6 @@ import pytest
 from client_fake_node import FakeNode, operation, process, sample, stack, thread, variable
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 LOCAL, SLURM = "alpha/127.0.0.1:29507", "4711.0"
@@ -43,15 +42,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNode]:
     monkeypatch.setenv("PROBING_TARGET", node.address)
     yield node
     node.stop()
-
-
-@pytest.fixture
-def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def _ranks(ctl: Run, text: str) -> list[int]:

@@ -15,38 +15,17 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from client_fake_node import FakeNode, hung_job, process, sample, stack, thread, variable
+from client_fake_node import FakeNode, process, sample, stack, thread, variable
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.main import main
 from probing.client.render.text import age
 
 Run = Callable[..., tuple[int, str, str]]
 _DIST = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
-
-
-@pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeNode, FakeNode]]:
-    nodes = hung_job(tmp_path)
-    monkeypatch.setenv("PROBING_TARGET", nodes[0].address)
-    yield nodes
-    for node in nodes:
-        node.stop()
-
-
-@pytest.fixture
-def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def failed(rank: int) -> pb.TargetFailure:
