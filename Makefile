@@ -2,13 +2,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format proto proto-check pythons test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
+.PHONY: help deps install tree check types format docs proto proto-check pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
 # As root, with the daemon's users able to read the checkout.
 HOST := packaging/dev/as-daemon-host.sh
-PACKAGES := client federation daemon
+PACKAGES := client diagnosis federation daemon
 TREE := .build/tree/probing
 
 help: ## what can be made
@@ -48,6 +48,9 @@ types: tree
 format: ## sort imports and mend what ruff can
 	$(PYTHON) -m ruff check --fix .
 
+docs: install ## docs/verdicts.md, made from the rules of diagnosis
+	$(PYTHON) -m probing.diagnosis.vocabulary > docs/verdicts.md
+
 proto: install ## the code of the protocol, anew
 	$(PYTHON) api/proto/generate.py
 
@@ -61,14 +64,21 @@ proto-check:
 pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 	@packaging/dev/sid-python.sh || [ -z "$$CI" ]
 
-# Unit tests share nothing of the machine and run in two processes; the others run one at a time.
+promtool: | deps ## what checks the page of /metrics, for the tests
+	@packaging/dev/promtool.sh || [ -z "$$CI" ]
+
+# Unit tests share nothing of the machine and run in two processes, as do integration tests of these rooms; the others
+# run one at a time.
+APART = $(addprefix tests/integration/,client query service store)
 ifeq ($(TESTS),)
-RUNS = $(HOST) $(PYTHON) -m pytest -n 2 --dist worksteal tests/unit && $(HOST) $(PYTHON) -m pytest --ignore=tests/unit
+RUNS = $(HOST) $(PYTHON) -m pytest -n 2 --dist worksteal tests/unit && \
+	$(HOST) $(PYTHON) -m pytest -n 2 --dist loadfile $(APART) && \
+	$(HOST) $(PYTHON) -m pytest --ignore=tests/unit $(addprefix --ignore=,$(APART))
 else
 RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS)
 endif
 
-test: check pythons ## all checks and all tests; TESTS=tests/unit/store for some
+test: check pythons promtool ## all checks and all tests; TESTS=tests/unit/store for some
 	$(RUNS)
 
 torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
@@ -84,6 +94,7 @@ demo: install ## a real training, watched
 
 screens: install ## what probingctl shows of jobs that run, hang, died or are paused, by tmux, into .build/screens
 	$(HOST) $(PYTHON) tests/screens/screens.py
+	$(PYTHON) tests/screens/pictures.py
 
 bench: install ## the figures of docs/benchmarks.md
 	$(HOST) $(PYTHON) -m bench $(BENCH)
@@ -105,6 +116,9 @@ soak: install ## an hour of kills, failing disks, attacks and load; each part al
 	$(PYTHON) tests/soak/fuzz_queries.py --minutes 5
 	$(PYTHON) tests/soak/interrupts.py --rounds 200
 	$(HOST) $(PYTHON) -m bench soak
+
+corpus: install ## jobs with faults and healthy ones: what diagnosis finds, how often and how soon; about two hours
+	$(HOST) $(PYTHON) tests/soak/corpus.py --rounds 10 --stall-s 10 --late 3 --healthy 10
 
 attacks: install ## what an ordinary user can do to the daemon, at length; CI has a short form of each
 	PROBINGD_TEST_ATTACKS=long $(HOST) $(PYTHON) -m pytest tests/e2e/test_attacks.py

@@ -9,10 +9,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ALL = (
     *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
-    *("stacks_on_demand", "sampling", "target_gaps"),
+    *("stacks_on_demand", "sampling", "target_gaps", "diagnose"),
     *("gloo_hits", "nccl_hits", "nccl_ingest", "late_library"),
-    *("query_beside_duckdb", "client_start"),
-    *("segment_sizes", "elf_readers"),
+    *("query_beside_duckdb", "client_start", "network"),
+    *("segment_sizes", "elf_readers", "polling"),
 )
 
 

@@ -1,17 +1,23 @@
 """Time of probingctl's commands from exec to exit, beside a daemon and a job, as a multiple of an empty Python.
 
-All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too.
+All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too. Of `top` on a
+terminal of 80x24 it is the time to the first job on the screen, and from the key q to the exit.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import os
+import pty
 import random
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -21,6 +27,8 @@ from statistics_of_blocks import ratio_of_blocks, table
 HERE = Path(__file__).resolve().parent
 # Milliseconds that each may take on the machine of docs/benchmarks.md.
 BUDGETS = {"version": 100, "ps": 250, "nccl": 400, "stacks": 250, "status": None, "top --once": None}
+# Of the screen of `top`, likewise.
+SCREEN = {"top: first frame": 500, "top: from q to its exit": 1000}
 
 
 def main() -> None:
@@ -44,7 +52,7 @@ def main() -> None:
         rows.append(
             {"command": name, "ms, median (range)": f"{statistics.median(values):.0f} ({min(values):.0f} to"
              f" {max(values):.0f})", "times an empty Python": f"{ratio.ratio:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]",
-             "budget, ms": BUDGETS.get(name) or "", "rounds": len(values)}
+             "budget, ms": {**BUDGETS, **SCREEN}.get(name) or "", "rounds": len(values)}
         )  # fmt: skip
     print(table(rows))
 
@@ -62,7 +70,33 @@ def in_turn(daemon: BenchDaemon, rounds: int) -> dict[str, list[float]]:
             begin = time.perf_counter()
             subprocess.run(asked[name], check=True, stdout=subprocess.DEVNULL)
             found[name].append((time.perf_counter() - begin) * 1000)
+        for name, value in zip(SCREEN, screen([str(program), "top", *target]), strict=True):
+            found.setdefault(name, []).append(value)
     return found
+
+
+def screen(command: list[str]) -> tuple[float, float]:
+    """ms from the start of ``top`` to the first job on its screen, and from q to its exit."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"}
+    ) as child:
+        os.close(theirs)
+        seen = b""
+        while b" job " not in seen:
+            seen += os.read(ours, 65536)
+        shown = time.perf_counter()
+        os.write(ours, b"q")
+        # At the exit of the last process on the terminal, reading fails.
+        with contextlib.suppress(OSError):
+            while os.read(ours, 65536):
+                pass
+        child.wait()
+        left = time.perf_counter()
+    os.close(ours)
+    return (shown - begin) * 1000, (left - shown) * 1000
 
 
 if __name__ == "__main__":

@@ -31,11 +31,21 @@ COMMANDS = {
     "list": Entry("ps", "The same as ps.", hidden=True),
     "top": Entry("top", "Live view of all ranks: rates, in flight, lag, Python."),
     "nccl": Entry("nccl", "Collectives: times, bandwidth, lag by rank, in flight."),
+    "diagnose": Entry("diagnose", "What is wrong with a job, who holds it up, and why."),
+    "why": Entry("diagnose", "The same as diagnose.", hidden=True),
+    "preflight": Entry("preflight", "Whether nodes are fit for a job, before it starts."),
+    "balance": Entry("balance", "Shares of a step: compute, communication, wait, IO, by rank."),
     "logs": Entry("logs", "Lines of trainers that match an allow-list."),
     "tables": Entry("tables", "The tables, or the columns of one."),
     "status": Entry("status", "State of the daemon and of each of its sources."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
+    "gpu": Entry("gpu", "GPUs by rank: activity, memory, clocks, what is wrong."),
+    "health": Entry("health", "What is wrong with the hardware of each node, and what to do."),
+    "memory": Entry("memory", "Memory of host and GPU by rank, and who has the most."),
+    "mem": Entry("memory", "The same as memory.", hidden=True),
+    "topo": Entry("topo", "How GPUs, NICs and NUMA nodes are linked, with ranks on them."),
     "rdma": Entry("rdma", "Ports of RDMA devices: state, traffic, errors."),
+    "net": Entry("net", "Interfaces; TCP of ranks: round trips, retransmits."),
     "pause": Entry("pause", "Stop all probes at once."),
     "version": Entry("version", "The version of probingctl."),
     "stacks": Entry("stacks", "Python stacks of all threads, innermost frame first."),
@@ -57,6 +67,7 @@ CLUSTER_COMMANDS = {
     "list": Entry("cluster_list", "ps on all nodes."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
 }
+RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # As wide as the terminal, up to what reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -83,9 +94,9 @@ class GlobalOptions:
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless all nodes answer with all rows.")] = False
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the bearer token.")] = None
-    token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")
-    ] = None
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
+        None
+    )
     output_format: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +165,10 @@ def program() -> Program:
     top.add(COMMANDS)
     cluster = _group(LazyGroup, "cluster", "The same for all nodes: list, nodes, query.")
     cluster.add(CLUSTER_COMMANDS)
+    ranks = _group(LazyGroup, "ranks", "Ranks of jobs: check.")
+    ranks.add(RANKS_COMMANDS)
     top.add_command(cluster)
+    top.add_command(ranks)
     return top
 
 

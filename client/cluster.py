@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
-__all__ = ("Cluster", "Stacks", "Variables")
+__all__ = ("Cluster", "Stacks", "Variables", "processes_sql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,7 @@ class Cluster(Queries):
 
     def processes(self, where: str = "") -> Answer:
         """Returns the rows of process.processes that meet the SQL condition ``where``, all if it is empty."""
-        condition = f"WHERE {where} " if where else ""
-        order = "job, run, role = 'trainer' DESC, rank, node, pid"
-        return self.answer(f"SELECT * FROM process.processes {condition}ORDER BY {order}")
+        return self.answer(processes_sql(where))
 
     def stacks(
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
@@ -87,14 +85,22 @@ class Cluster(Queries):
     def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
         """Returns values of the dotted ``names`` in the processes. Raises NotFound where no node has one of them."""
         replies = self.some(
-            lambda connection, seconds: connection.variables(
-                pb.VarsRequest(pids=pids, job=job, names=names), seconds
-            )
+            lambda connection, seconds: connection.variables(pb.VarsRequest(pids=pids, job=job, names=names), seconds)
         )
         return Variables(
             [value_of(reply.node, value) for reply in replies for value in reply.values],
             [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
         )
+
+    def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
+        """Returns the name of each node that answers, and the facts of each run of ``job``, or of all jobs, as JSON.
+
+        ``hardware``: those of the node's hardware alone. Nodes that do not know the job are left out. Raises NotFound
+        where all that answer do not.
+        """
+        request = pb.FactsRequest(job=job, run=run, hardware=hardware)
+        replies = self.some(lambda connection, seconds: connection.facts(request, seconds))
+        return [(reply.node, list(reply.facts)) for reply in replies]
 
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
         """Returns the settings, all or that of ``key``, which is first set to ``value`` if given.
@@ -126,6 +132,13 @@ class Cluster(Queries):
             return connection.address, connection.pause(paused, seconds).paused
 
         return [(a.address, a.value) for a in self.each(ask).answered]
+
+
+def processes_sql(where: str = "") -> str:
+    """Returns the SELECT of ``Cluster.processes``."""
+    condition = f"WHERE {where} " if where else ""
+    order = "job, run, role = 'trainer' DESC, rank, node, pid"
+    return f"SELECT * FROM process.processes {condition}ORDER BY {order}"
 
 
 def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:

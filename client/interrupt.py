@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-__all__ = ("CODE", "closed", "code_if_pressed", "leave", "leaving_by_it", "sheltered", "unwatch", "watch")
+__all__ = ("CODE", "closed", "code_if_pressed", "end_soon", "leave", "leaving_by_it", "sheltered", "unwatch", "watch")
 
 CODE = 130
 _CLOSE_S = 0.5
@@ -24,11 +24,12 @@ _T = TypeVar("_T")
 
 
 class _Leaving:
-    """Whether Ctrl-C was pressed, the exit code after it, and the bytes that restore the terminal."""
+    """Whether Ctrl-C was pressed, the exit code after it, and the bytes and modes that restore the terminal."""
 
     pressed = False
     code = CODE
     restore = b""
+    modes: list[Any] | None = None
 
 
 def watch() -> None:
@@ -77,6 +78,18 @@ def _end() -> NoReturn:
 def _put_back() -> None:
     with suppress(OSError):
         os.write(1, _Leaving.restore)
+    if _Leaving.modes is not None:
+        import termios
+
+        with suppress(termios.error, OSError):
+            termios.tcsetattr(0, termios.TCSANOW, _Leaving.modes)
+
+
+def end_soon() -> None:
+    """Ends the process after ``_PATIENCE_S``, unless it has ended by itself, as after Ctrl-C."""
+    timer = threading.Timer(_PATIENCE_S, _end)
+    timer.daemon = True
+    timer.start()
 
 
 def unwatch() -> None:
@@ -105,15 +118,19 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
-    """A context that Ctrl-C leaves with exit code 0. ``restore`` is written to the terminal."""
+    """A context that Ctrl-C leaves with exit code 0. ``restore`` is written to the terminal; its modes come back."""
     _Leaving.code, _Leaving.restore = 0, restore
+    if sys.stdin.isatty():
+        import termios
+
+        _Leaving.modes = termios.tcgetattr(0)
     try:
         yield
     except KeyboardInterrupt:
         # It may have come before the code that changed the terminal could restore it.
         _put_back()
     finally:
-        _Leaving.restore = b""
+        _Leaving.restore, _Leaving.modes = b"", None
 
 
 def sheltered(work: Callable[[], _T]) -> _T:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("Nodes",)
 
 T = TypeVar("T")
-_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply)
+_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.FactsReply)
 
 
 class Nodes:

@@ -52,9 +52,7 @@ class Queries(Nodes):
         split = self.plan(text)
         if not concatenates(split):
             return _held(self._merged(split, asked))
-        return pour(
-            split, asked, self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append
-        )
+        return pour(split, asked, self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append)
 
     def _stream_one(self, sql: str) -> Rows:
         stream = self._open(self.target, sql, self.timeout)
@@ -95,15 +93,19 @@ class Queries(Nodes):
         by each node alone, as in ``query_each``, and their rows are concatenated. No statement may name ``global.``
         tables.
         """
+        return {name: answer.table for name, answer in self.answer_all(statements, each=each).items()}
+
+    def answer_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, Answer]:
+        """As ``query_all``, with the outcome of each node."""
         if self.many:
             return self._merged_all(statements, each)
         replies = self._node_all(self.target, statements, self.timeout)
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
         gathered.answered.append(Answered(self.target, replies[0].node, tuple(replies)))
         self.outcomes.append(gathered)
-        return {name: reply.table for name, reply in zip(statements, replies, strict=True)}
+        return {name: Answer(reply.table, gathered) for name, reply in zip(statements, replies, strict=True)}
 
-    def _merged_all(self, statements: Mapping[str, str], each: Container[str]) -> dict[str, pa.Table]:
+    def _merged_all(self, statements: Mapping[str, str], each: Container[str]) -> dict[str, Answer]:
         from probing.federation.execution.merge import run_all
         from probing.federation.planning.split import each_node
 
@@ -112,11 +114,10 @@ class Queries(Nodes):
             name: each_node(sql, now_ns) if name in each else self.plan(sql, now_ns)
             for name, sql in statements.items()
         }  # fmt: skip
-        answers = run_all(
+        return run_all(
             plans, self.addresses(), self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
             strict=self.strict, watch=self.outcomes.append,
         )  # fmt: skip
-        return {name: answer.table for name, answer in answers.items()}
 
     def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
         """Asks one node; more than MAX_STATEMENTS statements take several requests."""
@@ -191,9 +192,7 @@ class Queries(Nodes):
         return {name: schema(list(own.items())) for name, own in columns.items()}
 
     def _node(self, address: str, sql: str, seconds: float) -> Reply:
-        return self.connection(address).query(
-            sql, seconds, self.max_bytes, self.watching(address), strict=self.strict
-        )
+        return self.connection(address).query(sql, seconds, self.max_bytes, self.watching(address), strict=self.strict)
 
 
 def _bound(sql: str, params: Mapping[str, Any] | None) -> str:

@@ -47,9 +47,9 @@ class Gathered(io.RawIOBase):
 def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     """Rows as a batch in the physical schema of ``table`` (a live table's logical one); missing keys become NULL."""
     schema = table_named(table).physical
-    return pa.RecordBatch.from_arrays(
-        [_array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema
-    )
+    # In one conversion: ``pa.array`` looks for pandas at each call.
+    found: Any = pa.array(rows, pa.struct(list(schema)))
+    return pa.RecordBatch.from_arrays(found.flatten(), schema=schema)
 
 
 def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
@@ -73,13 +73,6 @@ def texts_and_indices(array: Any) -> tuple[list[str | None], npt.NDArray[np.int6
     """(the texts of a dictionary array and None at the end, for each row the index of its text)."""
     texts = [*array.dictionary.to_pylist(), None]
     return texts, integers(array.indices, len(texts) - 1)
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
-    if isinstance(kind, pa.DictionaryType):
-        array: pa.Array[Any] = pa.array(values, kind.value_type).dictionary_encode().cast(kind)
-        return array
-    return pa.array(values, kind)
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:

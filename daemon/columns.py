@@ -25,6 +25,7 @@ __all__ = (
     "identity_columns",
     "integers",
     "named",
+    "number_columns",
     "numbers",
     "texts",
     "times",
@@ -74,6 +75,18 @@ def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
     return pa.Array.from_buffers(
         pa.from_numpy_dtype(values.dtype), len(values), [_validity(null), pa.py_buffer(values.view(np.uint8).data)]
     )
+
+
+def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
+    """The columns of ``values[row, column]``; NULL where ``null[row, column]``. Cheaper than ``numbers`` for each."""
+    kind, count = pa.from_numpy_dtype(values.dtype), len(values)
+    data = np.ascontiguousarray(values.T)
+    some: list[bool] = np.any(null, axis=0).tolist()
+    validity = np.ascontiguousarray(np.packbits(~null.T, axis=1, bitorder="little"))
+    return [
+        pa.Array.from_buffers(kind, count, [pa.py_buffer(validity[at]) if some[at] else None, pa.py_buffer(data[at])])
+        for at in range(len(data))
+    ]
 
 
 def times(utc_ns: Array, null: Array | None = None) -> pa.Array[Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import os
 import re
+import shlex
 import socket as _socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +32,12 @@ __all__ = (
     "ClusterConfig",
     "Config",
     "CudaConfig",
+    "DiagnoseConfig",
+    "GpuConfig",
+    "HostConfig",
     "LogsConfig",
     "NcclConfig",
+    "NetConfig",
     "ProbesConfig",
     "QueryConfig",
     "SamplingConfig",
@@ -96,6 +101,9 @@ class QueryConfig:
 @dataclass(frozen=True)
 class ClusterConfig:
     peers: tuple[str, ...] = _option((), "the other nodes, as unix:PATH or HOST:PORT")
+    bandwidth_test_bytes: int = _option(
+        0, "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
+    )
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,32 @@ class SamplingConfig:
 class VariablesConfig:
     watch: tuple[str, ...] = _option((), "variables of trainers to be read and stored, as dotted names")
     interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    cpu_interval_s: float = _option(1.0, "seconds between two rows of the CPU of a process", 0.1)
+    memory_interval_s: float = _option(10.0, "seconds between two rows of the memory of a process", 0.1)
+    node_interval_s: float = _option(5.0, "seconds between two rows of memory, disks and pressure of the node", 0.1)
+    kernel_log: str = _option("/dev/kmsg", "the kernel's log; empty: it is not read")
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    interval_s: float = _option(5.0, "seconds between two rows of a network interface or RDMA port", 0.1)
+    tcp: bool = _option(True, "store retransmits and round trips of the TCP connections of watched processes")
+    tcp_interval_s: float = _option(5.0, "seconds between two rows of the connections of a process", 0.1)
+    sysfs: str = _option("", "where sysfs is, for RDMA ports; empty: as the first process of the node sees it")
+
+
+@dataclass(frozen=True)
+class GpuConfig:
+    enabled: bool = _option(True, "read GPUs by NVIDIA's driver, in a process of its own")
+    interval_s: float = _option(1.0, "seconds between two readings of the GPUs", 0.1)
+    links_interval_s: float = _option(10.0, "seconds between two rows of an NVLink or PCIe link", 1)
+    call_timeout_s: float = _option(5.0, "seconds after which a call into the driver counts as hung", 0.1)
+    library: str = _option("", "path of libnvidia-ml.so.1; empty: as the loader finds it")
+    sysfs: str = _option("/sys", "where sysfs is, for PCI devices and NICs")
 
 
 @dataclass(frozen=True)
@@ -152,6 +186,16 @@ class LogsConfig:
 
 
 @dataclass(frozen=True)
+class DiagnoseConfig:
+    enabled: bool = _option(True, "look all the time for what is wrong with jobs, and store it in diagnosis.findings")
+    stall_s: float = _option(10.0, "seconds without progress after which a job counts as stalled", 0.5, 3600)
+    review_s: float = _option(60.0, "seconds to the first review of a job that advances; the next are rarer", 1, 86400)
+    hook: str = _option("", "command that each new finding starts, with the finding as JSON on stdin; no shell")
+    webhook: str = _option("", "URL to which each new finding is posted as JSON; the list of processes shows it")
+    hook_timeout_s: float = _option(10.0, "seconds after which the command is killed or the post given up", 0.1, 600)
+
+
+@dataclass(frozen=True)
 class Config:
     """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
 
@@ -162,6 +206,7 @@ class Config:
     runtime_dir: str = _option("", "the daemon's own sockets; empty: the path of the socket with .d")
     hang_s: float = _option(30.0, "seconds after which an own process that stands still is replaced; 0: never", 0)
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
+    http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")
     token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
     insecure: bool = _option(False, "allow TCP without a token, and in the clear off loopback")
     users: UsersConfig = UsersConfig()
@@ -171,9 +216,13 @@ class Config:
     probes: ProbesConfig = ProbesConfig()
     sampling: SamplingConfig = SamplingConfig()
     variables: VariablesConfig = VariablesConfig()
+    host: HostConfig = HostConfig()
+    net: NetConfig = NetConfig()
+    gpu: GpuConfig = GpuConfig()
     cuda: CudaConfig = CudaConfig()
     nccl: NcclConfig = NcclConfig()
     logs: LogsConfig = LogsConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()
 
     @property
     def public_socket(self) -> str:
@@ -392,9 +441,12 @@ def _whole(config: Config) -> Config:
             raise _wrong(f"users.{name}", getattr(config.users, name), "a name or a number")
     if config.listen:
         _address("listen", config.listen)
+    if config.http:
+        _address("http", config.http)
     for peer in config.cluster.peers:
         if not peer.startswith("unix:"):
             _address("cluster.peers", peer)
+    _hooks(config.diagnose)
     return dataclasses.replace(
         config,
         node_name=node_name,
@@ -403,6 +455,17 @@ def _whole(config: Config) -> Config:
         state_dir=str(Path(config.state_dir).absolute()),
         probes=dataclasses.replace(config.probes, bpffs=str(Path(config.probes.bpffs).absolute())),
     )
+
+
+def _hooks(diagnose: DiagnoseConfig) -> None:
+    try:
+        words = shlex.split(diagnose.hook)
+    except ValueError:
+        words = [""]
+    if words and not Path(words[0]).is_absolute():
+        raise _wrong("diagnose.hook", diagnose.hook, "a command with an absolute path, as /usr/local/bin/page --team x")
+    if diagnose.webhook and not re.fullmatch(r"https?://[\w.\[\]:-]+([/?][!-~]*)?", diagnose.webhook, re.ASCII):
+        raise _wrong("diagnose.webhook", diagnose.webhook, "an http or https URL")
 
 
 def _address(key: str, text: str) -> None:

@@ -209,6 +209,11 @@ class Source:
         return {}
 
     @property
+    def restored_tables(self) -> Mapping[str, tuple[Sequence[str], Callable[[pa.Table], None]]]:
+        """Columns of tables whose stored rows of this boot, and some older ones, the source gets before it ticks."""
+        return {}
+
+    @property
     def tick_s(self) -> Callable[[], float] | None:
         """The interval of ``tick``, s, where it needs a thread of its own; None: 1 s, in a thread with others."""
         return None
@@ -244,6 +249,9 @@ class Source:
         """A process called exec and runs another program now."""
 
     def process_exited(self, process: Identity) -> None: ...
+
+    def rows_lost(self, loss: Loss) -> None:
+        """A source reported a loss. Called in the thread that did."""
 
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, self.table)]

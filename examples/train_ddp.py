@@ -89,7 +89,8 @@ def main() -> None:
         loss = train(arguments)
         if dist.get_rank() == 0:
             print(f"trained {arguments.steps} steps on {dist.get_world_size()} ranks, loss {loss:.4f}", flush=True)
-        # All leave together: torch 2.13 can abort at exit ("terminate called") in a rank whose peer has gone before it.
+        # All leave together. Torch 2.13 can abort at exit ("terminate called"), when a thread of gloo that has finished
+        # an operation frees its tensors so late that the interpreter has ended.
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.api.tables import comm, cuda, probing, process, python, rdma, train
+from probing.api.tables import comm, cpu, cuda, diagnosis, gpu, host, net, probing, process, python, rdma, train
 from probing.api.tables.schema import Column, Table
 
 __all__ = ("TABLES", "Column", "Table", "table_named")
@@ -12,23 +12,42 @@ TABLES: dict[str, Table] = {
     for table in (
         comm.OPS,
         comm.INFLIGHT,
+        comm.PROGRESS,
         comm.COMMUNICATORS,
         comm.RAS,
         train.STEPS,
+        cpu.UTILIZATION,
+        cpu.TASKS,
         cuda.SYNCS,
         cuda.MEMORY,
         cuda.LAUNCHES,
+        gpu.UTILIZATION,
+        gpu.DEVICES,
+        gpu.PROCESSES,
+        gpu.EVENTS,
+        gpu.LINKS,
+        host.MEMORY,
+        host.DISK,
+        host.PRESSURE,
+        host.FILE_SYSTEMS,
         process.PROCESSES,
         process.EVENTS,
         process.ENVS,
         process.LOGS,
+        process.MEMORY,
+        process.KMSG,
         python.BACKTRACE,
         python.SAMPLES,
         python.STACKS,
         python.VARIABLES,
         python.TRAINING_METRICS,
         python.FLIGHT_RECORD,
+        net.INTERFACES,
+        net.TCP,
+        net.PATHS,
         rdma.PORTS,
+        rdma.QPS,
+        diagnosis.FINDINGS,
         probing.SOURCES,
         probing.LOSSES,
         probing.COST,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
 
-__all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "RAS")
+__all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "PROGRESS", "RAS")
 
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
@@ -163,6 +163,36 @@ INFLIGHT = Table(
         *_OPERATION,
         Column("state", NAME, "called, launched or started."),
         Column("age_ns", I64, "Time since the call, ns."),
+    ),
+)
+
+PROGRESS = Table(
+    "comm.progress",
+    "How far each rank has come on each of its communicators, by the operations that have ended (live).",
+    (
+        *IDENTITY,
+        Column("rank", I32, "Rank in the job; NULL when it is unknown."),
+        Column("world_size", I32, "Ranks of the job; NULL when it is unknown."),
+        Column("comm", NAME, "Communicator, the same text on all ranks; NULL while no operation was seen."),
+        Column("comm_name", NAME, "What the framework calls the communicator."),
+        Column("comm_rank", I32, "Rank within the communicator."),
+        Column("comm_size", I32, "Number of ranks of the communicator."),
+        Column("backend", NAME, "nccl or gloo."),
+        Column("seq", I64, "Highest sequence number of an operation that has ended; NULL when not known."),
+        Column("op", NAME, "The operation that was called last, of those that have ended."),
+        Column("calls", I64, "Operations that were seen since the daemon started."),
+        Column("last_call", TIME, "When the last of them was called, UTC."),
+        Column("last_done", TIME, "When one of them last ended, UTC; NULL where ends cannot be seen."),
+        Column(
+            "longest_gap_ns",
+            I64,
+            "The longest usual time between two successive calls of the process, ns: the second longest of late, as"
+            " one long pause is not usual. NULL under 8 calls.",
+        ),
+        Column("attached", TIME, "Operations before were not seen, UTC; NULL: all were."),
+        Column("ended", TIME, "When the process ended, UTC; its rows stay for 10 minutes. NULL: it lives."),
+        Column("exit_code", I32, "Its exit code; NULL after a signal, or when it is not known."),
+        Column("signal", I32, "The signal that killed it."),
     ),
 )
 

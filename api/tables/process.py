@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I32, I64, NAME, TEXT, Column, Table, stored
+from probing.api.tables.schema import I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("ENVS", "EVENTS", "LOGS", "PROCESSES")
+__all__ = ("ENVS", "EVENTS", "KMSG", "LOGS", "MEMORY", "PROCESSES")
 
 _PROCESS_COLUMNS = (
     *IDENTITY,
@@ -79,4 +79,54 @@ LOGS = Table(
     _LOG_COLUMNS,
     stored(_LOG_COLUMNS),
     sort_by=("job", "rank", "ts"),
+)
+
+_MEMORY_COLUMNS = (
+    *IDENTITY,
+    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("role", NAME, "trainer or data_loader."),
+    Column("rss_bytes", I64, "Resident memory of the process (VmRSS); NULL when it could not be read."),
+    Column("swap_bytes", I64, "Its memory that is swapped out (VmSwap); NULL when it could not be read."),
+    Column("peak_rss_bytes", I64, "The most that was resident so far (VmHWM)."),
+    Column("anon_bytes", I64, "Resident memory that no file backs: what it allocated (RssAnon)."),
+    Column("shmem_bytes", I64, "Resident shared memory, that of its data loaders too (RssShmem)."),
+)
+
+MEMORY = Table(
+    "process.memory",
+    "Memory of trainers and data loaders, a row a process every host.memory_interval_s.",
+    _MEMORY_COLUMNS,
+    stored(_MEMORY_COLUMNS),
+    sort_by=("job", "rank", "pid", "ts"),
+)
+
+_KMSG_COLUMNS = (
+    *IDENTITY,
+    Column("rank", I32, "Rank in the job of the process that is named, for a trainer."),
+    Column("timestamp", TIME, "The same as ts, under Probing's name.", "ts"),
+    Column("facility", NAME, "kern; another one for what programs wrote into the kernel's log."),
+    Column("level", NAME, "emerg, alert, crit, err, warn, notice, info or debug."),
+    Column("message", TEXT, "The line, cut, with control characters as escapes."),
+    Column(
+        "kind",
+        NAME,
+        "oom_kill, oom, xid, sxid, gpu, memory_error, machine_check, pcie_error, link_down, link_up, nic_error,"
+        " disk_error, fs_error, file_server, hung_task, lockup, thermal, segfault, page_allocation, kernel_bug, other."
+        " Lines that programs wrote are other.",
+    ),
+    Column("device", NAME, "What it is about: a PCI address, an interface, a disk, a server; NULL when it names none."),
+    Column("code", I32, "Number of an XID, an SXid, a port, a CPU or a count of errors; NULL when there is none."),
+    Column("process", TEXT, "Name of the process that the line names."),
+    Column("suppressed", I64, "Lines of this kind before it that were left out, being too many."),
+    Column("seq", I64, "Number of the record since the boot."),
+    Column("boot", NAME, "Id of the boot: numbers begin anew with each."),
+)
+
+KMSG = Table(
+    "process.kmsg",
+    "The kernel's log, classified. Lines from before the start of the daemon are there where they are of a kind, not"
+    " other. job, run, rank and start_ns are those of the process that the line names, if it is watched; ts is known to"
+    " a second or so.",
+    _KMSG_COLUMNS,
+    stored(_KMSG_COLUMNS),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.api.tables import probing, rdma
-from probing.api.tables.schema import F64, I32, I64, TEXT, TIME, Column, view
+from probing.api.tables.schema import I32, I64, TEXT, TIME, Column, view
 from probing.api.tables.views_columns import ROLE, chosen, identity, unknown
 
 __all__ = ("VIEWS",)
@@ -78,10 +78,9 @@ DF_SETTINGS = view(
     f"{probing.SETTINGS.name} AS s",
 )
 
-_NO_SLEEP = "a query does not sleep to read twice, as probingctl rdma --seconds does"
 MLX_HCA = view(
     "rdma.mlx_hca",
-    "Ports of RDMA devices, all of them, from rdma.ports.",
+    "Ports of RDMA devices, all of them, with their history, from rdma.ports.",
     (
         Column("node", TEXT, "Name of the node.", "r.node"),
         Column("ts", TIME, "When it was read, UTC.", "r.ts"),
@@ -90,7 +89,7 @@ MLX_HCA = view(
         *chosen(rdma.PORTS, "r", port_rcv_data="port_rcv_data_bytes"),
         *chosen(rdma.PORTS, "r", "port_xmit_packets", port_xmit_data="port_xmit_data_bytes"),
         *chosen(rdma.PORTS, "r", "link_downed", "np_cnp_sent", "np_ecn_marked_roce_packets"),
-        *unknown(F64, _NO_SLEEP, "rcv_pkts_rate", "snd_pkts_rate"),
+        *chosen(rdma.PORTS, "r", "rcv_pkts_rate", "snd_pkts_rate"),
     ),
     "rdma.ports AS r",
 )

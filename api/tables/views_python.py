@@ -80,8 +80,15 @@ _HELD = (
 _SAME = "s.node = {0}.node AND s.pid = {0}.pid AND s.start_ns = {0}.start_ns"
 _HELD_BY_CUDA = (
     "the process got from the CUDA runtime and holds at the end of the step, MB, counted since it is watched; the"
-    " allocator's caches are in it, unlike in torch's own figure; NULL where cuda.memory has nothing"
+    " allocator's caches are in it, unlike in torch's own figure. Where cuda.memory has nothing it is what the driver"
+    " says that the process has of its devices, with the CUDA context; NULL where neither says anything"
 )
+# By the driver: of all devices of a process, as of the last reading before the end of a step, unless that is old.
+_OF_DRIVER = (
+    "(SELECT node, pid, start_ns, ts, sum(used_bytes) AS used FROM gpu.processes"
+    " WHERE used_bytes IS NOT NULL AND start_ns IS NOT NULL GROUP BY node, pid, start_ns, ts)"
+)
+_USED = "CASE WHEN epoch_ns(s.t_end) - epoch_ns(g.ts) < 30000000000 THEN g.used END"
 
 
 def _mb(name: str, sql: str, doc: str) -> Column:
@@ -99,9 +106,9 @@ TORCH_TRACE = view(
         Column("seq", I64, "Number of the row in its step: 0, as there is one.", "0"),
         *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
         Column("stage", TEXT, "Always post step.", "'post step'"),
-        _mb("allocated", "m.held", f"What {_HELD_BY_CUDA}."),
+        _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
-        _mb("cached", "m.held", "The same as allocated: a cache is not told from what is in use."),
+        _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache is not told from what is in use."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
         Column("time_offset", F64, "From the begin of the step to the row, s: as duration.", "s.duration_ns / 1e9"),
         Column("duration", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
@@ -113,12 +120,13 @@ TORCH_TRACE = view(
         Column(
             "allocated_source",
             TEXT,
-            "Where allocated comes from: cuda.memory; NULL where it is not known.",
-            "CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' END",
+            "Where allocated comes from: cuda.memory or gpu.processes; NULL where it is not known.",
+            f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
         ),
     ),
     f"train.steps AS s ASOF LEFT JOIN {_HELD} AS m ON {_SAME.format('m')} AND s.t_end >= m.ts"
-    f" ASOF LEFT JOIN {_HELD} AS b ON {_SAME.format('b')} AND s.ts >= b.ts {process_of('s')}",
+    f" ASOF LEFT JOIN {_HELD} AS b ON {_SAME.format('b')} AND s.ts >= b.ts"
+    f" ASOF LEFT JOIN {_OF_DRIVER} AS g ON {_SAME.format('g')} AND s.t_end >= g.ts {process_of('s')}",
 )
 
 _NO_HOOK = "no hook runs inside the job, so that none is sampled or left out"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import signal as signals
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from probing.client.render.rows import Row, rows_of
+from probing.client.render.text import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from probing.client.cluster import Cluster
 
-__all__ = ("MOST", "clock", "death_text", "ended", "ended_sql", "events", "exits", "how", "recent", "when")
+__all__ = ("MOST", "death_text", "ended", "ended_sql", "events", "exits", "exits_of", "how", "recent")
 
 # Most rows of one answer; older ones are left out.
 MOST = 1000
@@ -55,7 +55,12 @@ def ended_sql(where: str, since: float) -> str:
 def exits(table: pa.Table) -> list[Row]:
     """Returns the exits, oldest first, with the columns of ``events`` and ``recent``: whether it was in the last
     ``since`` seconds. The day before that is included."""
-    return [row for row in _described(_oldest_first(table)) if row["event"] == "exit"]
+    return exits_of(_oldest_first(table))
+
+
+def exits_of(rows: list[Row]) -> list[Row]:
+    """As ``exits``; ``rows`` are those of ``ended_sql``, the oldest first."""
+    return [row for row in _described(rows) if row["event"] == "exit"]
 
 
 def recent(rows: Iterable[Row]) -> list[Row]:
@@ -96,16 +101,6 @@ def death_text(row: Row) -> str:
     who = f"rank {row['rank']}" if row["rank"] is not None else str(row["role"])
     verb = "was " if row["signal"] is not None else ""
     return f"{who} (pid {row['pid']} on {row['node']}) {verb}{how(row)} at {clock(row['ts'])}"
-
-
-def when(ts: str | None) -> str:
-    """Formats a time of ``rows_of`` to the second: ``2026-11-22 03:12:07Z``."""
-    return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
-
-
-def clock(ts: str | None) -> str:
-    """Formats as ``when``; leaves out today's date."""
-    return when(ts).removeprefix(time.strftime("%Y-%m-%d ", time.gmtime()))
 
 
 def _detail(row: Row) -> str:

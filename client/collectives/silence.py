@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
-from probing.client.collectives.endings import clock
-from probing.client.collectives.native_waits import innermost, waits_in
-from probing.client.messages import Thread, thread_of
+from probing.client.messages import Frame, Thread, thread_of
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.text import ranks_text
+from probing.client.render.text import clock, ranks_text
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
     from probing.client.cluster import Cluster
     from probing.client.wire.connection import Connection
 
-__all__ = ("MOST_ASKED", "Process", "SilenceWatch", "silence_lines", "silent")
+__all__ = ("MOST_ASKED", "Process", "SilenceWatch", "innermost", "silence_lines", "silent", "waits_in")
 
 Process = tuple[str, int]
 # Most processes of a node that are asked for native stacks, and the time for it, s. Each costs milliseconds, and the
@@ -29,6 +27,7 @@ Process = tuple[str, int]
 MOST_ASKED = 8
 NATIVE_S = 6.0
 _EVERY_S = 10.0
+_LONG_NAME = 80
 # An operation in this time proves that a wait began while it could be seen.
 _LOOK_BACK = "1 HOUR"
 _STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
@@ -78,6 +77,25 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     return found
 
 
+def waits_in(threads: Sequence[Thread]) -> str | None:
+    """Returns the call, such as ``gloo::allreduce`` or ``ncclGroupEnd``, of a process's threads; None if unknown."""
+    from probing.diagnosis.facts import Frame as Fact
+    from probing.diagnosis.stack_calls import native_wait
+
+    # Of several calls of one kind the outermost one of the first thread counts.
+    frames = (frame for thread in reversed(threads) for frame in thread["frames"])
+    return native_wait(Fact(frame["func"], native=frame["frame_type"] == "Native") for frame in frames)
+
+
+def innermost(frames: Sequence[Frame]) -> str | None:
+    """Returns the innermost Python frame as ``func (file:line)``; None if there is none."""
+    frame = next((f for f in frames if f["frame_type"] == "Python"), None)
+    if frame is None:
+        return None
+    func, file = str(frame["func"])[:_LONG_NAME], str(frame["file"]).rsplit("/", 1)[-1][:_LONG_NAME]
+    return f"{func} ({file}:{frame['lineno']})" if frame["lineno"] is not None else f"{func} ({file})"
+
+
 class SilenceWatch:
     """Runs ``silent`` in a thread, at most every 10 s, for a screen that is redrawn often."""
 
@@ -103,11 +121,15 @@ class SilenceWatch:
             self._found = silent(self._cluster, processes)
 
 
-def silence_lines(rows: Sequence[Row]) -> list[str]:
-    """Returns the lines for what ``silent`` found; ranks in the same state share a line."""
+def silence_lines(rows: Sequence[Row], blamed: Container[int]) -> list[str]:
+    """Returns the lines for what ``silent`` found; ranks in the same state share a line.
+
+    ``blamed``: ranks whose state a finding has described already.
+    """
     same: dict[str, list[Row]] = {}
     for row in rows:
-        same.setdefault(_text(row), []).append(row)
+        if row["rank"] not in blamed:
+            same.setdefault(_text(row), []).append(row)
     lines = [f"{_ranks(own)}: {text}" for text, own in same.items()]
     gaps: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -133,12 +155,9 @@ def _text(row: Row) -> str:
     return f"in {row['waits_in']} (native stack{began}){python}"
 
 
-def _stacks(
-    cluster: Cluster, pids: dict[str, list[int]]
-) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
+def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
     """Returns threads with native frames by process, and the reason by process without any."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
-
 
     def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | str]:
         node = connection.status(seconds).node

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from probing.client.collectives.endings import clock, death_text
+from probing.client.collectives.endings import death_text
 from probing.client.collectives.silence import Process, silence_lines
+from probing.client.diagnosis.findings import Verdicts, blamed
 from probing.client.render.rows import Row
-from probing.client.render.text import plural
+from probing.client.render.text import clock, plural
 
 __all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
 
@@ -25,15 +26,18 @@ def standing() -> Row:
     """Returns the state of a run of which nothing is known yet.
 
     ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit that failed first;
-    ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row.
+    ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row; ``findings``:
+    what the daemon finds wrong with it now, the worst first.
     """
-    return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0}
+    return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0, "findings": []}
 
 
-def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row], dict[Run, list[Row]]]:
+def standings(
+    live: Iterable[Row], exits: Sequence[Row], verdicts: Verdicts
+) -> tuple[dict[Run, Row], dict[Run, list[Row]]]:
     """Returns ``standing`` by job and run, without silent ranks, and the live trainers by job and run.
 
-    ``live`` are rows of LIVE, ``exits`` rows of ``endings.exits``.
+    ``live`` are rows of LIVE, ``exits`` rows of ``endings.exits``, ``verdicts`` the open findings.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
@@ -47,6 +51,8 @@ def standings(live: Iterable[Row], exits: Sequence[Row]) -> tuple[dict[Run, Row]
         run = row["job"], row["run"]
         found.setdefault(run, standing())["ended"] = None
         trainers.setdefault(run, []).append(row)
+    for run, own in found.items():
+        own["findings"] = verdicts.get(run, [])
     return found, trainers
 
 
@@ -59,11 +65,13 @@ def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
 
 
 def standing_lines(own: Row) -> list[str]:
-    """Returns ``standing`` as lines of text."""
+    """Returns ``standing`` as lines of text, without what a line of a finding says of the ranks at fault."""
+    said = blamed(own["findings"])
     lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
-    if own["first_failure"] is not None:
-        lines.append(f"FAILED FIRST: {death_text(own['first_failure'])}")
-    lines += silence_lines(own["silent"])
+    first = own["first_failure"]
+    if first is not None and (own["ended"] is not None or (first["rank"], "rank_died") not in said):
+        lines.append(f"FAILED FIRST: {death_text(first)}")
+    lines += silence_lines(own["silent"], {rank for rank, _ in said})
     if own["silent_more"]:
         lines.append(f"{plural(own['silent_more'], 'more rank')} without an operation: see `probingctl stacks --merge`")
     return lines

@@ -6,9 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.client.collectives.standing import standing_lines
+from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render
-from probing.client.render.text import age, bandwidth, count, cut_mark, escape, plural, ranks_text, size, wrapped
+from probing.client.render.text import (
+    age,
+    bandwidth,
+    count,
+    cut_mark,
+    escape,
+    plural,
+    ranks_named,
+    ranks_text,
+    size,
+    wrapped,
+)
 
 __all__ = ("NOTABLE_NS", "people", "waits")
 
@@ -59,14 +71,18 @@ def people(found: Sequence[Row], since: float, width: int | None) -> str:
     texts, shown = [], set()
     for own in found:
         run = own["job"], own["run"]
-        texts.append(_communicator(own, [] if run in shown else standing_lines(own), since, width))
+        new = run not in shown
+        verdicts = verdict_lines(own["findings"]) if new else []
+        texts.append(_communicator(own, verdicts, standing_lines(own) if new else [], since, width))
         # Shown once for each run, with its first communicator.
         shown.add(run)
     return "\n".join(texts)
 
 
-def _communicator(own: Row, standing: Sequence[str], since: float, width: int | None) -> str:
-    news = [f"  {line}" for line in (*waits(own), *standing, *_failures(own))]
+def _communicator(
+    own: Row, verdicts: Sequence[str], standing: Sequence[str], since: float, width: int | None
+) -> str:
+    news = [f"  {line}" for line in (*verdicts, *waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4
     tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
@@ -149,8 +165,8 @@ def _failures(own: Row) -> list[str]:
         times = sum(row["calls"] for row in rows)
         what = f"FAILED {op} seq {max((row['last_seq'] for row in rows if row['last_seq'] is not None), default='?')}"
         lines.append(
-            f"{what}{f' ({times} times)' if times > len(rows) else ''}: ranks"
-            f" {ranks_text([row['rank'] for row in rows])}: {error or 'no reason was given'}"
+            f"{what}{f' ({times} times)' if times > len(rows) else ''}:"
+            f" {ranks_named([row['rank'] for row in rows])}: {error or 'no reason was given'}"
         )
     if len(failures) > _MOST_FAILED:
         lines.append(f"and {len(failures) - _MOST_FAILED} other failures, in -f json")
@@ -174,7 +190,7 @@ def waits(own: Row) -> list[str]:
         if max(ages, default=NOTABLE_NS) < NOTABLE_NS:
             continue
         inside = [row["rank"] if row["rank"] is not None else row["comm_rank"] for row in rows]
-        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: ranks {ranks_text(inside)}"
+        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: {ranks_named(inside)}"
         outside = sorted(set(own["members"]) - set(inside))
         if outside and op not in ("send", "recv"):
             line += f"; not in it: {ranks_text(outside)}"

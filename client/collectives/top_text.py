@@ -8,11 +8,12 @@ from typing import Any
 
 from probing.client.collectives.standing import Run, standing_lines
 from probing.client.collectives.text import NOTABLE_NS
+from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, Grid, render
-from probing.client.render.text import age, escape, ranks_text, wrapped
+from probing.client.render.text import age, escape, ranks_named, wrapped
 
-__all__ = ("Frame", "people")
+__all__ = ("Frame", "news", "people")
 
 _FIELDS = (
     Field("RANK", "rank", right=True),
@@ -63,7 +64,7 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
     live = [row for row in rows if row["ended"] is None]
     world = next((row["world_size"] for row in live if row["world_size"] is not None), None)
     number = f"{len(live)} of {world or '?'} ranks" if live else f"{len(rows)} ranks (ended)"
-    text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in _news(live, frame.runs[run], frame))]
+    text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in news(live, frame.runs[run], frame))]
     head = "".join(line + "\n" for part in text for line in wrapped(escape(part), width))
     if not live:
         return head
@@ -74,32 +75,38 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
     return head + _table([{**row, **_shown(row, frame)} for row in shown], width) + note
 
 
-def _news(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
+def news(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
+    """Returns what there is to say of a run in lines: findings, speed, waits, silent ranks, its end."""
     pace = _pace(live) if live else None
     if any(row["node"] in frame.paused for row in live):
         pace = "PAUSED: how fast it goes is not seen"
     explained = {row["rank"] for row in standing["silent"]}
-    return [*([pace] if pace else []), *_waits(live, explained), *standing_lines(standing)]
+    verdicts = verdict_lines(standing["findings"])
+    return [*verdicts, *([pace] if pace else []), *_waits(live, explained), *standing_lines(standing)]
 
 
 def _pace(live: Sequence[Row]) -> str:
     """Describes the job's speed, or how long it has stood still."""
     ages = [row["last_age_ns"] for row in live if row["last_age_ns"] is not None]
-    rate = sum(row["collectives_per_s"] for row in live) / len(live)
-    still = not ages or min(ages) > max(_STILL_NS, _USUAL * 1e9 / max(rate, 1e-9))
+    rates = [row["collectives_per_s"] for row in live if row["collectives_per_s"] is not None]
+    rate = sum(rates) / max(len(rates), 1)
+    interval = 1e9 / rate if rate else 0.0
+    still = not ages or min(ages) > max(_STILL_NS, _USUAL * interval)
     if not ages:
         pace = "no collective ended lately"
+    elif still or not rates:
+        pace = f"no collective for {age(min(ages))}"
     else:
-        pace = f"no collective for {age(min(ages))}" if still else f"{rate:.1f} collectives/s a rank"
+        pace = f"{rate:.1f} collectives/s a rank"
     stepped = [row for row in live if row["step"] is not None]
     if not stepped:
         return pace
     last = max(stepped, key=lambda row: int(row["step"]))
-    since, rates = last["step_age_ns"] or 0, [row["steps_per_s"] for row in stepped if row["steps_per_s"]]
-    usual = 1e9 * len(rates) / sum(rates) if rates else 0
+    since, paces = last["step_age_ns"] or 0, [row["steps_per_s"] for row in stepped if row["steps_per_s"]]
+    usual = 1e9 * len(paces) / sum(paces) if paces else 0
     if still or since > max(_STILL_NS, 3 * usual):
         return f"{pace}, step {last['step']}, {age(since)} ago"
-    return f"{pace}, step {last['step']}, {sum(rates) / max(len(rates), 1):.2f} a second"
+    return f"{pace}, step {last['step']}, {sum(paces) / max(len(paces), 1):.2f} a second"
 
 
 def _table(rows: Sequence[Row], width: int | None) -> str:
@@ -132,10 +139,10 @@ def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
     lines = []
     for (comm, seq, op), waiting in operations.items():
         longest = age(max(row["age_ns"] for row in waiting))
-        inside = ranks_text([row["rank"] for row in waiting])
-        lines.append(f"WAITING {longest} in {op} seq {seq} of {comm}: ranks {inside}")
+        inside = ranks_named([row["rank"] for row in waiting])
+        lines.append(f"WAITING {longest} in {op} seq {seq} of {comm}: {inside}")
     if lines and idle:
-        lines.append(f"in no collective: ranks {ranks_text(idle)}")
+        lines.append(f"in no collective: {ranks_named(idle)}")
     return lines
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probing.client.collectives.endings import MOST, clock, events
+from probing.client.collectives.endings import MOST, events
 from probing.client.options import Job, Since
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, terminal_width
+from probing.client.render.text import clock
 from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings, seconds
 

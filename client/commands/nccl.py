@@ -14,6 +14,7 @@ from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
 from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
 from probing.client.collectives.text import people
+from probing.client.diagnosis.findings import OPEN, by_run
 from probing.client.options import Job, Since
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
@@ -41,6 +42,7 @@ _STATEMENTS = {
     "known": nccl_sql.COMMUNICATORS,
     "live": LIVE,
     "recent": RECENT,
+    "findings": OPEN,
 }
 # The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
@@ -95,11 +97,9 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
     return [found[key] for key in sorted(found, key=str)]
 
 
-def _stand(
-    cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool
-) -> None:
+def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
     """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
-    runs, trainers = standings(results["live"], ends)
+    runs, trainers = standings(results["live"], ends, by_run(results["findings"]))
     shown = {key[:2] for key in found}
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.client.collectives.endings import MOST, clock, ended, recent
+from probing.client.collectives.endings import MOST, ended, recent
+from probing.client.diagnosis.findings import OPEN, Verdicts, by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, show_value, terminal_width
+from probing.client.render.text import clock, escape, wrapped
 from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings, seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
+    from probing.federation.execution.answer import Answer
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -71,17 +75,38 @@ def run(settings: Settings, options: Options) -> None:
             rows = _ended(cluster, where or "true", since)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
             return
-        answer = cluster.processes(where)
+        people = settings.format == "table"
+        answer, found = _asked(cluster, where) if people else (cluster.processes(where), None)
         if job is not None and not answer.table.num_rows:
             require_job(cluster, job)
-        if settings.format == "table":
+        if found is not None:
             rows = rows_of(answer.table)
+            above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
             table = by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
-            write_objects(settings, rows, shown_pauses(settings, pause_lines(cluster)) + table, rows)
+            write_objects(settings, rows, above + table, rows)
         else:
             write_rows(settings, answer.table)
         for warning in answer.warnings:
             warn(warning)
+
+
+def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:
+    """Returns the processes and the open findings of their jobs, by one request."""
+    from probing.client.cluster import processes_sql
+
+    statements = {"processes": processes_sql(where), "findings": OPEN.format(of_job=where or "true")}
+    answers = cluster.answer_all(statements)
+    return answers["processes"], by_run(rows_of(answers["findings"].table))
+
+
+def _verdicts(rows: Sequence[Row], found: Verdicts, width: int | None) -> str:
+    """Returns a line for each open finding of the jobs in ``rows``."""
+    lines = [
+        f"job {job}: {line}"
+        for job, run in dict.fromkeys((row["job"], row["run"]) for row in rows)
+        for line in verdict_lines(found.get((job, run), ()))
+    ]
+    return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
 
 
 def _ended(cluster: Cluster, where: str, since: float) -> list[Row]:

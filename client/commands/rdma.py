@@ -1,19 +1,20 @@
-"""``rdma``: ports of RDMA devices, their traffic and their errors."""
+"""``rdma``: ports of RDMA devices, their traffic and their errors, by the rows that the daemon stores."""
 
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from probing.api.errors import NotFound
+from probing.api.rdma_counters import COUNTERS, HW_COUNTERS, PACKETS
+from probing.client.options import Since
 from probing.client.render.output import write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field
-from probing.client.render.text import escape
+from probing.client.render.text import clock, escape
 from probing.client.session import opened, sql_text
 from probing.client.settings import Settings, seconds
 
@@ -22,87 +23,105 @@ if TYPE_CHECKING:
 
 __all__ = ("EXAMPLES", "Options", "run")
 
-EXAMPLES = ("probingctl rdma mlx5_0 --seconds 5",)
-_SQL = "SELECT *, epoch_ns(ts) AS read_ns FROM rdma.ports {where} ORDER BY node, hca, port"
-_BYTES = {"sent_gbps": "port_xmit_data_bytes", "received_gbps": "port_rcv_data_bytes"}
-_ERRORS = (
-    "port_rcv_errors", "port_xmit_discards", "symbol_error", "link_error_recovery", "link_downed",
-    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "packet_seq_err", "local_ack_timeout_err",
-    "rnr_nak_retry_err", "out_of_buffer",
+EXAMPLES = ("probingctl rdma --all-nodes --since 10m", "probingctl rdma mlx5_0 --history")
+_NEWEST = (
+    "link_layer", "state", "phys_state", "rate_gbps", "rate", "netdev", "bus_id", "numa_node", "port_xmit_data_bytes",
+    "port_rcv_data_bytes", *PACKETS, *COUNTERS, *HW_COUNTERS,
 )  # fmt: skip
+_RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
+_RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
+# Congestion and retries are no errors of a port, but what it suffers from.
+_ERRORS = (
+    "port_rcv_errors", "port_rcv_remote_physical_errors", "port_xmit_discards", "symbol_error", "link_error_recovery",
+    "link_downed", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "packet_seq_err",
+    "local_ack_timeout_err", "rnr_nak_retry_err", "out_of_buffer", "out_of_sequence", "rx_icrc_encapsulated",
+)  # fmt: skip
+_WHERE = "ts > now() - INTERVAL {since} SECOND AND {hca}"
+_PORTS = f"""
+SELECT node, hca, port, max(ts) AS ts, {", ".join(f"arg_max({name}, ts) AS {name}" for name in _NEWEST)},
+  sum(interval_ns) AS interval_ns,
+  {", ".join(f"sum({name} * interval_ns) / sum(interval_ns) AS {name}" for name in _RATES)},
+  max(sent_gbps) AS sent_most_gbps, max(received_gbps) AS received_most_gbps,
+  {", ".join(f"sum({name}) AS {name}" for name in _RISES)}
+FROM rdma.ports WHERE {_WHERE} GROUP BY node, hca, port ORDER BY node, hca, port
+"""
+_HISTORY = f"SELECT * FROM rdma.ports WHERE {_WHERE} ORDER BY node, hca, port, ts"
+_NAMES = (Field("NODE", "node"), Field("HCA", "hca"), Field("PORT", "port", right=True))
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+_TRAFFIC = (Field("SENT Gb/s", "sent_gbps", _speed, right=True), Field("RECEIVED", "received_gbps", _speed, right=True))
 _FIELDS = (
-    Field("NODE", "node"),
-    Field("HCA", "hca"),
-    Field("PORT", "port", right=True),
+    *_NAMES,
     Field("LINK", "link_layer"),
     Field("STATE", "state"),
     Field("PHYSICAL", "phys_state"),
-    Field("GB/S", "rate_gbps", right=True),
-    Field("SENT", "sent", right=True),
-    Field("RECEIVED", "received", right=True),
-    Field("CNP", "np_cnp_sent", right=True),
-    Field("DOWNED", "link_downed", right=True),
-    Field("ERRORS", "errors", flex=True),
+    Field("Gb/s", "rate_gbps", right=True),
+    *_TRAFFIC,
+    Field("MOST", "most_gbps", _speed, right=True),
+    Field("CNP", "cnp", right=True),
+    Field("ECN", "np_ecn_marked_roce_packets_new", right=True),
+    Field("NEW ERRORS", "errors", flex=True),
+    Field("BEFORE", "before", flex=True),
+)
+_HISTORY_FIELDS = (
+    Field("TIME", "ts", clock),
+    *_NAMES,
+    Field("STATE", "state"),
+    *_TRAFFIC,
+    Field("CNP", "cnp", right=True),
+    Field("ECN", "np_ecn_marked_roce_packets_new", right=True),
+    Field("NEW ERRORS", "errors", flex=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     hca: Annotated[str | None, typer.Argument(metavar="[HCA]", help="Only this device.")] = None
-    length: Annotated[
-        str | None, typer.Option("--seconds", metavar="TIME", help="Also the traffic of the ports in this time.")
-    ] = None
+    since: Since = "1m"
+    history: Annotated[bool, typer.Option("--history", help="A line for each reading, not for each port.")] = False
 
 
 def run(settings: Settings, options: Options) -> None:
-    hca, length = options.hca, 0.0 if options.length is None else seconds(options.length)
-    where = f"WHERE hca = {sql_text(hca)}" if hca else ""
+    sql = _HISTORY if options.history else _PORTS
+    where = "true" if options.hca is None else f"hca = {sql_text(options.hca)}"
     with opened(settings) as cluster:
-        rows = _read(cluster, where)
-        if hca and not rows:
-            raise NotFound(f"there is no RDMA device {hca}", hint="`probingctl rdma` lists them")
-        if length and rows:
-            time.sleep(length)
-            _add_rates(rows, _read(cluster, where))
+        rows = _read(cluster, sql.format(since=max(1, round(seconds(options.since))), hca=where))
+        if options.hca and not rows:
+            raise NotFound(f"there is no RDMA device {options.hca}", hint="`probingctl rdma` lists them")
     if settings.format != "table":
         write_table(settings, (), rows)
     elif rows:
-        write_table(settings, _FIELDS, [{**row, **_shown(row)} for row in rows])
+        fields = _HISTORY_FIELDS if options.history else _FIELDS
+        write_table(settings, fields, [{**row, **_shown(row)} for row in rows])
     else:
         sys.stdout.write(escape(f"no RDMA devices on {_place(settings)}") + "\n")
 
 
-def _read(cluster: Cluster, where: str) -> list[Row]:
-    return rows_of(cluster.query(_SQL.format(where=where)))
+def _read(cluster: Cluster, sql: str) -> list[Row]:
+    return rows_of(cluster.query(sql))
 
 
 def _place(settings: Settings) -> str:
     return "any node that answered" if settings.all_nodes else "this node"
 
 
-def _add_rates(rows: list[Row], later: list[Row]) -> None:
-    """Adds ``sent_gbps`` and ``received_gbps`` in 1e9 bits/s, as ``rate_gbps`` is; None for a new or lost port."""
-    after = {(row["node"], row["hca"], row["port"]): row for row in later}
-    for row in rows:
-        now = after.get((row["node"], row["hca"], row["port"]), row)
-        length = now["read_ns"] - row["read_ns"]
-        for name, counter in _BYTES.items():
-            first, last = row[counter], now[counter]
-            known = length > 0 and first is not None and last is not None and last >= first
-            row[name] = (last - first) * 8 / length if known else None
-
-
-def _shown(row: Row) -> dict[str, str]:
-    errors = [f"{name}={row[name]}" for name in _ERRORS if row[name]]
+def _shown(row: Row) -> dict[str, Any]:
+    """``before``: errors before the interval, since the driver was loaded; ``cnp``: congestion notifications."""
+    new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
+    before = {name: (row[name] or 0) - new[name] for name in _ERRORS}
+    sent, received = row["np_cnp_sent_new"], row["rp_cnp_handled_new"]
+    most = [row[name] for name in ("sent_most_gbps", "received_most_gbps") if row.get(name) is not None]
     return {
-        "sent": _traffic(row, "sent_gbps"),
-        "received": _traffic(row, "received_gbps"),
-        "errors": " ".join(errors) or "none",
+        "cnp": None if sent is None and received is None else (sent or 0) + (received or 0),
+        "most_gbps": max(most, default=None),
+        "errors": _counted(new) or "none",
+        "before": _counted(before) or "-",
     }
 
 
-def _traffic(row: Row, name: str) -> str:
-    if name in row:
-        return "-" if row[name] is None else f"{row[name]:.3g} Gb/s"
-    total = row[_BYTES[name]]
-    return "-" if total is None else f"{total / 1e9:.3g} GB"
+def _counted(counts: dict[str, int]) -> str:
+    return " ".join(f"{name}={count}" for name, count in counts.items() if count > 0)

@@ -47,9 +47,9 @@ class Options:
     job: Job = None
     watch: Annotated[bool, typer.Option("--watch", help="Store the values whenever they change.")] = False
     unwatch: Annotated[bool, typer.Option("--unwatch", help="Store them no longer.")] = False
-    interval: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")
-    ] = None
+    interval: Annotated[str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")] = (
+        None
+    )
     for_: For = None
 
 

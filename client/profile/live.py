@@ -37,8 +37,9 @@ def sample(cluster: Cluster, request: Request) -> Request:
         changes["sampling.off_cpu"] = "true"
     # Samples that come before the last node has changed its settings count as well.
     begun = time.monotonic()
-    with _changed(cluster, changes, targets, request.live + _SLACK), StatusLine(
-        lambda past: f"sampling at {request.hz} Hz: {past:.0f} of {request.live:g} s"
+    with (
+        _changed(cluster, changes, targets, request.live + _SLACK),
+        StatusLine(lambda past: f"sampling at {request.hz} Hz: {past:.0f} of {request.live:g} s"),
     ):
         time.sleep(request.live)
     past = time.monotonic() - begun
@@ -63,9 +64,7 @@ def _targets(cluster: Cluster, selection: Selection) -> list[Change]:
 
 
 @contextmanager
-def _changed(
-    cluster: Cluster, changes: dict[str, str], targets: Sequence[Change], length: float
-) -> Iterator[None]:
+def _changed(cluster: Cluster, changes: dict[str, str], targets: Sequence[Change], length: float) -> Iterator[None]:
     asked = [(target, key) for target in targets for key in changes]
     earlier = [row for target, key in asked for row in _earlier(cluster, key, target)]
     try:

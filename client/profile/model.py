@@ -52,8 +52,7 @@ class Profile:
 
 
 def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
-    """Merges samples with equal frames, and sorts them by frames; ``labels`` keeps different labels apart.
-    """
+    """Merges samples with equal frames, and sorts them by frames; ``labels`` keeps different labels apart."""
     # Frames are numbered, because numbers are hashed and compared faster.
     numbers: dict[Frame, int] = {}
     sums: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], Sample] = {}

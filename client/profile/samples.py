@@ -69,13 +69,9 @@ def _frames(row: Row) -> tuple[Frame, ...]:
     return frames or (_NO_FRAMES,) if row["complete"] else (INCOMPLETE, *frames)
 
 
-def _profile(
-    selection: Selection, rows: Iterable[Row], stacks: dict[int, tuple[Frame, ...]], now: int
-) -> Profile:
+def _profile(selection: Selection, rows: Iterable[Row], stacks: dict[int, tuple[Frame, ...]], now: int) -> Profile:
     begin, end = selection.span(now)
-    samples = tuple(
-        Sample(stacks.get(row["stack_id"], (_UNKNOWN,)), row["ns"], row["n"], _labels(row)) for row in rows
-    )
+    samples = tuple(Sample(stacks.get(row["stack_id"], (_UNKNOWN,)), row["ns"], row["n"], _labels(row)) for row in rows)
     return Profile(selection.title(), selection.state, samples, begin, max(0, end - begin))
 
 

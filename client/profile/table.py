@@ -114,9 +114,7 @@ def _head(profile: Profile, when: str) -> str:
     return escape(f"{whose}: {age(profile.ns)} {what} in {plural(profile.seen, 'sample')}")
 
 
-def _rendered(
-    fields: list[Field], rows: list[Row], width: int | None, shown: list[Profile], by: Sequence[str]
-) -> str:
+def _rendered(fields: list[Field], rows: list[Row], width: int | None, shown: list[Profile], by: Sequence[str]) -> str:
     short = short_files(shown)
     places = [Field("FUNCTION", "func", flex=True), Field("FILE", "place", flex=True)]
     first = [{**row, "place": _where(row, short)} for row in rows[:_SHOWN]]

@@ -56,9 +56,7 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
         write_stream(settings, table.schema, table.to_batches())
 
 
-def write_objects(
-    settings: Settings, objects: Sequence[Record] | Record, people: str, flat: Sequence[Record]
-) -> None:
+def write_objects(settings: Settings, objects: Sequence[Record] | Record, people: str, flat: Sequence[Record]) -> None:
     """Writes ``objects`` as JSON, ``people`` as the table, and ``flat`` (rows of one level) in the formats of rows."""
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)

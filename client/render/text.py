@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import time
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -13,15 +14,18 @@ __all__ = (
     "age",
     "ascii_only",
     "bandwidth",
+    "clock",
     "count",
     "cut_mark",
     "encoded",
     "escape",
     "escape_json",
     "plural",
+    "ranks_named",
     "ranks_text",
     "size",
     "utc",
+    "when",
     "wrapped",
 )
 
@@ -56,7 +60,9 @@ def escape_json(text: str) -> str:
 
 def ascii_only() -> bool:
     """Whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
-    if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
+    # A full screen has put another object into the place of stdout.
+    stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__
+    if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
         return True
     every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     # For LANG=C Python itself sets LC_CTYPE (PEP 538).
@@ -101,6 +107,16 @@ def utc(ns: int) -> str:
     return f"{second:%Y-%m-%dT%H:%M:%S}.{ns % 1_000_000_000:09d}Z"
 
 
+def when(ts: str | None) -> str:
+    """Formats a time as ``utc`` gives it to the second: ``2026-11-22 03:12:07Z``."""
+    return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
+
+
+def clock(ts: str | None) -> str:
+    """Formats as ``when``; leaves out today's date."""
+    return when(ts).removeprefix(time.strftime("%Y-%m-%d ", time.gmtime()))
+
+
 def size(number: float | None) -> str:
     """Returns bytes with a decimal unit: ``512 B``, ``4.19 MB``."""
     if number is None:
@@ -128,6 +144,11 @@ def count(number: float | None) -> str:
 def plural(number: int, what: str) -> str:
     """``1 sample``, ``1,234 samples``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def ranks_named(ranks: Sequence[int | None]) -> str:
+    """Returns such as ``rank 2`` or ``ranks 0-3,7``."""
+    return f"rank{'' if len(set(ranks)) == 1 else 's'} {ranks_text(ranks)}"
 
 
 def ranks_text(ranks: Sequence[int | None]) -> str:

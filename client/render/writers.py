@@ -54,9 +54,7 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     wide = (pa.types.is_string, pa.types.is_large_string, pa.types.is_nested, pa.types.is_binary)
     return [
-        Field(
-            name, name, right=any(test(kind) for test in numeric), flex=flex and any(test(kind) for test in wide)
-        )
+        Field(name, name, right=any(test(kind) for test in numeric), flex=flex and any(test(kind) for test in wide))
         for name, kind in zip(names_of(schema.names), schema.types, strict=True)
     ]
 

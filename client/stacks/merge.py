@@ -112,9 +112,7 @@ def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
     siblings = group.children
     for key, frame in _path(thread["frames"]):
         if key not in known:
-            node = Node(
-                frame["func"], frame["file"], frame["lineno"], frame["frame_type"], complete=thread["complete"]
-            )
+            node = Node(frame["func"], frame["file"], frame["lineno"], frame["frame_type"], complete=thread["complete"])
             siblings.append(node)
             known[key] = (node, {})
         node, known = known[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from probing.client.render.text import ascii_only, escape, ranks_text
+from probing.client.render.text import ascii_only, escape, ranks_named, ranks_text
 from probing.client.stacks.merge import Group, Member, Node, pids_of, ranks_of
 
 __all__ = ("frame_text", "members_text", "people")
@@ -30,7 +30,7 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 
 def _group(group: Group) -> Iterator[str]:
-    threads = [f"ranks {ranks_text(group.ranks)}" if group.ranks else "", members_text([], group.pids)]
+    threads = [ranks_named(group.ranks) if group.ranks else "", members_text([], group.pids)]
     # Otherwise the branch of an incomplete stack says so.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")

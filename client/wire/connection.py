@@ -12,6 +12,7 @@ from weakref import WeakSet
 import grpc
 
 from probing.api.errors import (
+    PeerError,
     ProbingError,
     QueryRejected,
     UsageError,
@@ -35,10 +36,14 @@ _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
 _MAX_MESSAGE = 64 << 20
+_MAX_FACTS = 256 << 20
+_ONE_JOB = "ask for one job"
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
+    # gRPC would wait for up to two minutes before it connects again to a daemon that is back.
+    ("grpc.max_reconnect_backoff_ms", 5000),
 )
 
 
@@ -132,8 +137,7 @@ class Connection:
         watch: Callable[[pb.QueryProgress], None] | None = None,
         strict: bool = False,
     ) -> Stream:
-        """As ``query``, but returns at once, with a stream of batches; to close it ends the query at the node.
-        """
+        """As ``query``, but returns at once, with a stream of batches; to close it ends the query at the node."""
         begun = time.monotonic()
         call = self._query_call(pb.QueryRequest(sql=sql, max_bytes=max_bytes), timeout, watch)
         return Stream(
@@ -168,6 +172,28 @@ class Connection:
     def variables(self, request: pb.VarsRequest, timeout: float) -> pb.VarsReply:
         request.timeout_ms = _milliseconds(timeout)
         return self._simple(pb.VarsReply, self._stub.Vars, request, timeout + 0.3)
+
+    def facts(self, request: pb.FactsRequest, timeout: float) -> pb.FactsReply:
+        """Returns the facts of all runs. Raises PeerError where they are too large, or no node's."""
+        request.timeout_ms = _milliseconds(timeout)
+        self._require_speech()
+        begun = time.monotonic()
+        call = sheltered(lambda: self._stub.Facts(request, timeout=timeout + 0.3, metadata=self._metadata))
+        found = pb.FactsReply()
+        try:
+            for reply in iter(lambda: sheltered(lambda: next(call, None)), None):
+                found.MergeFrom(reply)
+                if sum(map(len, found.facts)) > _MAX_FACTS:
+                    raise PeerError(f"{self.address} has more than {_MAX_FACTS} bytes of facts", hint=_ONE_JOB)
+        except grpc.RpcError as e:
+            raise self._failed(e, begun) from None
+        finally:
+            closed(call.cancel)
+        return found
+
+    def preflight(self, request: pb.PreflightRequest, timeout: float) -> pb.PreflightReply:
+        request.timeout_ms = _milliseconds(timeout)
+        return self._simple(pb.PreflightReply, self._stub.Preflight, request, timeout + 0.3)
 
     def config(self, request: pb.ConfigRequest, timeout: float) -> pb.ConfigReply:
         return self._simple(pb.ConfigReply, self._stub.Config, request, timeout)

@@ -19,6 +19,7 @@ from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.cost import CostMeter
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
+from probing.daemon.collector.finding_rows import FindingRows
 from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.lifecycle import Lifecycle
@@ -38,6 +39,7 @@ from probing.daemon.collector.upgrade import take_over_layouts
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
+from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import ParserPools
@@ -111,6 +113,8 @@ class Collector:
         )
         self._undo.callback(self._session.close, True)
         self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
+        # The main loop and the threads of clients follow a pause.
+        self._pause_lock = threading.Lock()
 
     def _make_sources(self) -> None:
         config, undo = self._config, self._undo
@@ -198,6 +202,9 @@ class Collector:
         # A clock that was set since the boot may have stamped them earlier.
         boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
         self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
+        for source in self._sources:
+            for table, (columns, restore) in source.restored_tables.items():
+                restore(self._store.rows(table, columns, since_ns=boot_ns))
         self._discovery.start()
         self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
         self._drain_thread.start()
@@ -223,9 +230,11 @@ class Collector:
             return lambda: rows(self._clock.pair())
 
         tables = {table: live(rows) for table, rows in self._sources.live_tables.items()}
+        answers = self._context.find(StacksOnDemand).answers
         requests = Requests(
-            self._store, self._context.find(StacksOnDemand).answers, self._changes, tables, self._loop.flush,
-            self._status.to_dict, self._pause, self._tables.described,
+            self._store, answers, self._changes, tables, self._loop.flush, self._status.to_dict, self._pause,
+            self._tables.described, FindingRows(self._node, self._buffer, self._clock).put,
+            ConditionAnswers(self._readers, answers.chosen).conditions,
         )  # fmt: skip
         users = frozenset({user_number(self._config.users.service)})
         control = ControlServer(Path(self._config.control_socket), requests.handlers(), users)
@@ -245,9 +254,14 @@ class Collector:
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
         self._store.check()
-        if self._pausing.follow():
-            self._sources.pause(self._session.paused, self._clock.pair().mono_ns)
+        self._follow_pause()
         self._session.heartbeat()
+
+    def _follow_pause(self) -> None:
+        with self._pause_lock:
+            if self._pausing.follow():
+                self._losses.pause(self._session.paused)
+                self._sources.pause(self._session.paused, self._clock.pair().mono_ns)
 
     def _pause(self, paused: bool) -> bool:
         self._pausing.asked = paused

@@ -89,9 +89,9 @@ class Lifecycle(Source):
                 self._libraries.changed(tgid)
             elif kind == EXIT:
                 self._events.on_exit(tgid, start_ns, ktime, status)
+                self._libraries.changed(tgid)
             elif kind == OOM:
                 self._events.on_oom(tgid, start_ns, ktime)
-                self._libraries.changed(tgid)
         return {}
 
     def read_mappings(self) -> None:

@@ -47,7 +47,8 @@ class LossMeter:
         self._last = clock.pair()
         self._lost = dict(known_lost)
         self._refusals = Refusals(session, sink, slots, budget, blinded, self._last)
-        self._paused_since: int | None = None
+        # UTC ns; after a restart amid a pause, the time of the restart.
+        self._paused_since = self._last.real_ns if session.paused else None
 
     @property
     def lost(self) -> dict[str, int]:
@@ -68,6 +69,16 @@ class LossMeter:
         """How many stacks were sampled."""
         return self._session.counters().get("python_samples", {}).get("pushed", 0)
 
+    def pause(self, paused: bool) -> None:
+        """Reports the time without probes as a gap of every table when they are resumed, however short it was."""
+        now = self._clock.pair().real_ns
+        if paused:
+            self._paused_since = self._paused_since or now
+        elif self._paused_since is not None:
+            since, self._paused_since = self._paused_since, None
+            for source, table in self._tables.items():
+                self._sink.lost(Loss(source, table, "kernel", "all probes were paused", since, now))
+
     def tick(self) -> None:
         pair = self._clock.pair()
         if pair.mono_ns - self._last.mono_ns < INTERVAL_NS:
@@ -79,17 +90,8 @@ class LossMeter:
         for ring, table in self._tables.items():
             self._ring(ring, table, counters.get(ring, {}).get("lost", 0), since, pair.real_ns)
         self._refusals.look(counters, since, pair)
-        self._pause(since, pair.real_ns)
 
     def _ring(self, ring: str, table: str, lost: int, since: int, now: int) -> None:
         if more := lost - self._lost.get(ring, 0):
             self._sink.lost(Loss(ring, table, "ring", "the ring was full", since, now, max(more, 0)))
             self._lost[ring] = lost
-
-    def _pause(self, since: int, now: int) -> None:
-        if self._session.paused:
-            self._paused_since = self._paused_since or since
-        elif self._paused_since is not None:
-            for source, table in self._tables.items():
-                self._sink.lost(Loss(source, table, "kernel", "all probes were paused", self._paused_since, now))
-            self._paused_since = None

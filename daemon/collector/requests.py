@@ -29,7 +29,8 @@ _Answer = tuple[dict[str, Any], bytes]
 class Requests:
     """``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it could not.
     ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes the tables of
-    users' probes."""
+    users' probes. ``findings`` stores rows of ``diagnosis.findings`` and returns how many.
+    ``conditions`` is ``ConditionAnswers.conditions``."""
 
     def __init__(
         self,
@@ -41,6 +42,8 @@ class Requests:
         status: Callable[[], dict[str, Any]],
         pause: Callable[[bool], bool],
         tables: Callable[[], list[dict[str, Any]]] = list,
+        findings: Callable[[Any], int] = lambda _: 0,
+        conditions: Callable[[list[int], str, float], dict[str, Any]] = lambda *_: {},
     ) -> None:
         self._store = store
         self._answers = answers
@@ -50,6 +53,8 @@ class Requests:
         self._status = status
         self._pause_probes = pause
         self._tables = tables
+        self._put_findings = findings
+        self._read_conditions = conditions
         self._snapshots = threading.local()
 
     def handlers(self) -> dict[str, Handler]:
@@ -61,7 +66,9 @@ class Requests:
             "tables": lambda _: ({}, json.dumps({"tables": self._tables()}).encode()),
             "stacks": self._stacks,
             "vars": self._vars,
+            "conditions": lambda request: ({}, json.dumps(self._read_conditions(*_meant(request))).encode()),
             "config": self._config,
+            "findings": self._findings,
             "status": lambda _: ({}, json.dumps(self._status()).encode()),
             "pause": lambda request: ({"paused": self._pause_probes(bool(request.get("paused")))}, b""),
         }
@@ -97,6 +104,9 @@ class Requests:
             self._snapshots.held = set()
         held: set[int] = self._snapshots.held
         return held
+
+    def _findings(self, request: dict[str, Any]) -> _Answer:
+        return {"stored": self._put_findings(request.get("rows"))}, b""
 
     def _live(self, request: dict[str, Any]) -> _Answer:
         name = str(request.get("table"))

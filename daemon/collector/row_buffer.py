@@ -25,7 +25,7 @@ MAX_WAITING_LOSSES = 4096
 class RowBuffer:
     """The ``Sink`` of all sources. The drain loop takes its rows with each record of the log.
 
-    ``observers``, by table, read the batches of other sources.
+    ``observers``, by table, read the batches of other sources; ``loss_listeners`` learn of each loss.
     """
 
     def __init__(self, node: str, clock: Clock, tables: Mapping[str, Table] = TABLES) -> None:
@@ -33,6 +33,7 @@ class RowBuffer:
         self._clock = clock
         self._tables = tables
         self.observers: dict[str, list[Callable[[pa.RecordBatch, ClockPair], None]]] = defaultdict(list)
+        self.loss_listeners: list[Callable[[Loss], None]] = []
         self._lock = threading.Lock()
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
@@ -64,6 +65,8 @@ class RowBuffer:
     def lost(self, loss: Loss) -> None:
         with self._lock:
             self._add_loss(loss)
+        for listener in self.loss_listeners:
+            listener(loss)
 
     def _add_loss(self, loss: Loss) -> None:
         self.lost_rows[loss.source] += loss.count or 0

@@ -52,6 +52,7 @@ class SourceSet:
     def add(self, source: Source) -> None:
         for table, observer in source.observed_tables.items():
             self._buffer.observers[table].append(observer)
+        self._buffer.loss_listeners.append(source.rows_lost)
         self._sources.append(source)
 
     @property

@@ -56,6 +56,7 @@ class Status:
             "boot_id": self._boot_id,
             "sources": [s.to_dict() for s in sources],
             "store_bytes": int(store.get("bytes", 0)),
+            "store_segments": int(store.get("segments", 0)),
             "processes": self.processes(),
             "drain_age_ms": int(age * 1000),
             "drain_backlog_bytes": backlog,

@@ -12,6 +12,7 @@ time.
 * ``flight_dump``: ``nccl_uprobes.flight_recorder.dump``.
 * ``ras_report``: ``nccl_uprobes.ras.json_report``.
 * ``nccl_layout``: ``nccl_uprobes.layouts.from_dwarf``.
+* ``rdma_qps``, ``interface_addresses``: ``net.rdma.nldev`` and ``net.interfaces.addresses``, over a netlink socket.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers as flight_handlers
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import handlers as layout_handlers
 from probing.daemon.nccl_uprobes.ras.json_report import handlers as ras_handlers
+from probing.daemon.net.interfaces.addresses import handlers as address_handlers
+from probing.daemon.net.rdma.nldev import handlers as rdma_handlers
 from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 
 __all__ = ("main",)
@@ -131,6 +134,8 @@ _HANDLERS: dict[str, Callable[[Message], bytes]] = {
     **flight_handlers(),
     **ras_handlers(),
     **layout_handlers(),
+    **address_handlers(),
+    **rdma_handlers(),
 }
 
 

@@ -8,18 +8,24 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``ping``: ``pid`` of the reader.
 * ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
 * ``identity``: header, see ``processes.target.identity``.
-* ``state`` (``targets`` [[pid, start_ns], ...], ``threads``): payload, JSON, a value or null for each target.
+* ``state`` (``targets`` [[pid, start_ns], ...], ``threads``, ``memory``): payload, JSON, a value or null for each
+  target.
 * ``maps`` (``files``: only lines with a path; ``names``: only executable mappings of files with these prefixes, at
   most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
   ``mtime_ns``; one descriptor.
 * ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
+* ``condition``, ``loads``: payload, JSON, see ``processes.conditions.condition``.
+* ``usage``: ``host.cpu.reading.UsageReader.answer``. ``node``: ``host.node.reading.NodeReader.answer``.
+* ``space``: ``host.node.space.answer_space``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
 * ``vars``: ``python_stack.values.read``.
+* ``sockets``, ``tcp_totals``, ``links``, ``link_details``: ``tcp.reading`` and ``interfaces.reading`` of ``net``.
+* ``rdma_devices``, ``rdma_ports``: ``net.rdma.reading``.
 """
 
 from __future__ import annotations
@@ -35,7 +41,14 @@ from probing.daemon.confined import serving
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import READER
 from probing.daemon.confined.serving import inherit, internal_error
+from probing.daemon.host.cpu.reading import answer_usage
+from probing.daemon.host.node.reading import answer_node
+from probing.daemon.host.node.space import answer_space
 from probing.daemon.ipc import Channel, Header, Message
+from probing.daemon.net.interfaces.reading import handlers as link_handlers
+from probing.daemon.net.rdma.reading import handlers as rdma_handlers
+from probing.daemon.net.tcp.reading import handlers as socket_handlers
+from probing.daemon.processes.conditions.condition import answer_condition, answer_loads
 from probing.daemon.processes.mapped_file import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.rooted_file import find_files, open_file
@@ -100,7 +113,8 @@ def _list(request: Header) -> Message:
 
 
 def _state(request: Header) -> Message:
-    return Message({}, json.dumps(states(request.get("targets", []), bool(request.get("threads")))).encode())
+    wanted, threads, memory = request.get("targets", []), request.get("threads"), request.get("memory")
+    return Message({}, json.dumps(states(wanted, bool(threads), bool(memory))).encode())
 
 
 def _identity(target: Target, _: Header) -> Message:
@@ -175,12 +189,20 @@ _WHOLE: dict[str, Callable[[Header], Message]] = {
     "file": _file,
     "files": _files,
     "list": _list,
+    "loads": answer_loads,
+    "node": answer_node,
     "ping": _ping,
+    "space": answer_space,
     "state": _state,
+    "usage": answer_usage,
+    **link_handlers(),
+    **rdma_handlers(),
+    **socket_handlers(),
 }
 _OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "blocked": _by_request(answer_blocked),
     "codes": _by_request(answer_codes),
+    "condition": answer_condition,
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,

@@ -14,7 +14,7 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import probing.api
@@ -29,7 +29,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 15
 # All rights of an ABI version, as masks, by the first version that has them.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_RIGHTS = {4: 0b11}
@@ -101,14 +101,23 @@ def stand_back(niceness: int = NICENESS) -> None:
         path.write_text(str(max(_OOM_SCORE, int(path.read_text()))))
 
 
-def confine(readable: Iterable[str]) -> bool:
-    """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the calls of ``seccomp``.
+def confine(
+    readable: Iterable[str],
+    devices: Sequence[str] = (),
+    *,
+    executable: Iterable[str] = (),
+    kept: Collection[str] = (),
+) -> bool:
+    """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the calls of ``seccomp``
+    except ``kept``. It may also read and execute what is beneath ``executable``.
 
-    Call it before threads start: a running thread keeps its rights. False: the kernel cannot hide files.
+    ``devices`` are device files, or folders of them, that it may also write to and control; where the kernel cannot
+    hide files, their modes alone then decide what it may write to. Call it before threads start: a running thread keeps
+    its rights. False: the kernel cannot hide files.
     """
     _no_new_privs()
-    hidden = _hide_files(readable)
-    refuse_calls()
+    hidden = _hide_files(readable, devices, executable)
+    refuse_calls((*kept, "open", "openat") if devices else kept)
     return hidden
 
 
@@ -123,17 +132,19 @@ def _no_new_privs() -> None:
         raise PrivilegeError(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
-def _hide_files(readable: Iterable[str]) -> bool:
+def _hide_files(readable: Iterable[str], devices: Iterable[str], executable: Iterable[str]) -> bool:
     abi = landlock_abi()
     if abi < 1:
         return False
     fs_rights = _upto(_FS_RIGHTS, abi)
     ruleset = _create_ruleset(fs_rights, _upto(_NET_RIGHTS, abi), _upto(_SCOPES, abi), abi)
     try:
-        for path in _interpreter_paths():
+        for path in (*_interpreter_paths(), *executable):
             _allow(ruleset, path, (_READ_FILE | _READ_DIR | _EXECUTE) & fs_rights)
         for path in readable:
             _allow(ruleset, path, (_READ_FILE | _READ_DIR) & fs_rights)
+        for path in devices:
+            _allow(ruleset, path, (_READ_FILE | _READ_DIR | _WRITE_FILE | _IOCTL_DEV) & fs_rights)
         _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
     finally:
         os.close(ruleset)

@@ -6,6 +6,7 @@ connection: a thread here waits for that and ends the process.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -39,6 +40,8 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
 
 def requests(channel: Channel) -> Iterator[Message]:
     """Yields requests until the connection closes, and closes the descriptors that the caller left in each."""
+    # What was imported stays, and collections need not look at it.
+    gc.freeze()
     while True:
         try:
             request = channel.receive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry
 from probing.daemon.processes.restore import RESTORED, stored_processes
 from probing.daemon.processes.rows import env_rows, process_row
+from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, ProcessKey, Sink
 
 __all__ = ("RESTORED", "Discovery")
@@ -100,9 +101,9 @@ class Discovery:
         """The process mapped a library of interest."""
         self._identification.post("mapping", pid)
 
-    def on_communicator(self, pid: int, start_ns: int, rank: int, world_size: int) -> None:
-        """The communicator of the whole job was seen: its rank counts where the environment names none."""
-        self._identification.post("ranks", (pid, start_ns), rank, world_size)
+    def on_communicator(self, pid: int, start_ns: int, membership: Membership) -> None:
+        """The process has a communicator: one of the whole job gives its rank where the environment names none."""
+        self._identification.post("membership", (pid, start_ns), membership)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         """See ``source.Processes``. A process that ended before it was read has its parent's job and run. No lock."""
@@ -119,6 +120,11 @@ class Discovery:
         """All watched processes that live, oldest first."""
         with self._known:
             return sorted((p.identity for p in self._registry.live()), key=lambda found: (found.start_ns, found.pid))
+
+    def environ(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        """The allowed variables of a watched process (``processes.environment``); empty for another one. No lock."""
+        process = self._registry.get(ProcessKey(pid, start_ns))
+        return process.facts.environ if process is not None else {}
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
         """process.processes as of now; reads the states of the processes."""

@@ -204,7 +204,7 @@ class Identification:
             elif kind == "backends":
                 changed = self._registry.note_backends(key, *values)
             else:
-                changed = self._registry.note_ranks(key, *values)
+                changed = self._registry.note_membership(key, *values)
         if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
             # It may just have started, or was slow to read: the next look tries again.
             self._versioned.discard(key)

@@ -21,6 +21,7 @@ __all__ = (
     "parse_cmdline",
     "parse_environ",
     "parse_maps",
+    "parse_memory",
     "parse_stat",
     "parse_status",
 )
@@ -41,6 +42,14 @@ _MAPPING = re.compile(
     re.DOTALL,
 )
 _OCTAL = re.compile(rb"\\([0-7]{3})")
+_MEMORY = re.compile(rb"^(VmHWM|VmRSS|RssAnon|RssShmem|VmSwap):[ \t]*(\d{1,12}) kB$", re.MULTILINE)
+_MEMORY_NAMES = {
+    b"VmRSS": "rss_bytes",
+    b"VmHWM": "peak_rss_bytes",
+    b"RssAnon": "anon_bytes",
+    b"RssShmem": "shmem_bytes",
+    b"VmSwap": "swap_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,15 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
     if not found.get("Uid"):
         raise CorruptTarget("status of a process has no Uid")
     return found
+
+
+def parse_memory(data: bytes) -> dict[str, int | None]:
+    """Returns rss_bytes, peak_rss_bytes, anon_bytes, shmem_bytes and swap_bytes of /proc/PID/status.
+
+    None for one that is absent or no number.
+    """
+    found = {name: int(number) * 1024 for name, number in _MEMORY.findall(data[: 64 * 1024])}
+    return {column: found.get(name) for name, column in _MEMORY_NAMES.items()}
 
 
 def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.facts import Facts
-from probing.daemon.processes.identity import Job, Ranks, job_of, ranks_of, restarts_of
+from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, ranks_of, restarts_of
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
+from probing.daemon.processes.spanning import Membership, SpanningCommunicators
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
@@ -58,7 +59,7 @@ class Registry:
         self._dead: OrderedDict[ProcessKey, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
         self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
-        self._seen_ranks: dict[ProcessKey, Ranks] = {}
+        self._spanning = SpanningCommunicators()
         self._pythons: dict[ProcessKey, str] = {}
 
     def __contains__(self, key: ProcessKey) -> bool:
@@ -114,12 +115,9 @@ class Registry:
             process.backends.update(backends)
         return self._assign()
 
-    def note_ranks(self, key: ProcessKey, rank: int, world_size: int) -> list[Process]:
-        """Set rank and size from the communicator of the whole job; the environment goes before them."""
-        if key not in self._watched or not 0 <= rank < world_size:
-            return []
-        self._seen_ranks[key] = Ranks(rank, world_size)
-        return self._assign()
+    def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
+        """Note a communicator of a process. One that spans its job gives its rank where the environment gives none."""
+        return self._assign() if self._spanning.note(key, membership) else []
 
     def note_python(self, key: ProcessKey, version: str | None) -> list[Process]:
         """Set the CPython version of a watched process."""
@@ -135,11 +133,11 @@ class Registry:
     def end(self, key: ProcessKey) -> Process | None:
         """The process ended; returns it if it was watched and alive."""
         self._runs.ended(key)
-        self._seen_ranks.pop(key, None)
         self._pythons.pop(key, None)
         process = self._watched.get(key)
         if process is None:
             self._facts.pop(key, None)
+            self._spanning.forget(key)
             # An earlier daemon knew it, and it ended before this one looked.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
@@ -182,6 +180,7 @@ class Registry:
         needed |= {process.key for process in self.shown()}
         for key in [key for key, process in self._watched.items() if process.ended and key not in needed]:
             self._facts.pop(key, None)
+            self._spanning.forget(key)
             self._bury(self._watched[key])
             del self._watched[key]
 
@@ -193,6 +192,10 @@ class Registry:
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
+        # Once all are known to be of a run, communicators say which ranks they are.
+        seen = [key for key in order if assigned[key] == "trainer" and self._spanning]
+        ranked = [p for key in seen if (p := self._place(key, assigned))]
+        changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
         # A launcher takes the job of its newest trainer; helpers take that of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
         changed += [
@@ -207,7 +210,7 @@ class Registry:
             return None
         facts, role = self._facts[key], assigned[key]
         container, pod = container_of(facts.cgroup)
-        ranks = (ranks_of(facts.environ) or self._seen_ranks.get(key)) if role == "trainer" else None
+        ranks = (ranks_of(facts.environ) or self._ranks_seen(key)) if role == "trainer" else None
         job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
         identity = Identity(
             facts.pid, facts.start_ns, job.name, run, role,
@@ -225,6 +228,17 @@ class Registry:
         self._watched[key] = self._newest[key[0]] = process
         self._dead.pop(key, None)
         return process
+
+    def _ranks_seen(self, key: ProcessKey) -> Ranks | None:
+        """Rank and size by the communicator of the whole job, also one that an earlier daemon saw."""
+        process = self._watched.get(key)
+        found = None
+        if process is not None and self._spanning:
+            run, job = _run_of(process), Job(process.identity.job, process.job_source)
+            of_run = {p.key for p in self._watched.values() if p.identity.role == "trainer" and _run_of(p) == run}
+            found = self._spanning.ranks_of(key, of_run, one_node=on_one_node(process.facts.environ, job))
+        before = process or self._dead.get(key)
+        return found or (before.ranks if before is not None and key in self._restored else None)
 
     def _job_and_run(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from probing.daemon.processes.facts import Facts
+from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.redaction import redacted
 from probing.daemon.processes.registry import Process
 from probing.daemon.source import Identity
@@ -99,9 +100,11 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
         return None
     job, run, role, source = map(str, texts)
     facts = Facts(pid, start_ns, int(detail.get("ppid") or 0), int(detail.get("uid") or 0), exe=str(detail.get("exe")))
-    identity = Identity(pid, start_ns, job, run, role, *numbers)
+    rank, local_rank, size, node_rank = numbers
+    identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank)
     container, pod, python = (detail.get(name) for name in ("container", "pod", "python"))
-    return detail, Process(facts, identity, source, None, container, pod, str(detail.get("command", "")), python)
+    ranks = Ranks(rank, size, local_rank, node_rank) if rank is not None and size is not None else None
+    return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 
 def _identity(node: str, ts_ns: int, process: Process) -> dict[str, Any]:

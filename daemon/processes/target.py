@@ -21,6 +21,7 @@ from probing.daemon.processes.procfs import (
     parse_cgroup,
     parse_cmdline,
     parse_environ,
+    parse_memory,
     parse_stat,
     parse_status,
 )
@@ -152,14 +153,16 @@ def identity(target: Target) -> dict[str, Any]:
     }
 
 
-def states(wanted: list[Any], threads: bool) -> list[dict[str, Any] | None]:
-    """State and thread names of many processes [pid, start_ns]; None for one that ended or may not be read."""
+def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[str, Any] | None]:
+    """State, thread names and memory of many processes [pid, start_ns]; None for one that ended or may not be read."""
     found: list[dict[str, Any] | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
             with Target(int(pid), int(start_ns)) as target:
                 names = target.thread_names()[:64] if threads else []
-                found.append({"state": target.stat.state, "ppid": target.stat.ppid, "threads": names})
+                used = parse_memory(target.read("status", _CHUNK) if memory else b"")
+                state = {"state": target.stat.state, "ppid": target.stat.ppid, "threads": names}
+                found.append({**state, **used})
         except TargetError:
             found.append(None)
     return found

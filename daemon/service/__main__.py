@@ -8,31 +8,36 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-import grpc.aio
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
-from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
 from probing.daemon.service.auth import Token, check_listen
 from probing.daemon.service.collector_client import CollectorClient
+from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
+from probing.daemon.service.preflight.bandwidth import Bandwidth
+from probing.daemon.service.preflight.gather import Preflight
+from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import guard
 from probing.daemon.supervisor.ready import service_state
+
+if TYPE_CHECKING:
+    from probing.daemon.service.metrics.service import Metrics
 
 __all__ = ("main",)
 
@@ -44,9 +49,10 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s service: %(message)s", stream=sys.stderr)
     restrict(SERVICE)
-    if config.listen:
-        check_listen(config.listen, token_file=config.token_file, insecure=config.insecure)
-    asyncio.run(_serve(config, Token(config.token_file if config.listen else "")))
+    for key, address in (("listen", config.listen), ("http", config.http)):
+        if address:
+            check_listen(address, token_file=config.token_file, insecure=config.insecure, key=key)
+    asyncio.run(_serve(config, Token(config.token_file if config.listen or config.http else "")))
     return 0
 
 
@@ -58,8 +64,11 @@ async def _serve(config: Config, token: Token) -> None:
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
     server = Server(config.socket, config.users.group, config.listen, token)
-    service = _service(config, collector, (pool, gate), server.identify, server.sources)
+    service, diagnosis, metrics = _service(config, collector, (pool, gate), server, token)
     await server.start(service)
+    diagnosis.start()
+    if metrics:
+        await metrics.start()
     channel = grpc.insecure_channel(f"unix:{config.socket}")
     watch = Watch(config.hang_s, partial(_answers, channel))
     watch.start()
@@ -72,7 +81,10 @@ async def _serve(config: Config, token: Token) -> None:
     # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
+    if metrics:
+        metrics.stop()
     await server.stop()
+    await asyncio.to_thread(diagnosis.stop)
     pool.close()
     gate.close()
     collector.close()
@@ -87,9 +99,9 @@ def _service(
     config: Config,
     collector: CollectorClient,
     pools: tuple[WorkerPool, WorkerPool],
-    identify: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[Caller]],
-    sources: Callable[[], list[pb.Source]],
-) -> NodeService:
+    server: Server,
+    token: Token,
+) -> tuple[NodeService, Diagnosis, Metrics | None]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     node = Node(
         name=config.node_name,
@@ -103,13 +115,38 @@ def _service(
         node.name,
         time.time_ns,
         node.members,
-        lambda: collector.status(limits.control_s),
+        lambda: diagnosis.among(collector.status(limits.control_s)),
         lambda: collector.tables(limits.control_s),
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
-    return NodeService(node, collector, engine, identify, limits, sources=sources)
+    diagnosis = Diagnosis(config, collector, engine)
+    metrics = _metrics(config, node, engine, lambda seconds: diagnosis.among(collector.status(seconds)), token)
+
+    def all_sources() -> list[pb.Source]:
+        found = [*server.sources(), *(metrics.sources() if metrics else ())]
+        return [*found, *(pb.Source(**state.to_dict()) for state in diagnosis.sources())]
+
+    interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
+    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, lambda: token.text)
+    preflight = Preflight(node.name, engine, interpreters, bandwidth)
+    service = NodeService(
+        node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
+        answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
+    )  # fmt: skip
+    return service, diagnosis, metrics
+
+
+def _metrics(
+    config: Config, node: Node, engine: Engine, status: Callable[[float], Mapping[str, Any]], token: Token
+) -> Metrics | None:
+    if not config.http:
+        return None
+    # Who has no page does without the library in memory.
+    from probing.daemon.service.metrics.service import Metrics
+
+    return Metrics(config.http, node.name, node.version, engine, status, token)
 
 
 if __name__ == "__main__":

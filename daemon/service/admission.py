@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ class CallKind(Enum):
 
     QUERY = ("queries", 32, 16)
     TARGETS = ("requests for stacks or variables", 8, 4)
+    PREFLIGHT = ("requests for facts before a job", 4, 2)
     CONTROL = ("requests for status or settings", 12, 8)
 
     def __init__(self, what: str, most: int, each: int) -> None:
@@ -71,6 +73,16 @@ class CallAdmission:
         future = asyncio.get_running_loop().run_in_executor(share.executor, function)
         future.add_done_callback(lambda _: share.leave(caller))
         return future
+
+    @contextmanager
+    def counted(self, kind: CallKind, caller: Caller) -> Iterator[None]:
+        """Counts a call that has threads of its own. Raises Overloaded as ``start`` does."""
+        share = self._shares[kind, caller.share]
+        share.enter(caller)
+        try:
+            yield
+        finally:
+            share.leave(caller)
 
     async def run(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> T:
         """As ``start``; waits for the result of ``function``."""

@@ -30,6 +30,7 @@ _MAKE = "`openssl rand -hex 32 > FILE`, mode 0640, group of the service's user"
 class Scope(Enum):
     READ = "read"
     PROBE = "probe"
+    ADMIN = "admin"
 
 
 class Token:
@@ -44,6 +45,11 @@ class Token:
         self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
         if file:
             self._read()
+
+    @property
+    def text(self) -> str:
+        """The token, for a call to a peer; empty where none is needed."""
+        return self._text.decode("ascii")
 
     def check(self, caller: Caller, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         """Raises Unauthenticated unless ``metadata`` has the token, or none is needed."""
@@ -93,18 +99,21 @@ class Token:
             self._refused.popitem(last=False)
 
 
-def check_listen(address: str, *, token_file: str, insecure: bool) -> None:
-    """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or carry tokens and rows unencrypted."""
+def check_listen(address: str, *, token_file: str, insecure: bool, key: str = "listen") -> None:
+    """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or carry tokens and rows unencrypted.
+
+    ``key`` is the key of the configuration that has it.
+    """
     if insecure:
         return
     if not token_file:
         raise ConfigError(
-            f"listen = {address} would answer everybody who can connect, on loopback each user of this machine",
+            f"{key} = {address} would answer everybody who can connect, on loopback each user of this machine",
             hint="set token_file to a file with a token, or insecure = true where everybody may read",
         )
     if not _is_loopback(address.rpartition(":")[0].strip("[]")):
         raise ConfigError(
-            f"listen = {address} would answer in the clear off loopback",
+            f"{key} = {address} would answer in the clear off loopback",
             hint="listen on 127.0.0.1 and tunnel to it, or set insecure = true where the network is trusted",
         )
 

@@ -87,13 +87,19 @@ class CollectorClient:
         """``values`` and ``failures`` as docs/architecture.md has them."""
         return _body(self._of_processes("vars", pids, job, timeout, {"names": list(names)}))
 
+    def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+        """Stores rows of ``diagnosis.findings``; ``node`` and ``ts`` are the collector's."""
+        self._request({"op": "findings", "rows": list(rows)}, timeout)
+
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
+        """The condition of processes: ``processes``, ``loads`` and ``failures`` of ``ConditionAnswers.conditions``."""
+        return _body(self._of_processes("conditions", pids, job, timeout, {}))
+
     def config(self, request: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
         """Changes a setting, or returns all. ``request`` has the fields of ConfigRequest, the answer of Setting."""
         return list(_body(self._request({"op": "config", **request}, timeout))["settings"])
 
-    def _of_processes(
-        self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]
-    ) -> Message:
+    def _of_processes(self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]) -> Message:
         request = {"op": op, "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000)), **more}
         return self._request(request, timeout + 1.0)
 

@@ -20,7 +20,9 @@ class Limits:
     """``query_s``: default and upper bound of a query's deadline; ``max_bytes``: the same for an answer's size.
 
     ``stream_s``: upper bound for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
-    stream waits for a caller that reads nothing. ``status_s``: the collector's time to answer for Status.
+    stream waits for a caller that reads nothing. ``facts_s``: default and upper bound of the time for facts.
+    ``preflight_s``, ``preflight_max_s``: the same for facts before a job.
+    ``status_s``: the collector's time to answer for Status.
     """
 
     query_s: float = 30.0
@@ -29,6 +31,9 @@ class Limits:
     max_bytes: int = 1 << 30
     stacks_s: float = 2.0
     stacks_max_s: float = 30.0
+    facts_s: float = 5.0
+    preflight_s: float = 10.0
+    preflight_max_s: float = 30.0
     control_s: float = 5.0
     status_s: float = 0.8
 

@@ -1,4 +1,4 @@
-"""Makes live tables in the service: docs, users' views, settings, known nodes, sources and RDMA ports."""
+"""Makes live tables in the service: docs, users' views, settings, known nodes and sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import TEXT, View
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
-from probing.daemon.host.rdma import read_ports
 from probing.federation.sql.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)
@@ -56,7 +55,6 @@ def live_tables(
         "probing.views": maker("probing.views", views),
         "probing.settings": maker("probing.settings", settings),
         "cluster.members": maker("cluster.members", members),
-        "rdma.ports": maker("rdma.ports", read_ports),
     }
 
 

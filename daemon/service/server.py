@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,14 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.auth import Token
+from probing.daemon.service.listening import TcpPort, bind
 from probing.daemon.service.relay import Relay
 
 __all__ = ("Server",)
 
 GRACE_S = 1.0
-# Time between attempts to bind a port that is taken, s.
-RETRY_S = 5.0
 # Delay of the answer to a wrong token, s.
 WRONG_TOKEN_S = 1.0
-BACKLOG = 128
 MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
@@ -48,18 +47,16 @@ class Server:
     def __init__(self, path: str, group: str, tcp: str, token: Token) -> None:
         self._path = path
         self._group = group
-        self._tcp = tcp
         self._token = token
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner)
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._trying: asyncio.Task[None] | None = None
-        self._problem = ""
+        self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
 
     async def start(self, servicer: NodeServicer) -> None:
         """Starts to answer. Raises ConfigError if the Unix socket is taken or cannot be created; a port that is taken
-        is tried again every RETRY_S."""
+        is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
         public = _bind_public(self._path, self._group)
         with _umask(0o177):
@@ -70,12 +67,12 @@ class Server:
                 raise ConfigError(f"cannot listen on {self._inner}", hint=_DIRECTORY) from e
         await self._server.start()
         await self._relay.serve(public, known=True)
-        if self._tcp and not await self._listen():
-            self._trying = asyncio.create_task(self._try())
+        if self._port:
+            await self._port.start()
 
     async def stop(self) -> None:
-        if self._trying:
-            self._trying.cancel()
+        if self._port:
+            self._port.stop()
         await self._server.stop(GRACE_S)
         self._relay.close()
         _unlink(self._inner)
@@ -97,50 +94,9 @@ class Server:
 
     def sources(self) -> list[pb.Source]:
         """Returns the state of TCP for Status, if it is degraded."""
-        if not self._problem:
-            return []
-        return [pb.Source(name="tcp", state="degraded", reason=self._problem)]
-
-    async def _try(self) -> None:
-        while not await self._listen():
-            await asyncio.sleep(RETRY_S)
-        _log.warning("listening on %s now", self._tcp)
-
-    async def _listen(self) -> bool:
-        host, _, port = self._tcp.rpartition(":")
-        host = host.strip("[]")
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
-            listener = _bind(family, address)
-        except OSError as e:
-            problem = f"cannot listen on {self._tcp}: {e.strerror or e}; it is tried again every {RETRY_S:.0f} s"
-            if problem != self._problem:
-                _log.error("%s", problem)
-            self._problem = problem
-            return False
-        await self._relay.serve(listener, known=False)
-        self._problem = ""
-        return True
-
+        return self._port.sources() if self._port else []
 
 _DIRECTORY = "its directory must exist and belong to the service's user"
-
-
-def _bind(family: int, address: Any) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if family != socket.AF_UNIX:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _bind_public(path: str, group: str) -> socket.socket:
@@ -150,7 +106,7 @@ def _bind_public(path: str, group: str) -> socket.socket:
     with _umask(0o117):
         _unlink(path)
         try:
-            listener = _bind(socket.AF_UNIX, path)
+            listener = bind(socket.AF_UNIX, path)
         except OSError as e:
             raise ConfigError(f"cannot listen on unix:{path}", hint=_DIRECTORY) from e
     _give_to_group(path, group)

@@ -16,6 +16,7 @@ import grpc.aio
 from probing.api.errors import InternalError, PeerError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
+from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
@@ -24,8 +25,12 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
+from probing.daemon.service.preflight.gather import Preflight
+from probing.daemon.service.preflight.request import asked_of
+from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.streams import Streams
 from probing.daemon.supervisor.fatal import RESTARTED
+from probing.diagnosis.facts_file import encoded, to_json
 
 __all__ = ("Node", "NodeService")
 
@@ -85,17 +90,24 @@ class NodeService(NodeServicer):
         identify: Callable[[Context], Awaitable[Caller]],
         limits: Limits | None = None,
         *,
+        gatherer: Gatherer | None = None,
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
+        answered: Callable[[float, str], None] = lambda *_: None,
+        preflight: Preflight | None = None,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
-        shows beside the collector's."""
+        shows beside the collector's. ``answered`` is called with the seconds that each query took, and its outcome:
+        ok, failed or cancelled."""
         self._node = node
         self._collector = collector
         self._identify = identify
         self._limits = limits or Limits()
+        self._gatherer = gatherer or Gatherer(node.name, engine, collector)
+        self._preflight = preflight or Preflight(node.name, engine, Interpreters(""))
         self._sources = sources
         self._now_ns = now_ns
+        self._answered = answered
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
         self._started_ns = now_ns()
@@ -104,11 +116,20 @@ class NodeService(NodeServicer):
 
     def close(self) -> None:
         self._admission.close()
+        self._preflight.close()
 
     @_answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         require(caller, Scope.READ)
-        await self._streams.answer(request, context, caller)
+        begun, outcome = time.monotonic(), "cancelled"
+        try:
+            await self._streams.answer(request, context, caller)
+            outcome = "ok"
+        except ProbingError:
+            outcome = "failed"
+            raise
+        finally:
+            self._answered(time.monotonic() - begun, outcome)
 
     @_answering
     async def Stacks(  # noqa: N802
@@ -142,6 +163,44 @@ class NodeService(NodeServicer):
         if len(request.pids) > MAX_PIDS:
             raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
         return seconds_for(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
+
+    @_answering
+    async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
+        require(caller, Scope.READ)
+        timeout = seconds_for(context, request.timeout_ms, self._limits.facts_s, self._limits.facts_s)
+
+        def ask() -> list[bytes]:
+            if request.hardware:
+                return [to_json(self._gatherer.hardware(timeout=timeout))]
+            return [to_json(one) for one in self._gatherer.facts(request.job, run=request.run, timeout=timeout)]
+
+        found = await self._admission.run(CallKind.TARGETS, caller, ask)
+        await context.write(pb.FactsReply(node=self._node.name))
+        # One run in a message: it may be of hundreds of ranks.
+        for facts in found:
+            await asyncio.wait_for(
+                context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self._limits.unread_s
+            )
+
+    @_answering
+    async def Preflight(  # noqa: N802
+        self, request: pb.PreflightRequest, context: Context, caller: Caller
+    ) -> pb.PreflightReply:
+        require(caller, Scope.READ)
+        received = self._now_ns()
+        timeout = seconds_for(context, request.timeout_ms, self._limits.preflight_s, self._limits.preflight_max_s)
+        asked = asked_of(request, caller, {*self._node.peers, self._node.address})
+        with self._admission.counted(CallKind.PREFLIGHT, caller):
+            facts = await self._preflight.facts(asked, timeout)
+        return pb.PreflightReply(
+            node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
+        )
+
+    @_answering
+    async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
+        del context
+        require(caller, Scope.READ)
+        return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
 
     @_answering
     async def Config(  # noqa: N802

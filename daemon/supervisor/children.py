@@ -23,7 +23,10 @@ __all__ = ("Service", "Spawner", "describe", "end")
 # -I: neither the directory, nor a variable, nor a user's own packages can change the imports.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
+    "hook": ("-I", "-m", "probing.daemon.confined.hook"),
+    "interpreter": ("-I", "-m", "probing.daemon.confined.interpreter"),
     "maintenance": ("-I", "-m", "probing.daemon.confined.store_maintenance"),
+    "nvml": ("-I", "-m", "probing.daemon.confined.nvml"),
     "parser": ("-I", "-m", "probing.daemon.confined.parser"),
     "reader": ("-I", "-m", "probing.daemon.confined.reader"),
     "service": ("-I", "-m", "probing.daemon.service"),
@@ -58,7 +61,10 @@ class Spawner:
         self._programs = programs
         self._of = {
             "collector": rights.collector,
+            "hook": rights.parser,
+            "interpreter": rights.parser,
             "maintenance": rights.parser,
+            "nvml": rights.nvml,
             "parser": rights.parser,
             "reader": rights.reader,
             "service": rights.service,

@@ -26,6 +26,7 @@ __all__ = (
     "Account",
     "Rights",
     "RightsTable",
+    "device_groups",
     "effective",
     "permitted",
     "rights_table",
@@ -105,6 +106,7 @@ class RightsTable:
     collector: Rights
     reader: Rights
     parser: Rights
+    nvml: Rights
     service: Rights
     worker: Rights
     group: int
@@ -147,6 +149,7 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
             collector=Rights(None, collects),
             reader=Rights(None, READER),
             parser=Rights(None, ()),
+            nvml=Rights(None, ()),
             service=Rights(None, ()),
             worker=Rights(None, ()),
             group=os.getgid(),
@@ -162,10 +165,25 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
         collector=Rights(collector, collects),
         reader=Rights(collector, READER),
         parser=Rights(Account(worker.uid, worker.gid, ()), ()),
+        nvml=Rights(Account(worker.uid, worker.gid, device_groups()), ()),
         service=Rights(service, ()),
         worker=Rights(Account(worker.uid, group, ()), ()),
         group=group,
     )
+
+
+def device_groups(control: Path = Path("/dev/nvidiactl")) -> tuple[int, ...]:
+    """Returns the group that a site has given the files of NVIDIA's driver to; none where anybody may open them.
+
+    The driver makes them with mode 0666 unless NVreg_DeviceFileMode says otherwise.
+    """
+    try:
+        found = control.stat()
+    except OSError:
+        return ()
+    mode = stat.S_IMODE(found.st_mode)
+    # Not root's: a process without rights must not be in its group.
+    return (found.st_gid,) if mode & 0o066 == 0o060 and found.st_gid else ()
 
 
 def _capabilities(pid: str, field: str) -> frozenset[str]:

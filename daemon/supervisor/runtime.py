@@ -21,8 +21,9 @@ from probing.daemon.supervisor.rights import Account, RightsTable
 __all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
-# The connecting process owns a socket: the service that of SQL workers, the collector all others.
-INETD_SOCKETS = ("reader", "parser", "maintenance", "sql")
+# The connecting process owns a socket: the service those of _OF_SERVICE, the collector all others.
+INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter", "nvml")
+_OF_SERVICE = ("sql", "hook", "interpreter")
 
 
 class Runtime:
@@ -101,7 +102,8 @@ class Runtime:
         # Closed to all others until every socket has its owner: nobody can put another file in its place. It may be
         # there, with the file that pauses all probes.
         _own(self._directory, None, 0o700)
-        owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector) | {"sql": self._rights.service}
+        owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector)
+        owners |= dict.fromkeys(_OF_SERVICE, self._rights.service)
         for name in INETD_SOCKETS:
             path = self._directory / f"{name}.sock"
             self.listeners[name] = _bind(path)

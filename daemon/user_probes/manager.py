@@ -259,22 +259,25 @@ class UserProbes(Source):
             _log.warning("the probe %s is not loaded: %s", name, probe.reason)
             if not isinstance(e, ConfigError):
                 probe.retry_ns = self._clock.pair().mono_ns + RETRY_NS
-        self._unload(name)
-        with self._lock:
-            self._probes[name] = probe
+        self._replace(name, probe)
 
     def _unload(self, name: str) -> None:
-        if name not in self._probes:
-            return
-        probe = self._probes[name]
-        if probe.running is not None:
-            probe.running.detach()
+        self._replace(name, None)
+
+    def _replace(self, name: str, by: _Probe | None) -> None:
+        """Ends the probe and puts ``by`` into its place in one step: no reader of the states finds it missing."""
+        ended = self._probes.get(name)
+        if ended is not None and ended.running is not None:
+            ended.running.detach()
             self._count()
         with self._lock:
-            del self._probes[name]
-            if probe.running is not None:
-                self._drain(name, probe.running)
-                probe.running.close()
+            if by is not None:
+                self._probes[name] = by
+            else:
+                self._probes.pop(name, None)
+            if ended is not None and ended.running is not None:
+                self._drain(name, ended.running)
+                ended.running.close()
 
     def _drain(self, name: str, running: Running) -> None:
         pair = self._clock.pair()

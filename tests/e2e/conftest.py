@@ -6,14 +6,30 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from double_jobs import Job
 from doubles.doubles import Doubles, build
-from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, family, free_port, remove
+from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, family, remove
+from ports import free_port
+
+# How much of a log a failed test shows, bytes.
+SHOWN_BYTES = 4_096
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows the end of each log of its jobs and of its daemon."""
+    report = yield
+    if report.failed:
+        folders = {item.funcargs[name] for name in ("tmp_path", "base") if name in item.funcargs}
+        for log in sorted(log for folder in folders for log in folder.glob("*.log")):
+            report.sections.append((log.name, log.read_text(errors="replace")[-SHOWN_BYTES:]))
+    return report
+
 
 base = pytest.fixture(directory_for_daemons, name="base")
 shared_base = pytest.fixture(directory_for_daemons, scope="module", name="shared_base")
@@ -81,9 +97,7 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
 
 
 @pytest.fixture
-def torchrun_job(
-    run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path
-) -> Callable[..., subprocess.Popen[Any]]:
+def torchrun_job(run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., subprocess.Popen[Any]]:
     """A script under torchrun with two ranks; its output goes to ``torchrun.log`` in ``tmp_path``."""
 
     def run(*script: object, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
@@ -102,6 +116,20 @@ def torchrun(torchrun_job: Callable[..., subprocess.Popen[Any]]) -> Callable[...
     return lambda *script_args, **options: torchrun_job(EXAMPLE, *script_args, **options)
 
 
+@pytest.fixture
+def train(torchrun: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., None]:
+    """Runs the example job for so many steps, to its end.
+
+    Not to its exit code: torch 2.13 can abort at exit, after the last line, when a thread of gloo still frees a tensor.
+    """
+
+    def run(steps: int, **options: Any) -> None:
+        torchrun("--steps", str(steps), **options).wait(60)
+        assert f"trained {steps} steps on 2 ranks" in (tmp_path / "torchrun.log").read_text()
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def doubles() -> Iterator[Doubles]:
     folder = Path(f"/var/tmp/probingd-doubles-{os.getpid()}")
@@ -114,11 +142,11 @@ def doubles() -> Iterator[Doubles]:
 
 
 @pytest.fixture
-def start_job(doubles: Doubles, tmp_path: Path) -> Iterator[Callable[[], Job]]:
+def start_job(doubles: Doubles, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def start() -> Job:
-        jobs.append(Job(doubles, tmp_path))
+    def start(**environ: str) -> Job:
+        jobs.append(Job(doubles, tmp_path, **environ))
         return jobs[-1]
 
     yield start

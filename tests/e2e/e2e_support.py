@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,14 +27,8 @@ BIN = Path(sys.executable).parent
 PATIENCE = 60.0
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 class Daemon:
-    """``probingd run`` with its own instance, socket and state directory."""
+    """``probingd run`` with its own instance, socket and state directory. ``before``: words before its command."""
 
     def __init__(self, base: Path, name: str, *extra: str) -> None:
         self.name = name
@@ -45,6 +38,7 @@ class Daemon:
         self.config = base / f"{name}.toml"
         self.instance = f"e2e-{os.getpid()}-{name}"
         self.extra = extra
+        self.before: tuple[str, ...] = ()
         self.log = base / f"{name}.log"
         self.process: subprocess.Popen[str] | None = None
         if not self.config.exists():
@@ -57,7 +51,7 @@ class Daemon:
     @property
     def argv(self) -> list[str]:
         return [
-            str(BIN / "probingd"), "run", "--config", str(self.config), "--state-dir", str(self.state),
+            *self.before, str(BIN / "probingd"), "run", "--config", str(self.config), "--state-dir", str(self.state),
             "--socket", str(self.socket), "--node-name", self.name, *self.extra,
         ]  # fmt: skip
 

@@ -17,8 +17,9 @@ import pytest
 from attack_scene import LONG, MEMBER, STRANGER, as_user, attacker, beside, under_way
 from double_jobs import Job, ready
 from doubles.doubles import Doubles
-from e2e_support import BIN, JOBS, Daemon, free_port, remove
+from e2e_support import BIN, JOBS, Daemon, remove
 from elftools.elf.elffile import ELFFile
+from ports import free_port
 from waiting import until
 
 ENDLESS = "SELECT a.range, b.range AS r FROM range(1000000) a, range(1000000) b"

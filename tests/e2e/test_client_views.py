@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import EXAMPLE, Daemon, free_port
+from e2e_support import EXAMPLE, Daemon
+from ports import free_port
 from waiting import until
 
 Launch = Callable[..., Any]
@@ -30,9 +31,14 @@ def job(daemon: Daemon, torchrun: Launch) -> str:
 
 
 def test_both_ranks_are_one_tree(daemon: Daemon, job: str) -> None:
-    (tree,) = daemon.json("stacks", "--merge", "--job", job)
-    assert (tree["job"], tree["thread"], tree["ranks"], tree["threads"]) == (job, "MainThread", [0, 1], 2)
-    outermost = tree["children"][-1]
+    def merged() -> dict[str, Any]:
+        (tree,) = daemon.json("stacks", "--merge", "--job", job)
+        return dict(tree)
+
+    # A stack that changes while it is read has a frame without a name, and says that it is not complete.
+    whole = until(lambda: (tree := merged())["children"][-1]["func"] != "?" and tree, what="stacks in one piece")
+    assert (whole["job"], whole["thread"], whole["ranks"], whole["threads"]) == (job, "MainThread", [0, 1], 2)
+    outermost = whole["children"][-1]
     assert (outermost["func"], outermost["file"]) == ("<module>", str(EXAMPLE))
     assert daemon.ctl("stacks", "--merge", "--job", job).stdout.startswith(f"job {job}  MainThread  ranks 0-1\n")
 

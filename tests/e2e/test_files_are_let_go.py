@@ -82,8 +82,9 @@ def test_a_child_that_was_forked_keeps_the_probes(
     daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User], run_job: Callable[..., User]
 ) -> None:
     """It maps what its parent mapped, and nothing says so."""
-    program = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1]); print(os.fork(), flush=True); os.pause()"
-    program = program.replace("os.pause", "__import__('signal').pause")
+    # Each line in one write: both processes share the pipe.
+    program = "import ctypes, os, signal, sys; ctypes.CDLL(sys.argv[1]); "
+    program += r"os.write(1, b'%d\n' % os.fork()); signal.pause()"
     (library, _) = copied(doubles, disk)
     parent = run_job("/usr/bin/env", "python3", "-c", program, library, stdout=subprocess.PIPE)
     assert parent.stdout is not None

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, family, free_port, remove
+from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, family, remove
+from ports import free_port
 from waiting import until
 
 # Elements of the example's parameters, all of whose gradients are summed once a step: three layers with their biases.
@@ -227,9 +228,7 @@ def test_8_deadlock(founding: Founding) -> None:
 
 
 def test_9_memory_balance(founding: Founding) -> None:
-    sql = (
-        "SELECT rank, AVG(allocated) avg_memory, MAX(allocated) peak_memory FROM python.torch_trace GROUP BY rank"
-    )
+    sql = "SELECT rank, AVG(allocated) avg_memory, MAX(allocated) peak_memory FROM python.torch_trace GROUP BY rank"
     assert founding.ctl_rows("query", sql)
     # On the CPU nothing is asked of the CUDA runtime, and that is said as NULL, not as 0.
     own = founding.rows_of("python.torch_trace", "true GROUP BY rank", "rank, MAX(allocated) AS peak", 2)
@@ -246,7 +245,7 @@ def test_10_config_and_token_and_appended_traces(founding: Founding) -> None:
     assert "warning: --token" in told.stderr
     traces = founding.daemon.base / "traces.json"
     environment = {**os.environ, "PROBING_TARGET": founding.daemon.target, "PROBING_AUTH_TOKEN": "secret"}
-    command = f"probingctl query \"{words[1]}\" >> {traces}"
+    command = f'probingctl query "{words[1]}" >> {traces}'
     for _ in range(2):
         subprocess.run(
             ["/bin/sh", "-c", command], env={**environment, "PATH": f"{BIN}:{os.environ['PATH']}"}, check=True,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port
+from e2e_support import JOBS, Daemon
+from ports import free_port
 from waiting import until
 
 STEPS = 20
@@ -107,7 +108,7 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
         (2, 3): [2], (0, 2): [0], (1, 3): [1],
     }  # fmt: skip
     # People see what has been in flight for a second.
-    shown = "ranks 2; not in it: 3"
+    shown = "rank 2; not in it: 3"
     until(lambda: shown in daemon.ctl("nccl", "--job", grid.job).stdout, what=f"the text {shown!r}")
     grid.tell([3], "steps 1")
     grid.hear("done")

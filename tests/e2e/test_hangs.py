@@ -47,7 +47,7 @@ def test_a_stopped_process_is_replaced(
     os.kill(pid, signal.SIGSTOP)
     job.ranks.do("do 10 all_reduce 5 7")
     until(lambda: daemon.children().get(MODULES[kind], [pid]) != [pid], what="another in its place")
-    until(lambda: shown(daemon, kind), what="stacks and a reason")
+    until(lambda: shown(daemon, kind), what=lambda: f"stacks and a reason: {daemon.tail()}")
     finish(daemon, job)
 
 
@@ -82,7 +82,7 @@ def test_a_deadlocked_process_is_replaced(base: Path, start_job: Callable[[], Jo
         daemon.plant(kind)
         job.ranks.do("do 10 all_reduce 5 7")
         until(lambda: daemon.child(kind) not in (None, pid), what="another in its place")
-        until(lambda: shown(daemon, kind), what="stacks and a reason")
+        until(lambda: shown(daemon, kind), what=lambda: f"stacks and a reason: {daemon.tail()}")
         assert "in _deadlock" in daemon.log.read_text()
         finish(daemon, job)
     finally:

@@ -92,7 +92,8 @@ def test_a_library_on_a_file_system_that_does_not_answer(
         (row,) = until(lambda: losses(daemon, f"pid = {hostile.pid}"), what="its row")
         assert "FUSE" in row["reason"]
         attack([copied(doubles, open_tmp_path / "other")], user=None)
-        until(lambda: f"{open_tmp_path}/other/" in source(daemon, "collectives")["detail"], what="another library")
+        other = f"{open_tmp_path}/other/"
+        until(lambda: other in (source(daemon, "collectives")["detail"] or ""), what="another library")
     finally:
         os.kill(server.pid, signal.SIGKILL)
         server.wait()

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from e2e_support import Daemon, free_port
+from e2e_support import Daemon
+from ports import free_port
 from waiting import until
 
 # It imports torch so that it is taken for a trainer, and writes what stdin says to stderr.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import Daemon, free_port
+from e2e_support import Daemon
+from ports import free_port
 from waiting import until
 
 Launch = Callable[..., Any]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import ROOT, Daemon, free_port
+from e2e_support import ROOT, Daemon
+from ports import free_port
 from waiting import until
 
 EXAMPLES = ROOT / "examples" / "probes"

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import JOBS, Daemon, free_port
+from e2e_support import JOBS, Daemon
+from ports import free_port
 from waiting import until
 
 Launch = Callable[..., Any]

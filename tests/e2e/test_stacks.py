@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from e2e_support import EXAMPLE, Daemon, free_port
+from e2e_support import EXAMPLE, Daemon
+from ports import free_port
 from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc

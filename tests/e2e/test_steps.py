@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port
+from e2e_support import JOBS, Daemon
+from ports import free_port
 from waiting import until
 
 Row = dict[str, Any]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, free_port
+from e2e_support import JOBS, Daemon
 from hostile import silent_fuse
+from ports import free_port
 from test_stacks import stacks_rpc_of_job
 from waiting import until
 
@@ -26,9 +27,7 @@ def silent_file(tmp_path: Path) -> Iterator[Path]:
     """A file of which no read ever ends."""
     where = tmp_path / "silent"
     where.mkdir()
-    server = subprocess.Popen(
-        [sys.executable, Path(silent_fuse.__file__), where], stdout=subprocess.PIPE, text=True
-    )
+    server = subprocess.Popen([sys.executable, Path(silent_fuse.__file__), where], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
     yield where / "file"

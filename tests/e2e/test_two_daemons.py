@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
-from e2e_support import Daemon, free_port
+from e2e_support import Daemon
+from ports import free_port
 from waiting import until
 
 
-def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+def test_one_query_over_two_nodes(make_daemon: Callable[..., Daemon], train: Callable[..., None]) -> None:
     # GIVEN two daemons that share nothing but the machine, and a job that both see from its start to its end
     one, two = make_daemon("n1").start(), make_daemon("n2").start()
     port = free_port()
-    assert torchrun("--steps", "23", port=port).wait(60) == 0
+    train(23, port=port)
     # Each node has its own name for a job that is local to it.
     sql = f"SELECT node, count(*) AS n FROM comm.ops WHERE job LIKE '%:{port}' GROUP BY node ORDER BY node"
     counts = until(lambda: [r for d in (one, two) if (r := d.query(sql))], what="operations on both nodes")

@@ -1,4 +1,4 @@
-"""A file system that shows one file, by any name, and never answers a read of it; prints ``ready``.
+"""A file system that shows one file, by any name, and never answers a read or write of it; prints ``ready``.
 
 ``silent_fuse.py DIRECTORY``
 
@@ -14,7 +14,8 @@ import stat
 import struct
 import sys
 
-LOOKUP, GETATTR, OPEN, READ, INIT, OPENDIR, FLUSH, RELEASE, ACCESS = 1, 3, 14, 15, 26, 27, 25, 18, 34
+LOOKUP, GETATTR, SETATTR, OPEN, READ, WRITE = 1, 3, 4, 14, 15, 16
+RELEASE, FLUSH, INIT, OPENDIR, ACCESS = 18, 25, 26, 27, 34
 HEADER = struct.Struct("<IIQQIIII")
 ANSWER = struct.Struct("<IiQ")
 # ino, size, blocks, three times, three parts of ns, mode, nlink, uid, gid, rdev, blksize, flags.
@@ -32,11 +33,11 @@ def answer(operation: int, node: int, body: bytes) -> bytes | int | None:
         return struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, 0, *[0] * 7)
     if operation == LOOKUP:
         return struct.pack("<QQQQII", 2, 1, 3600, 3600, 0, 0) + attributes(2)
-    if operation == GETATTR:
+    if operation in (GETATTR, SETATTR):
         return struct.pack("<QII", 3600, 0, 0) + attributes(node)
     if operation in (OPEN, OPENDIR):
         return struct.pack("<QII", 1, 0, 0)
-    if operation == READ:
+    if operation in (READ, WRITE):
         return None
     return b"" if operation in (FLUSH, RELEASE, ACCESS) else errno.ENOSYS
 

@@ -20,6 +20,8 @@ from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.tables import TABLES
+from probing.diagnosis.facts_file import encoded
+from probing.diagnosis.preflight.facts import NodeFacts
 from probing.federation.sql.dialect import parse, to_sql
 from probing.federation.sql.errors import from_duckdb
 from probing.federation.sql.times import fix_times
@@ -61,7 +63,14 @@ class FakeNode(NodeServicer):
         self.statements_known = True
         self.metadata: list[dict[str, Any]] = []
         self.paused = False
+        self.facts: dict[str, list[bytes]] = {}
+        self.hardware: bytes = b""
         self.values: list[pb.Value] = []
+        self.preflight = NodeFacts(name)
+        self.preflight_asked: list[pb.PreflightRequest] = []
+        # Of the clock, and of the address that the node says to have.
+        self.ahead_ns = 0
+        self.listens = self.address
         self.jobs: set[str] = {"j1"}
         self.settings = dict(_SETTINGS)
         self.changes: dict[tuple[str, str, int], tuple[str, int, bool]] = {}
@@ -101,6 +110,12 @@ class FakeNode(NodeServicer):
         with self._db.cursor() as cursor:
             cursor.register("more", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
             cursor.execute(f"INSERT INTO {name} SELECT * FROM more")
+
+    def replace(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Puts ``rows`` into the place of all rows of a table."""
+        with self._db.cursor() as cursor:
+            cursor.register("instead", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
+            cursor.execute(f"BEGIN; DELETE FROM {name}; INSERT INTO {name} SELECT * FROM instead; COMMIT")
 
     def database(self) -> duckdb.DuckDBPyConnection:
         """A cursor in the tables."""
@@ -173,6 +188,24 @@ class FakeNode(NodeServicer):
             self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
         found = [v for v in chosen if v.variable.name in names]
         return pb.VarsReply(node=self.name, values=found, failures=self.failures)
+
+    def Facts(self, request: pb.FactsRequest, context: grpc.ServicerContext) -> Iterator[pb.FactsReply]:
+        if request.job and request.job not in self.facts:
+            self._abort(context, NotFound(f"there is no job '{request.job}'", hint="`probingctl ps` lists them"))
+        yield pb.FactsReply(node=self.name)
+        if request.hardware:
+            yield pb.FactsReply(node=self.name, facts=[self.hardware])
+            return
+        for job, runs in self.facts.items():
+            for run in runs if request.job in ("", job) else ():
+                yield pb.FactsReply(node=self.name, facts=[run])
+
+    def Preflight(self, request: pb.PreflightRequest, context: grpc.ServicerContext) -> pb.PreflightReply:
+        self.preflight_asked.append(request)
+        now = time.time_ns() + self.ahead_ns
+        return pb.PreflightReply(
+            node=self.name, facts=encoded(self.preflight), received_ns=now, node_time_ns=time.time_ns() + self.ahead_ns
+        )
 
     def Config(self, request: pb.ConfigRequest, context: grpc.ServicerContext) -> pb.ConfigReply:
         self.configured.append(request)

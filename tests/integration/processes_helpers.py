@@ -22,10 +22,12 @@ __all__ = ("Listener", "descendants", "listening", "start_ns_of", "started")
 class Listener:
     """Starts ``python -m module`` behind ``prefix`` for each connection to ``path``, which is its descriptor 0."""
 
-    def __init__(self, path: Path, module: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, module: str, prefix: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
+    ) -> None:
         self.path = str(path)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._command = [*prefix, sys.executable, "-m", module]
+        self._command = [*prefix, sys.executable, "-m", module, *arguments]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
         self._socket.listen(16)
@@ -51,8 +53,10 @@ class Listener:
 
 
 @contextmanager
-def listening(path: Path, module: str, prefix: tuple[str, ...] = ()) -> Iterator[Listener]:
-    listener = Listener(path, module, prefix)
+def listening(
+    path: Path, module: str, prefix: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
+) -> Iterator[Listener]:
+    listener = Listener(path, module, prefix, arguments)
     try:
         yield listener
     finally:

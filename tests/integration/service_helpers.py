@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
+from ports import free_port
 from query_helpers import Files, Inetd
 
 from probing.api.errors import NotFound
@@ -27,6 +27,8 @@ from probing.daemon.stack_wire import ProcessStacks, join_stacks
 
 TOKEN = "0123456789abcdef-token"
 BEARER = (("authorization", f"Bearer {TOKEN}"),)
+
+
 @dataclass
 class Collector:
     """Answers on a control socket as the collector does, from files and canned values."""
@@ -122,13 +124,10 @@ class Service:
         return pa.ipc.open_stream(b"".join(p.arrow for p in parts[:-1])).read_all(), parts[-1].end
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def start(root: Path, *args: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0", *args]
+    argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0"]
+    # What it does by itself would be among the requests that tests count.
+    argv += ["--diagnose.enabled=false", *args]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
 

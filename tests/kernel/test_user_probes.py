@@ -188,9 +188,11 @@ def test_a_change_replaces_one_probe_and_rows_of_before_stay(bench: Bench, run: 
     bench.write("calls", tell(), code)
     bench.attached("calls", "in 1 process")
     process.do("tell", 23, 0, "x")
+    before = bench.running("calls")
     wider = tell() + '[[columns]]\nname = "more"\ntype = "u8"\ndoc = "More."\n'
     bench.write("calls", wider, code.replace("return", "event.more = 9;\n\treturn"))
-    until(lambda: "more" in bench.tables["user.calls"].logical.names)
+    until(lambda: bench.running("calls") not in (None, before))
+    assert "more" in bench.tables["user.calls"].logical.names
     bench.attached("calls", "in 1 process")
     process.do("tell", 29, 0, "x")
     rows = bench.drained("user.calls")

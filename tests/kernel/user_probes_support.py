@@ -207,6 +207,10 @@ class Bench:
     def copy(self, name: str) -> None:
         self.write(name, (EXAMPLES / f"{name}.toml").read_text(), (EXAMPLES / f"{name}.c").read_text())
 
+    def running(self, name: str) -> object:
+        """What runs of a probe; another object after a change."""
+        return self.probes._probes[name].running
+
     def state(self, name: str) -> ProbeState | None:
         return next((state for state in self.probes.probes() if state.name == f"user:{name}"), None)
 

@@ -19,11 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "tests")]
 
-from e2e_support import BIN, EXAMPLE, JOBS, Daemon, family, free_port, remove  # noqa: E402
+from e2e_support import BIN, EXAMPLE, JOBS, Daemon, family, remove  # noqa: E402
+from ports import free_port  # noqa: E402
 from waiting import until  # noqa: E402
 
 SIZES = ((80, 24), (200, 50))
-ASKED = (["ps"], ["top", "--once"], ["top"], ["nccl"], ["stacks", "--merge"], ["events"])
+ASKED = (["diagnose"], ["ps"], ["top", "--once"], ["top"], ["nccl"], ["stacks", "--merge"], ["events"])
 # How long a live screen is left alone, s: native stacks come with a later frame.
 LIVE_S = 6
 

@@ -74,3 +74,13 @@ def test_a_batch_has_the_types_of_its_table_and_all_columns() -> None:
     batch = columns.batch("cuda.launches", made | {"graphs": columns.numbers(np.array([5]))})
     assert batch.schema == schema
     assert batch.column("kernels").to_pylist() == [4]
+
+
+def test_a_matrix_becomes_the_columns_that_each_part_would() -> None:
+    values = np.arange(23 * 5, dtype=np.int64).reshape(23, 5)
+    null = values % 7 == 0
+    null[:, 2] = False
+    found = columns.number_columns(values, null)
+    assert found == [columns.numbers(values[:, at], null[:, at]) for at in range(5)]
+    assert [array.null_count for array in found] == null.sum(axis=0).tolist()
+    assert columns.number_columns(values[:0], null[:0]) == [columns.numbers(values[:0, 0])] * 5

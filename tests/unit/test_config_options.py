@@ -83,6 +83,10 @@ def test_a_child_gets_what_its_parent_has(
         ('listen = "h:70777"\n', "listen = 'h:70777' is wrong", "HOST:PORT"),
         ('[cluster]\npeers = "h:1"\n', "cluster.peers = 'h:1' is wrong", "a list of texts"),
         ('[users]\ncollector = "a b"\n', "users.collector = 'a b' is wrong", "a name or a number"),
+        ('[diagnose]\nhook = "page me"\n', "diagnose.hook = 'page me' is wrong", "an absolute path"),
+        ("[diagnose]\nhook = '/bin/page \"me'\n", "is wrong", "an absolute path"),
+        ('[diagnose]\nwebhook = "file:///etc/passwd"\n', "diagnose.webhook", "an http or https URL"),
+        ('[diagnose]\nwebhook = "http://h/a b"\n', "diagnose.webhook", "an http or https URL"),
         (f'socket = "/{"x" * 100}"\n', "is wrong", "a path of at most 84 bytes"),
     ],
 )

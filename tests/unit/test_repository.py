@@ -16,7 +16,7 @@ from probing.daemon.supervisor.children import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon", "federation")}
+FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon", "diagnosis", "federation")}
 
 
 def tracked() -> list[Path]:
@@ -137,7 +137,7 @@ def test_the_architecture_names_the_rooms_and_processes_that_exist() -> None:
 def test_the_documents_name_files_that_exist() -> None:
     pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     placeholder = re.compile(r"[A-Z]{2}|-vN$")
-    tops = "api|bench|client|daemon|docs|examples|federation|packaging|sdk|tests"
+    tops = "api|bench|client|daemon|diagnosis|docs|examples|federation|packaging|sdk|tests"
     named = {(page.name, path) for page in pages for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text())}
     lost = {(page, path) for page, path in named if not (ROOT / path).exists() and not placeholder.search(path)}
     assert sorted(lost) == []

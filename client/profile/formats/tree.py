@@ -67,9 +67,7 @@ def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
     return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 
-def _ranges(
-    stacks: Sequence[tuple[Frame, ...]], first: int, end: int, depth: int
-) -> Iterator[tuple[Frame, int, int]]:
+def _ranges(stacks: Sequence[tuple[Frame, ...]], first: int, end: int, depth: int) -> Iterator[tuple[Frame, int, int]]:
     """Yields the frames at ``depth``, each with its range of stacks; stacks that end before are the first."""
     while first < end and len(stacks[first]) == depth:
         first += 1

@@ -29,7 +29,8 @@ SHOWN_S = 600.0
 
 @dataclass(slots=True)
 class ProbedFile:
-    """``reasons``: by library, why rows of processes that mapped it before are missing; ``users`` are pids.
+    """``reasons``: by library, why rows of processes that mapped it before are missing, and ``probed_ns`` since when
+    they are not, ns since boot; ``users`` are pids.
 
     ``held``: the key through which it was opened, as its probes hold that mount.
     """
@@ -39,6 +40,7 @@ class ProbedFile:
     path: str
     held: Key
     reasons: dict[str, str] = field(default_factory=dict)
+    probed_ns: dict[str, int] = field(default_factory=dict)
     keys: set[Key] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
 
@@ -133,6 +135,7 @@ class Files:
         """Forget what was attached or refused for a library: it is attached anew."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
+            file.probed_ns.pop(source, None)
         for known in [known for known in self._refusals if known[0] == source]:
             del self._refusals[known]
 

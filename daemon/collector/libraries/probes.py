@@ -72,8 +72,10 @@ class LibraryProbes:
     def _is_settled(self, mapped: Mapped, library: ProbedLibrary) -> bool:
         file = self.files.find(mapped.key)
         if file is not None and library.name in file.reasons:
-            if file.reasons[library.name] and mapped.late:
-                self._gap(mapped.process, library, file.reasons[library.name])
+            probed_ns = file.probed_ns[library.name]
+            # A process that began later is seen whole, however late it is looked at.
+            if file.reasons[library.name] and mapped.late and mapped.process.start_ns < probed_ns:
+                self._gap(mapped.process, library, file.reasons[library.name], probed_ns)
             return True
         refusal = self.files.refusal(library.name, mapped.key, mapped.uid)
         if refusal is not None:
@@ -91,6 +93,7 @@ class LibraryProbes:
             return self.refuse(mapped, library, e)
         file = self.files.attached_to(identity, key, uid, _shown(mapped.mapping.path))
         file.users.add(mapped.process.pid)
+        file.probed_ns.setdefault(library.name, self._clock.pair().boot_ns)
         file.reasons.setdefault(library.name, "the process had the library before it was probed" if placed else "")
         self.files.accept(library.name, key, uid)
         return None
@@ -119,15 +122,16 @@ class LibraryProbes:
         for library in self._libraries:
             library.forget(identity)
 
-    def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str) -> None:
-        """Report missing rows, once for each process and reason."""
+    def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str, probed_ns: int | None = None) -> None:
+        """Report missing rows, once for each process and reason; until now, or ``probed_ns`` (since boot)."""
         holder = self.files.holders[process.pid]
         if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
         holder.reported.add((library.name, reason))
         pair = self._clock.pair()
         began = process.start_ns + pair.boot_to_utc_ns
-        self._sink.lost(Loss(library.name, library.table, "attach", reason, began, pair.real_ns, None, process.pid))
+        until = pair.real_ns if probed_ns is None else probed_ns + pair.boot_to_utc_ns
+        self._sink.lost(Loss(library.name, library.table, "attach", reason, began, until, None, process.pid))
 
 
 def _shown(path: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypedDict, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from probing.daemon.nccl_uprobes.communicators.usage import Key, Use, Uses
 from probing.daemon.nccl_uprobes.records.entities import Entity
 from probing.daemon.nccl_uprobes.records.names import NCCL, NCCL_RESULTS
 from probing.daemon.nccl_uprobes.records.operations import Operations
+from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Processes
 
 __all__ = ("RING", "TABLE", "Communicators")
@@ -71,11 +72,17 @@ class _Row(TypedDict, total=False):
 
 
 class Communicators:
-    """The communicators of the processes of one node. One thread, but for ``processes_of`` and ``backends_of``."""
+    """The communicators of the processes of one node. One thread, but for ``processes_of`` and ``backends_of``.
 
-    def __init__(self, node: str, processes: Processes) -> None:
+    ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank is not known.
+    """
+
+    def __init__(
+        self, node: str, processes: Processes, joined: Callable[[int, int, Membership], None] | None = None
+    ) -> None:
         self._node = node
         self._processes = processes
+        self._joined = joined
         self._uses = Uses(processes)
         self._known: OrderedDict[_Place, _Row] = OrderedDict()
         self._named: dict[Key, _Place] = {}
@@ -161,9 +168,16 @@ class Communicators:
         self._known.move_to_end(place)
         if row["comm"] is not None:
             self._named[place[0], place[1], row["comm"]] = place
+            self._report(row, row["comm"])
         if len(self._known) > _MAX_KNOWN:
             old, gone = self._known.popitem(last=False)
             self._named.pop((old[0], old[1], str(gone["comm"])), None)
+
+    def _report(self, row: _Row, comm: str) -> None:
+        rank, size = row.get("rank"), row.get("size")
+        if self._joined is not None and row.get("job_rank") is None and rank is not None and size is not None:
+            membership = Membership(comm, row.get("name"), row.get("backend"), rank, size)
+            self._joined(row["pid"], row["start_ns"], membership)
 
     def _change(self, record: np.void, pair: ClockPair) -> _Row:
         place = int(record["tgid"]), int(record["start_ns"]), int(record["comm"])

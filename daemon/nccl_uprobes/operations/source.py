@@ -31,7 +31,8 @@ from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, 
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import symbols_by
-from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Source
+from probing.daemon.processes.spanning import Membership
+from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, ProcessKey, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("OBJECTS", "RING", "CollectivesSource")
@@ -45,7 +46,7 @@ _MAX_ENDED = 16384
 
 class CollectivesSource(Source):
     """``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` looks into builds of NCCL that the
-    shipped table lacks.
+    shipped table lacks. ``joined`` is that of ``Communicators``.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
     other methods are safe for several threads.
@@ -63,6 +64,7 @@ class CollectivesSource(Source):
         node: str,
         symbols: SymbolFinder,
         layouts: LayoutFinder | None = None,
+        joined: Callable[[int, int, Membership], None] | None = None,
     ) -> None:
         self._session = session
         self._symbols = symbols
@@ -73,7 +75,10 @@ class CollectivesSource(Source):
         self._live_decoder = OperationDecoder(processes)
         self.observers: list[Callable[[Operations, ClockPair], None]] = []
         """Called with the operations of each drain, by the thread that drains."""
-        self._communicators = Communicators(node, processes)
+        self._communicators = Communicators(node, processes, joined)
+        self._joined = joined
+        # Trainers whose environment names no rank.
+        self._unranked: set[ProcessKey] = set()
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
         # Used by the draining thread: processes that ended, and those that had ended at the drain before.
@@ -88,7 +93,8 @@ class CollectivesSource(Source):
         cache = Path(context.config.state_dir) / "nccl_layouts.json"
         layouts = LayoutFinder(context.parsers.files, context.session.maps["nccl_layouts"], cache)
         symbols = symbols_by(context.parsers.libraries)
-        return cls(context.session, context.processes, context.node, symbols, layouts)
+        processes = context.processes
+        return cls(context.session, processes, context.node, symbols, layouts, processes.on_communicator)
 
     @classmethod
     def ring_sizes(cls, config: Config) -> Mapping[str, int]:
@@ -134,6 +140,7 @@ class CollectivesSource(Source):
 
     def tick(self) -> None:
         """Find processes of which no exit was reported: nobody could read them, or the event was lost."""
+        self._report_open()
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + _SWEEP_S
             self.sweep(is_alive)
@@ -233,8 +240,25 @@ class CollectivesSource(Source):
         """(pid, start_ns) of the processes that have a communicator of this name."""
         return self._communicators.processes_of(comm)
 
+    def process_identified(self, process: Identity) -> None:
+        if process.role == "trainer" and process.rank is None:
+            self._unranked.add(process.key)
+        else:
+            self._unranked.discard(process.key)
+
     def process_exited(self, process: Identity) -> None:
+        self._unranked.discard(process.key)
         self.close_process(*process.key)
+
+    def _report_open(self) -> None:
+        """Report the communicators of operations that never end: they may be the first ones of their processes."""
+        if self._joined is None or not self._unranked:
+            return
+        with self._asking:
+            entities = self._live_decoder.decode(self._open.records()).entities
+        for entity in entities:
+            if ProcessKey(*entity.process) in self._unranked and (found := entity.membership) is not None:
+                self._joined(*entity.process, found)
 
     def close_process(self, pid: int, start_ns: int) -> int:
         """Closes the open operations of a process that has ended, and returns how many; drops its state later."""

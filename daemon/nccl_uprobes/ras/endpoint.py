@@ -6,27 +6,22 @@ addresses only, and never to a privileged port.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import ipaddress
-import os
 import re
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from probing.api.errors import PrivilegeError, TargetError, TargetTimeout, UnsupportedTarget
+from probing.daemon.processes.namespaces import socket_in
 
-__all__ = ("NobodyListens", "RasAddress", "connect_ras", "own_namespace", "ras_address")
+__all__ = ("NobodyListens", "RasAddress", "connect_ras", "ras_address")
 
 CONNECT_S = 1.0
-_CLONE_NEWNET = 0x40000000
 # ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, or [IPv6]:PORT, also with %INTERFACE.
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,64})):([0-9]{1,5})")
 _LOCALHOST = ("127.0.0.1", "::1")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NobodyListens(TargetError):
@@ -87,12 +82,6 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
     raise NobodyListens(f"no NCCL RAS listens at {address}")
 
 
-def own_namespace() -> tuple[int, int]:
-    """(device, inode) of our network namespace."""
-    found = Path("/proc/self/ns/net").stat()
-    return found.st_dev, found.st_ino
-
-
 def _hosts(text: str) -> tuple[str, ...]:
     if text.lower() == "localhost":
         return _LOCALHOST
@@ -110,27 +99,8 @@ def _socket(family: int) -> socket.socket:
 
 
 def _socket_in(namespace: int, family: int) -> socket.socket:
-    """A socket made by a thread that enters the namespace and ends: a socket keeps the namespace of its creator."""
-    made: list[socket.socket | int] = []
-
-    def make() -> None:
-        if _libc.setns(namespace, _CLONE_NEWNET):
-            made.append(ctypes.get_errno())
-            return
-        try:
-            made.append(_socket(family))
-        except OSError as e:
-            made.append(e.errno or errno.EIO)
-
-    thread = threading.Thread(target=make, name="ras-namespace")
-    thread.start()
-    thread.join()
-    (result,) = made
-    if isinstance(result, socket.socket):
-        return result
-    if result == errno.EPERM:
-        raise PrivilegeError(
-            "the process is in another network namespace, which needs CAP_SYS_ADMIN",
-            hint="give the collector CAP_SYS_ADMIN to ask NCCL RAS in containers, or do without that witness",
-        )
-    raise UnsupportedTarget(f"the network namespace of the process cannot be entered: {os.strerror(result)}")
+    try:
+        return socket_in(namespace, family, socket.SOCK_STREAM)
+    except PrivilegeError as e:
+        hint = "give the collector CAP_SYS_ADMIN to ask NCCL RAS in containers, or do without that witness"
+        raise PrivilegeError(e.message, hint=hint) from e

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probing.daemon.nccl_uprobes.records.names import BACKENDS
+from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")
@@ -60,6 +61,13 @@ class Entity:
     @property
     def backend_name(self) -> str | None:
         return BACKENDS[self.backend - 1] if 0 < self.backend <= len(BACKENDS) else None
+
+    @property
+    def membership(self) -> Membership | None:
+        """The process's place in the communicator; None where that is not known."""
+        if self.comm is None or self.comm_rank is None or self.comm_size is None:
+            return None
+        return Membership(self.comm, self.comm_name, self.backend_name, self.comm_rank, self.comm_size)
 
 
 class Entities:

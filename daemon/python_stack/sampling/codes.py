@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from probing.api.errors import CorruptTarget, InternalError, UsageError
 from probing.daemon.ipc import Message
@@ -24,18 +25,29 @@ from probing.daemon.python_stack.walk.codes import read_codes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.lines import line_of
 from probing.daemon.python_stack.walk.prepared import checked_layout
-from probing.daemon.python_stack.walk.snapshot import Snapshot, word
+from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 
-__all__ = ("MAX_ADDRESSES", "CodeKey", "KnownCodes", "SampledCode", "answer_codes", "code_check", "unpack_codes")
+__all__ = (
+    "MAX_WANTED",
+    "CodeKey",
+    "KnownCodes",
+    "SampledCode",
+    "WantedCode",
+    "answer_codes",
+    "code_check",
+    "unpack_codes",
+)
 
-MAX_ADDRESSES = 4096
+MAX_WANTED = 4096
 CodeKey = tuple[int, int]
 """(address, check)."""
+WantedCode = tuple[int, int | None]
+"""(address, check); None: any code."""
 # So few are read at once that even the largest stay within the bounds of one ProcessMemory.
 _CHUNK = 32
 _MAX_PAYLOAD = 16 << 20
 _MAX_KNOWN = 32_768
-_MAX_KNOWN_BYTES = 32 << 20
+_MAX_KNOWN_BYTES = 8 << 20
 _MAX_GIVEN_UP = 8_192
 _U64 = (1 << 64) - 1
 # PyASCIIObject.hash, of every version.
@@ -51,29 +63,29 @@ def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_
 
 
 def answer_codes(request: dict[str, Any]) -> Message:
-    """Answers ``codes`` {pid, start_ns, runtime, addresses (at most 4096), timeout_ms}.
+    """Answers ``codes`` {pid, start_ns, runtime, wanted (at most 4096 of [address, check or null]), timeout_ms}.
 
-    Header ``index`` and ``asked``: only the first ``asked`` addresses were read; request the others again. Payload:
-    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno,
-    name_hash], func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the
-    length of the line table or -1. A code object that cannot be read, or changed meanwhile, is left out.
+    Header ``index`` and ``asked``: only the first ``asked`` were read; request the others again. Payload: ``index``
+    bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno, name_hash], func,
+    file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the length of the line
+    table or -1. A code object that cannot be read, changed meanwhile or has another check is left out.
 
     Raises ProcessGone, PrivilegeError, UnsupportedTarget, CorruptTarget and UsageError.
     """
     pid, _, runtime, deadline = checked_request(request)
-    addresses = request.get("addresses")
-    if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
-        raise UsageError(f"a request for codes takes {MAX_ADDRESSES} addresses at most")
+    wanted = request.get("wanted")
+    if not isinstance(wanted, list) or len(wanted) > MAX_WANTED:
+        raise UsageError(f"a request for codes takes {MAX_WANTED} of them at most")
     layout, _ = checked_layout(pid, runtime, ProcessMemory(pid))
     files: dict[str, int] = {}
     rows: list[list[Any]] = []
     tables: list[bytes] = []
     size = asked = 0
-    for start in range(0, len(addresses), _CHUNK):
+    for start in range(0, len(wanted), _CHUNK):
         # A slow read answers with what it has; one chunk is always read.
         if size > _MAX_PAYLOAD or (start and time.monotonic() > deadline):
             break
-        chunk = [int(a) for a in addresses[start : start + _CHUNK]]
+        chunk = [(int(address), check) for address, check in wanted[start : start + _CHUNK]]
         for row, table in _read_chunk(pid, layout, chunk):
             row[3] = files.setdefault(row[3], len(files))
             rows.append(row)
@@ -84,46 +96,53 @@ def answer_codes(request: dict[str, Any]) -> Message:
     return Message({"index": len(index), "asked": asked}, b"".join([index, *tables]))
 
 
-def _read_chunk(pid: int, layout: Layout, addresses: list[int]) -> list[tuple[list[Any], bytes]]:
+def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[tuple[list[Any], bytes]]:
     memory = ProcessMemory(pid)
     snapshot = Snapshot(memory)
     try:
-        codes = read_codes(snapshot, layout, addresses, {})
+        codes = read_codes(snapshot, layout, _matching(memory, layout, wanted), {})
         # The same code must still be there: else the texts may belong to its successor.
-        heads = memory.read_many([(address, layout.code_size) for address in codes])
-        names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
-        hashes = memory.read_many(names)
+        proofs = _proofs(memory, layout, list(codes))
     except CorruptTarget:
         return []  # their sizes are beyond all bounds
     found = []
-    for (address, code), later, name_hash in zip(codes.items(), heads, hashes, strict=True):
+    for (address, code), proof in zip(codes.items(), proofs, strict=True):
         head = snapshot.get(address, layout.code_size)
-        if head is None or later is None or name_hash is None or not _alive(later):
-            continue
-        proof = _proof(layout, head)
-        if proof != _proof(layout, later):
+        if head is None or proof is None or proof[:-1] != _fields(layout, head):
             continue
         table = code.table
-        row = [address, [*proof, word(name_hash, 0)], code.func, code.file, -1 if table is None else len(table)]
-        found.append((row, table or b""))
+        found.append(([address, proof, code.func, code.file, -1 if table is None else len(table)], table or b""))
     return found
 
 
-def _alive(head: bytes) -> bool:
-    # CPython's allocator links free blocks where the reference count was (Objects/obmalloc.c): an address, or 0.
-    # A count uses 32 bits; from 3.14 on the top 16 are flags.
-    return bool(word(head, 0) & 0xFFFF_FFFF) and not word(head, 0) >> 32 & 0xFFFF
+def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode]) -> list[int]:
+    """Returns the addresses at which the wanted code still is: elsewhere what looks like a line table may be large."""
+    proofs = _proofs(memory, layout, [address for address, _ in wanted])
+    return [
+        address for (address, check), proof in zip(wanted, proofs, strict=True)
+        if proof is not None and check in (None, code_check(*proof))
+    ]  # fmt: skip
 
 
-def _proof(layout: Layout, head: bytes) -> list[int]:
+def _proofs(memory: ProcessMemory, layout: Layout, addresses: Sequence[int]) -> list[list[int] | None]:
+    """Returns the arguments of ``code_check`` for the code at each address; None where there is none."""
+    heads = memory.read_many([(address, layout.code_size) for address in addresses])
+    names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
+    return [
+        [*_fields(layout, head), word(name_hash, 0)] if head and name_hash and is_count(word(head, 0)) else None
+        for head, name_hash in zip(heads, memory.read_many(names), strict=True)
+    ]
+
+
+def _fields(layout: Layout, head: bytes) -> list[int]:
     at = layout.code_firstlineno
     pointers = [word(head, offset) for offset in (layout.code_filename, layout.code_name, layout.code_linetable)]
     return [*pointers, int.from_bytes(head[at : at + 4], "little")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampledCode:
-    """A code object at the time of its read."""
+    """A code object at the time of its read. Processes that run the same code share one."""
 
     func: str
     file: str
@@ -133,6 +152,19 @@ class SampledCode:
     def line(self, layout: Layout, offset: int) -> int | None:
         """The line of the instruction ``offset`` bytes into the code, or None when it has none there."""
         return None if self.table is None else line_of(layout.lines, self.table, self.first_line, offset)
+
+
+_codes: WeakValueDictionary[tuple[str, str, int, int], SampledCode] = WeakValueDictionary()
+
+
+def _shared(code: SampledCode) -> SampledCode:
+    """Returns a code that is equal to ``code`` and in use, or ``code`` itself."""
+    key = (code.func, code.file, code.first_line, hash(code.table))
+    known = _codes.get(key)
+    if known == code:
+        return known
+    _codes[key] = code
+    return code
 
 
 def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
@@ -146,7 +178,7 @@ def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
             table = None if length < 0 else answer.payload[end : end + length]
             end += max(0, length)
             first = proof[3] - (1 << 32) if proof[3] >> 31 else proof[3]
-            found[int(address), code_check(*proof)] = SampledCode(str(func), str(files[file]), first, table)
+            found[int(address), code_check(*proof)] = _shared(SampledCode(str(func), str(files[file]), first, table))
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise InternalError("a reader's answer holds no code objects") from e
     return found

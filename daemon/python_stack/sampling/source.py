@@ -14,8 +14,9 @@ from probing.api.errors import CorruptTarget, InternalError, ProbingError, Targe
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
+from probing.daemon.processes.ask_many import GRACE_S
 from probing.daemon.processes.readers import Readers
-from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, CodeKey, unpack_codes
+from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Runtimes, Sampled
@@ -39,6 +40,9 @@ __all__ = ("PythonSampler", "SamplerKernel")
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
+# A reader that is blocked for so long is given up, s. One that waits for a CPU is not: its target would be left alone
+# for half a minute, and with it the stacks that a diagnosis needs.
+PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
 
 
@@ -176,7 +180,7 @@ class PythonSampler(Source):
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
         """Read code objects. Those that are gone are given up; those of a slow process are left for a retry."""
         try:
-            self._read(process, list(dict.fromkeys(address for address, _ in codes)))
+            self._read(process, codes)
         except (TargetTimeout, InternalError):
             return
         except ProbingError as e:
@@ -186,23 +190,23 @@ class PythonSampler(Source):
         process.codes.give_up(process.codes.missing(codes, time.monotonic()))
 
     def _checks(self, process: Sampled, addresses: Sequence[int]) -> dict[int, int]:
-        return dict(self._read(process, addresses))
+        return dict(self._read(process, [(address, None) for address in addresses]))
 
-    def _read(self, process: Sampled, addresses: Sequence[int]) -> list[CodeKey]:
-        """Read and keep the code at ``addresses``; returns the keys found. Raises ProbingError."""
+    def _read(self, process: Sampled, wanted: Sequence[WantedCode]) -> list[CodeKey]:
+        """Read and keep the ``wanted`` code; returns the keys found. Raises ProbingError."""
         deadline = time.monotonic() + FETCH_S
         found: list[CodeKey] = []
         runtime, _ = self._known.prepared(process, FETCH_S)
-        while addresses:
+        while wanted:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TargetTimeout(f"code of process {process.key[0]} could not be read in time")
             answer = self._readers.call(
-                "codes", pid=process.key[0], start_ns=process.key[1], timeout=left,
-                runtime=runtime.to_dict(), addresses=addresses[:MAX_ADDRESSES], timeout_ms=int(left * 500),
+                "codes", pid=process.key[0], start_ns=process.key[1], timeout=left + GRACE_S, patience=PATIENCE_S,
+                runtime=runtime.to_dict(), wanted=wanted[:MAX_WANTED], timeout_ms=int(left * 500),
             )  # fmt: skip
             codes = unpack_codes(answer)
             process.codes.learn(codes)
             found += codes
-            addresses = addresses[max(1, int(answer.header["asked"])) :]
+            wanted = wanted[max(1, int(answer.header["asked"])) :]
         return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.processes.memory import PAGE, Memory, Range
-from probing.daemon.python_stack.walk.snapshot import Snapshot, word
+from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 
 __all__ = ("CHANGED", "Heap", "Torn")
 
@@ -16,8 +16,8 @@ MAX_NOTED = 16_384
 CHANGED = "it changed while it was read"
 
 
-# How many leading bytes to ignore, and the bytes.
-_Noted = tuple[int, bytes]
+# Whether they begin with a reference count, and the bytes.
+_Noted = tuple[bool, bytes]
 
 
 class Torn(CorruptTarget):
@@ -80,12 +80,12 @@ class Heap:
             raise Torn("its memory cannot be read")
         return data
 
-    def read(self, address: int, size: int, skip: int = 0) -> bytes:
-        """Like ``peek``, and notes all but the first ``skip`` bytes: a reference count may change."""
+    def read(self, address: int, size: int, *, counted: bool = False) -> bytes:
+        """Like ``peek``, and notes the bytes. ``counted``: a reference count comes first, which may change."""
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
             raise CorruptTarget("it is made of too many parts")
-        self._noted[address, size] = (skip, data)
+        self._noted[address, size] = (counted, data)
         return data
 
     def word(self, address: int) -> int:
@@ -126,5 +126,9 @@ class Heap:
 
 
 def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
-    before = noted.values()
-    return all(now is not None and now[n:] == data[n:] for (n, data), now in zip(before, later, strict=True))
+    return all(now is not None and _equal(*before, now) for before, now in zip(noted.values(), later, strict=True))
+
+
+def _equal(counted: bool, before: bytes, now: bytes) -> bool:
+    # A freed object keeps its other bytes for a while.
+    return is_count(word(now, 0)) and now[8:] == before[8:] if counted else now == before

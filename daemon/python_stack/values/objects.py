@@ -18,7 +18,7 @@ from probing.daemon.processes.memory import PAGE
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout
-from probing.daemon.python_stack.walk.snapshot import word
+from probing.daemon.python_stack.walk.snapshot import is_count, word
 
 __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 
@@ -93,14 +93,9 @@ class Objects:
         """The type of the object at ``address``."""
         if address % 8:
             raise Torn("it is no object")
-        head = self.heap.read(address, 16, skip=8)
-        count = word(head, 0)
-        if self.layout.long_tag:
-            count &= 0xFFFF_FFFF
-        if not count:
+        head = self.heap.read(address, 16, counted=True)
+        if not is_count(word(head, 0)):
             raise Torn(CHANGED)  # it was freed since its address was read
-        if count >= 1 << 40:
-            raise Torn("it is no object")
         return self.type_at(word(head, 8))
 
     def type_at(self, address: int) -> Type:
@@ -156,7 +151,7 @@ class Objects:
     def text(self, address: int, limit: int) -> tuple[str, int]:
         """The first ``limit`` characters of the str at ``address``, and its length."""
         base = self.layout.base
-        head = self.heap.read(address, base.str_ascii, skip=8)
+        head = self.heap.read(address, base.str_ascii, counted=True)
         length = word(head, base.str_length)
         state = int.from_bytes(head[base.str_state : base.str_state + 4], "little")
         kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
@@ -178,7 +173,7 @@ class Objects:
     def bytes_of(self, address: int, limit: int) -> tuple[bytes, int]:
         """The first ``limit`` bytes of the bytes object at ``address``, and its length."""
         base = self.layout.base
-        length = word(self.heap.read(address, base.bytes_length + 8, skip=8), base.bytes_length)
+        length = word(self.heap.read(address, base.bytes_length + 8, counted=True), base.bytes_length)
         if length >= 1 << 40:
             raise Torn("it is no bytes object")
         size = min(length, limit)
@@ -186,7 +181,7 @@ class Objects:
 
     def integer(self, address: int) -> int:
         """The int (or bool) at ``address``; raises CorruptTarget beyond 4096 bits."""
-        size = word(self.heap.read(address, 24, skip=8), 16)
+        size = word(self.heap.read(address, 24, counted=True), 16)
         if self.layout.long_tag:
             # lv_tag: two bits of sign (0 positive, 1 zero, 2 negative), a reserved one, then the number of digits.
             digits, sign = size >> 3, (1, 0, -1, 1)[size & 3]
@@ -208,11 +203,11 @@ class Objects:
 
     def floats(self, address: int, count: int) -> tuple[float, ...]:
         """The double of a float at ``address``, or the two of a complex."""
-        return struct.unpack(f"<{count}d", self.heap.read(address, 16 + 8 * count, skip=8)[16:])
+        return struct.unpack(f"<{count}d", self.heap.read(address, 16 + 8 * count, counted=True)[16:])
 
     def items(self, address: int, kind: str, limit: int, start: int = 0) -> tuple[list[int], int]:
         """Up to ``limit`` items of the list or tuple at ``address`` from index ``start``, and its length."""
-        head = self.heap.read(address, 32 if kind == "list" else 24, skip=8)
+        head = self.heap.read(address, 32 if kind == "list" else 24, counted=True)
         length = word(head, 16)
         if length >= 1 << 40:
             raise Torn(f"it is no {kind}")
@@ -263,7 +258,7 @@ class Objects:
 
     def _keys_shape(self, keys: int) -> tuple[int, int, int]:
         """Address of the entries, how many are in use, and the size of one."""
-        head = self.heap.read(keys, 40, skip=8)
+        head = self.heap.read(keys, 40, counted=True)
         if self.layout.dict_kinds:
             log2_size, log2_index, kind = head[8:11]
             count, start = word(head, 24), keys + 32 + (1 << min(log2_index, 40))

@@ -61,7 +61,7 @@ class Tensor:
 def read_tensor(objects: Objects, address: int) -> Tensor:
     """The tensor whose Python object is at ``address``. Raises CorruptTarget when no tensor is recognised there."""
     heap = objects.heap
-    pointers = [word(heap.read(address, _IMPL[-1] + 8, skip=8), at) for at in _IMPL]
+    pointers = [word(heap.read(address, _IMPL[-1] + 8, counted=True), at) for at in _IMPL]
     for impl in pointers:
         if impl < 4096 or impl % 8:
             continue

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from probing.daemon.processes.memory import PAGE, Memory, Range
 
-__all__ = ("BothWays", "Snapshot", "both_ways", "word")
+__all__ = ("BothWays", "Snapshot", "both_ways", "is_count", "word")
 
 _WORD = struct.Struct("<Q").unpack_from
+_IMMORTAL_KEYS = 1 << 63
 
 
 class Snapshot:
@@ -117,6 +118,15 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             wanted += chain if number % 2 else reversed(chain)
     last = range(len(wanted), len(wanted) + len(others))
     return BothWays([*wanted, *others], ways, last)
+
+
+def is_count(value: int) -> bool:
+    """Whether the first word of an object is a reference count: freed memory has a pointer there, or NULL.
+
+    CPython's allocator links its free blocks (Objects/obmalloc.c). A count uses 32 bits; from 3.14 on the top 16 bits
+    of the word are flags (Include/refcount.h), and the keys of an empty dict have PY_SSIZE_T_MIN (pycore_dict.h).
+    """
+    return value == _IMMORTAL_KEYS or (value & 0xFFFF_FFFF != 0 and not value >> 32 & 0xFFFF)
 
 
 def word(data: bytes, offset: int) -> int:

@@ -148,6 +148,9 @@ class _Examination:
         except (FormatError, OSError) as e:
             # A daemon that is killed while it begins its newest part leaves less than a header.
             newest_begun = void_from is None and "ends within its header" in str(e)
+            if newest_begun and self._found.daemon_pid:
+                # It lives, and is beginning the part.
+                return None
             then = "removes it" if newest_begun else "moves it to corrupt/ and names the loss"
             if self._manifest().sealed_to < number:
                 self._problem(name, f"it cannot be read: {e}", then, wrong=not newest_begun)

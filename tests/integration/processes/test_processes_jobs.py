@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ports import free_port
 from processes_helpers import descendants, listening, start_ns_of, started
 from waiting import until
 
@@ -60,12 +60,6 @@ class Watch:
 
     def trainers(self, root: int, count: int = 2) -> list[Identity]:
         return until(lambda: len(found := [w for w in self.below(root) if w.role == "trainer"]) == count and found)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def torchrun(port: int, *arguments: str) -> list[str]:

@@ -15,7 +15,7 @@ from sampler_support import Parsers, ServedReaders, offset_of, readers, walked
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.python_stack.sampling.codes import MAX_ADDRESSES, SampledCode, unpack_codes
+from probing.daemon.python_stack.sampling.codes import MAX_WANTED, SampledCode, unpack_codes
 from probing.daemon.python_stack.sampling.thread_states import scan_threads
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
@@ -69,12 +69,12 @@ def threads(reader: ServedReaders, pid: int, runtime: RuntimeInfo) -> dict[str, 
 
 
 def codes(
-    reader: ServedReaders, pid: int, runtime: RuntimeInfo, addresses: list[int]
+    reader: ServedReaders, pid: int, runtime: RuntimeInfo, addresses: list[int], check: int | None = None
 ) -> dict[tuple[int, int], SampledCode]:
     return unpack_codes(
         reader.call(
             "codes", pid=pid, start_ns=read_start_ns(pid), timeout=10,
-            runtime=runtime.to_dict(), addresses=addresses, timeout_ms=10_000,
+            runtime=runtime.to_dict(), wanted=[(address, check) for address in addresses], timeout_ms=10_000,
         )  # fmt: skip
     )
 
@@ -132,6 +132,9 @@ def test_code_at_an_address_that_is_used_again_is_noticed(
             address = walked(pid, runtime, layout)[0].frames[0].code
             ((key, code),) = codes(reader, pid, runtime, [address]).items()
             assert (key[0], code.func, code.file) == (address, f"f{n}", f"<file {n}>")
+            # Other code than the wanted one is not read.
+            assert list(codes(reader, pid, runtime, [address], key[1])) == [key]
+            assert codes(reader, pid, runtime, [address], key[1] ^ 1) == {}
             seen.setdefault(address, set()).add((key[1], code.func))
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -150,7 +153,7 @@ def test_requests_that_make_no_sense(reader: ServedReaders, stacks: PythonStacks
         runtime = stacks.prepare(pid, start_ns, 60)
         assert codes(reader, pid, runtime, [0, 1, -1, 2**64, 2**70, 4096, pid]) == {}
         with pytest.raises(UsageError):
-            codes(reader, pid, runtime, [1] * (MAX_ADDRESSES + 1))
+            codes(reader, pid, runtime, [1] * (MAX_WANTED + 1))
         other = RuntimeInfo.from_dict({**runtime.to_dict(), "hexversion": 7})
         with pytest.raises(CorruptTarget):
             threads(reader, pid, other)

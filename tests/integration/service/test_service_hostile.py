@@ -13,8 +13,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from ports import free_port
 from query_helpers import operations
-from service_helpers import BEARER, Service, free_port, refused, serving, start, token_file
+from service_helpers import BEARER, Service, refused, serving, start, token_file
 from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb

@@ -56,8 +56,11 @@ def test_exposure_is_small(name: str, installed: Path) -> None:
         ("probingd-collector.service", "collector", "probing", (*COLLECTOR, "SYSLOG")),
         ("probingd-reader@.service", "reader", "probing", READER),
         ("probingd-parser@.service", "parser", "probing-worker", ()),
+        ("probingd-nvml@.service", "nvml", "probing-worker", ()),
         ("probingd-maintenance@.service", "maintenance", "probing-worker", ()),
         ("probingd-sql@.service", "sql", "probing-worker", ()),
+        ("probingd-hook@.service", "hook", "probing-worker", ()),
+        ("probingd-interpreter@.service", "interpreter", "probing-worker", ()),
         ("probingd-service.service", "service", "probing-service", ()),
         ("probingd.service", "ready", "probing-service", ()),
     ],
@@ -89,6 +92,7 @@ def test_the_sockets_belong_to_those_who_connect() -> None:
     inner = Config.from_args([]).runtime_dir
     for name, user in (
         ("reader", "probing"), ("parser", "probing"), ("maintenance", "probing"), ("sql", "probing-service"),
+        ("hook", "probing-service"), ("interpreter", "probing-service"), ("nvml", "probing"),
     ):
         unit = settings(f"probingd-{name}.socket")
         assert unit["ListenStream"] == f"{inner}/{name}.sock"

@@ -24,7 +24,8 @@ from probing.federation.sql.views import expand
 NOW_NS = 1_790_000_000_123_456_789
 SECOND = 10**9
 NAMES = ("n0", "n1", "n2")
-READ = ("comm.ops", "train.steps", "process.processes", "cluster.members", "cuda.memory", "probing.table_docs")
+READ = ("comm.ops", "train.steps", "process.processes", "cluster.members", "cuda.memory", "gpu.processes",
+        "probing.table_docs")  # fmt: skip
 OWN = {
     view.name: view
     for view in (
@@ -59,6 +60,8 @@ def rows_of(node: str) -> dict[str, list[dict[str, Any]]]:
         "cluster.members": [{"node": node, "member": other, "address": f"{other}:1"} for other in NAMES],
         "cuda.memory": [{**who, "ts": start + i * SECOND, "kind": "device", "size_class": 1, "stack": 1,
                          "live_bytes": (i + number) << 20} for i in range(3)],
+        "gpu.processes": [{**who, "ts": start + i * SECOND // 2, "device_id": i % 2, "used_bytes": (i + number) << 20}
+                          for i in range(4)],
         "probing.table_docs": [{"node": node, "table_schema": "comm", "table_name": "ops", "live": "no"}],
     }  # fmt: skip
 

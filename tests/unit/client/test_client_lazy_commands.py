@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from probing.client.app import CLUSTER_COMMANDS, COMMANDS, program
+from probing.client.app import CLUSTER_COMMANDS, COMMANDS, RANKS_COMMANDS, program
 from probing.client.lazy import Entry
 from probing.client.main import main
 
 _VISIBLE = [name for name, entry in COMMANDS.items() if not entry.hidden]
 _ENTRIES = [([name], entry) for name, entry in COMMANDS.items()]
 _ENTRIES += [(["cluster", name], entry) for name, entry in CLUSTER_COMMANDS.items()]
+_ENTRIES += [(["ranks", name], entry) for name, entry in RANKS_COMMANDS.items()]
 _LISTED = """
 import sys
 from probing.client.main import main
@@ -55,7 +56,7 @@ def test_the_list_of_commands_has_no_line_that_is_cut(
     out = capsys.readouterr().out
     assert "..." not in out.partition("Commands:")[2]
     assert [line.split()[0] for line in out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()] == [
-        *_VISIBLE, "cluster",
+        *_VISIBLE, "cluster", "ranks",
     ]  # fmt: skip
 
 

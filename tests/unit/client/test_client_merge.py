@@ -112,9 +112,9 @@ def test_who_stopped_further_out_is_a_branch_of_its_own() -> None:
 
 def test_alone_incomplete_and_without_frames() -> None:
     assert people(merge([stack(3, "f", complete=False)])) == (
-        "job j  MainThread  ranks 3  incomplete\n  f (train.py:1)\n"
+        "job j  MainThread  rank 3  incomplete\n  f (train.py:1)\n"
     )
-    assert people(merge([stack(3)])) == "job j  MainThread  ranks 3\n  (no Python frame)\n"
+    assert people(merge([stack(3)])) == "job j  MainThread  rank 3\n  (no Python frame)\n"
     assert people([]) == ""
 
 

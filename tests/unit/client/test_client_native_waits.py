@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probing.client.collectives.native_waits import innermost, waits_in
+from probing.client.collectives.silence import innermost, waits_in
 
 RECEIVE = ["pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv(int*)"]
 RING = [*RECEIVE, "gloo::(anonymous namespace)::ring(X)", "gloo::(anonymous namespace)::allreduce(X)"]

@@ -21,7 +21,7 @@ from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.ipc import Message
-from probing.daemon.processes.liveness import is_alive
+from probing.daemon.processes.liveness import is_alive, process_now
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.source_state import MAX_NAMED, first_of
 
@@ -101,8 +101,9 @@ class Source:
 
 
 class Watch:
-    def __init__(self, *errors: ProbingError, adopted: tuple[Path, ...] = ()) -> None:
-        clock = FakeClock(mono_ns=1, real_ns=2)
+    def __init__(self, *errors: ProbingError, adopted: tuple[Path, ...] = (), now_ns: int = 1 << 60) -> None:
+        """``now_ns``: since boot, for ever."""
+        clock = FakeClock(mono_ns=now_ns, real_ns=now_ns)
         self.readers, self.outbox, self.session = Readers(), RowBuffer("n1", clock), Session(*adopted)
         self.source = Source(self.session, *errors)
         probes = LibraryProbes(self.session, [self.source], self.outbox, clock)
@@ -142,6 +143,19 @@ def test_a_file_is_attached_once_and_each_older_process_is_a_gap(library: Path) 
     watch.start()
     assert {pid for pid, _ in watch.stop()} == {os.getpid(), os.getppid()}
     assert len(watch.source.paths) == 1
+
+
+def test_a_process_that_began_after_the_probes_is_no_gap_however_late_it_is_found(
+    library: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    began = process_now(sleeper.pid)
+    assert began is not None
+    watch = Watch(now_ns=began.start_ns)
+    watch.readers.mapped = {os.getpid(): [library], sleeper.pid: [library]}
+    watch.start()
+    # A scan found both, as no event reported the mapping.
+    assert watch.libraries._files.holders.keys() == {os.getpid(), sleeper.pid}
+    assert [pid for pid, _ in watch.stop()] == [os.getpid()]
 
 
 def test_what_did_not_answer_is_tried_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

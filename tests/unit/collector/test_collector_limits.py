@@ -53,7 +53,7 @@ def test_tables_have_limits_of_their_own() -> None:
         ("python.samples=-1", "TABLE=NUMBER"),
         ("python.samples=nan", "TABLE=NUMBER"),
         ("python.samples=1e300", "TABLE=NUMBER"),
-        ("process.processes=1", "process.events"),
+        ("process.processes=1", "gpu.processes"),
         ("user.No=1", "comm.ops"),
         ("=1", "comm.ops"),
         ("x" * 10_000, "comm.ops"),

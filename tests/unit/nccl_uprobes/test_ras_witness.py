@@ -18,10 +18,11 @@ from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras import client as ras_client
-from probing.daemon.nccl_uprobes.ras import endpoint as ras_place
-from probing.daemon.nccl_uprobes.ras.endpoint import RasAddress, connect_ras, own_namespace, ras_address
+from probing.daemon.nccl_uprobes.ras.endpoint import RasAddress, connect_ras, ras_address
 from probing.daemon.nccl_uprobes.ras.json_report import handlers
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
+from probing.daemon.processes import namespaces
+from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.source import Identity, Loss
 
 
@@ -231,8 +232,8 @@ def test_another_namespace_needs_a_right(world: World, monkeypatch: pytest.Monke
     assert witness.reason
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     refused = type("Libc", (), {"setns": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(ras_place, "_libc", refused)
-    monkeypatch.setattr(ras_place.ctypes, "get_errno", lambda: errno.EPERM)
+    monkeypatch.setattr(namespaces, "_libc", refused)
+    monkeypatch.setattr(namespaces.ctypes, "get_errno", lambda: errno.EPERM)
     # The first of them is left out.
     witness.ask_all()
     witness.ask_all()

@@ -19,6 +19,7 @@ from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
+from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
@@ -252,7 +253,7 @@ def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemoryS
     assert who is not None
     assert (who.role, who.job, who.rank) == ("trainer", "pid:20", None)
     # The communicator tells the rank that the environment does not.
-    discovery.on_communicator(*key, 1, 4)
+    discovery.on_communicator(*key, Membership("0", "default_pg", "gloo", 1, 4))
     who = waiting.until(lambda: (found := discovery.identity(*key)) and found.rank is not None and found)
     assert who
     assert (who.rank, who.world_size) == (1, 4)

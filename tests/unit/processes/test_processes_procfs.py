@@ -18,6 +18,7 @@ from probing.daemon.processes.procfs import (
     parse_cmdline,
     parse_environ,
     parse_maps,
+    parse_memory,
     parse_stat,
     parse_status,
 )
@@ -98,3 +99,17 @@ def test_clean_text_is_printable_and_bounded(data: bytes | str, limit: int) -> N
     assert len(text) <= limit
     text.encode()
     assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in text)
+
+
+def test_memory_of_a_process() -> None:
+    found = parse_memory(b"Name:\tVmRSS: 1 kB\nVmRSS:\t    1300 kB\nRssShmem:\t 7 kB\nVmSwap:\t      17 kB\n")
+    assert (found["rss_bytes"], found["swap_bytes"], found["shmem_bytes"]) == (1300 * 1024, 17 * 1024, 7 * 1024)
+    assert (found["peak_rss_bytes"], found["anon_bytes"]) == (None, None)
+    found = parse_memory(Path("/proc/self/status").read_bytes())
+    assert all(value is not None for value in found.values())
+    assert (found["peak_rss_bytes"] or 0) >= (found["rss_bytes"] or 0) > 1 << 20
+
+
+@given(st.binary(max_size=200))
+def test_memory_of_any_bytes_is_numbers_or_nothing(rest: bytes) -> None:
+    assert all(value is None or value >= 0 for value in parse_memory(b"VmRSS:" + rest + b"\nVmSwap: -7 kB\n").values())

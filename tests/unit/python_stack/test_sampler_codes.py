@@ -19,7 +19,7 @@ from probing.api.errors import InternalError
 from probing.daemon.bpf.build import FOLDER
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.sampling import codes as sampled_codes
-from probing.daemon.python_stack.sampling.codes import KnownCodes, code_check, unpack_codes
+from probing.daemon.python_stack.sampling.codes import KnownCodes, SampledCode, code_check, unpack_codes
 from probing.daemon.python_stack.walk.layouts import TABLE
 
 ADDRESS = st.integers(0, (1 << 64) - 1)
@@ -51,6 +51,16 @@ def test_the_proof_is_what_the_programs_make(
 def answer(codes: list[Any], tables: bytes = b"", files: tuple[str, ...] = ("a.py",)) -> Message:
     index = json.dumps({"files": files, "codes": codes}).encode()
     return Message({"index": len(index), "asked": len(codes)}, index + tables)
+
+
+def test_processes_that_run_the_same_code_share_it() -> None:
+    def one(address: int, line: int) -> SampledCode:
+        found = unpack_codes(answer([[address, [1, 2, 3, line, 5], "f", 0, 2]], b"\x80\x00"))
+        return next(iter(found.values()))
+
+    first, again, other = one(16, 9), one(4096, 9), one(16, 10)
+    assert first is again
+    assert first != other
 
 
 def test_an_answer_is_taken_apart() -> None:

@@ -104,8 +104,8 @@ class SampledReaders:
             return Message({"threads": found, "gil": 77, "complete": True})
         assert op == "codes"
         # Only half of what is asked for is looked at.
-        asked = args["addresses"][: (len(args["addresses"]) + 1) // 2]
-        codes = [[a, PROOF, f"f{a}", 0, 2] for a in asked if a < 1 << 20]
+        asked = args["wanted"][: (len(args["wanted"]) + 1) // 2]
+        codes = [[a, PROOF, f"f{a}", 0, 2] for a, _ in asked if a < 1 << 20]
         index = json.dumps({"files": ["a.py"], "codes": codes}).encode()
         return Message({"index": len(index), "asked": len(asked)}, index + b"\x80\x00" * len(codes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import MAX_HEADER
+from probing.daemon.processes.memory import FakeMemory
+from probing.daemon.python_stack.values.heap import Heap
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.names import Name, parse_name, parse_names
 from probing.daemon.python_stack.values.secrets import looks_secret, names_secret
@@ -157,3 +160,17 @@ def test_locals_of_outer_frames_are_cut_first() -> None:
     assert sum(map(len, told)) < 30 * 40
     cut = [v for t in threads for f in t["frames"] for v in f.get("locals", []) if v["reason"] == CUT]
     assert [v["value"] for v in cut] == [None]
+
+
+@pytest.mark.parametrize(
+    ("count", "held"),
+    [(2, True), (0xFFFF_FFFF, True), (0x0004_0000_C000_0000, True), (1 << 63, True),
+     (0, False), (0x7F3A_1234_5670, False)],
+)  # fmt: skip
+def test_a_freed_object_does_not_hold(count: int, held: bool) -> None:
+    # A freed object keeps its other bytes for a while: in place of its count is a pointer, or NULL.
+    memory = FakeMemory({0x10000: struct.pack("<QQ4080x", 1, 0x4000)})
+    heap = Heap(memory, time.monotonic() + 60)
+    heap.read(0x10000, 16, counted=True)
+    memory.segments[0x10000] = struct.pack("<QQ4080x", count, 0x4000)
+    assert heap.held() is held

@@ -119,6 +119,16 @@ def test_sys_admin_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> N
     assert forced.collector.capabilities == old.collector.capabilities == (*rights.COLLECTOR, "SYS_ADMIN", "SYSLOG")
 
 
+@pytest.mark.parametrize(("mode", "found"), [(0o666, False), (0o660, True), (0o600, False), (0o640, False)])
+def test_the_group_of_the_device_files_of_gpus(tmp_path: Path, mode: int, found: bool) -> None:
+    control = tmp_path / "nvidiactl"
+    control.touch()
+    control.chmod(mode)
+    group = control.stat().st_gid
+    assert rights.device_groups(control) == ((group,) if found and group else ())
+    assert rights.device_groups(tmp_path / "none") == ()
+
+
 def test_who_may_create_where(tmp_path: Path) -> None:
     found = tmp_path.stat()
     tmp_path.chmod(0o700)

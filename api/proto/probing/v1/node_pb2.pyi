@@ -336,6 +336,68 @@ class Setting(_message.Message):
     doc: str
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ...) -> None: ...
 
+class FactsRequest(_message.Message):
+    __slots__ = ("job", "timeout_ms", "run", "hardware")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeout_ms: int
+    run: str
+    hardware: bool
+    def __init__(self, job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., run: _Optional[str] = ..., hardware: _Optional[bool] = ...) -> None: ...
+
+class FactsReply(_message.Message):
+    __slots__ = ("node", "facts")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    facts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, node: _Optional[str] = ..., facts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PreflightRequest(_message.Message):
+    __slots__ = ("timeout_ms", "python", "master_addr", "master_port", "peers", "job", "bandwidth")
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    timeout_ms: int
+    python: str
+    master_addr: str
+    master_port: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    job: str
+    bandwidth: bool
+    def __init__(self, timeout_ms: _Optional[int] = ..., python: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., job: _Optional[str] = ..., bandwidth: _Optional[bool] = ...) -> None: ...
+
+class SinkRequest(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class SinkReply(_message.Message):
+    __slots__ = ("received_bytes",)
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
+
+class PreflightReply(_message.Message):
+    __slots__ = ("node", "facts", "received_ns", "node_time_ns")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    NODE_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    facts: bytes
+    received_ns: int
+    node_time_ns: int
+    def __init__(self, node: _Optional[str] = ..., facts: _Optional[bytes] = ..., received_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
+
 class Error(_message.Message):
     __slots__ = ("kind", "message", "hint")
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,21 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.ConfigRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.ConfigReply.FromString,
                 _registered_method=True)
+        self.Facts = channel.unary_stream(
+                '/probing.v1.Node/Facts',
+                request_serializer=probing_dot_v1_dot_node__pb2.FactsRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.FactsReply.FromString,
+                _registered_method=True)
+        self.Preflight = channel.unary_unary(
+                '/probing.v1.Node/Preflight',
+                request_serializer=probing_dot_v1_dot_node__pb2.PreflightRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.PreflightReply.FromString,
+                _registered_method=True)
+        self.Sink = channel.stream_unary(
+                '/probing.v1.Node/Sink',
+                request_serializer=probing_dot_v1_dot_node__pb2.SinkRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.SinkReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -123,6 +138,27 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Facts(self, request, context):
+        """What this node knows of jobs, for a diagnosis: first a reply without facts, then one for each run of a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Preflight(self, request, context):
+        """What this node is, before a job. Scope: read; probe to reach addresses that are not its peers, admin to run python.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sink(self, request_iterator, context):
+        """Takes bytes and throws them away, for a peer that measures bandwidth: where cluster.bandwidth_test_bytes is set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +196,21 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Config,
                     request_deserializer=probing_dot_v1_dot_node__pb2.ConfigRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.ConfigReply.SerializeToString,
+            ),
+            'Facts': grpc.unary_stream_rpc_method_handler(
+                    servicer.Facts,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.FactsRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.FactsReply.SerializeToString,
+            ),
+            'Preflight': grpc.unary_unary_rpc_method_handler(
+                    servicer.Preflight,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.PreflightRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.PreflightReply.SerializeToString,
+            ),
+            'Sink': grpc.stream_unary_rpc_method_handler(
+                    servicer.Sink,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.SinkRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.SinkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +402,87 @@ class Node:
             '/probing.v1.Node/Config',
             probing_dot_v1_dot_node__pb2.ConfigRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.ConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Facts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/probing.v1.Node/Facts',
+            probing_dot_v1_dot_node__pb2.FactsRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.FactsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Preflight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Preflight',
+            probing_dot_v1_dot_node__pb2.PreflightRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.PreflightReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/probing.v1.Node/Sink',
+            probing_dot_v1_dot_node__pb2.SinkRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.SinkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,106 @@
+"""Views for people who look into what a job does: ours, under ``views``."""
+
+from __future__ import annotations
+
+from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, view
+
+__all__ = ("VIEWS",)
+
+_WHO = "node, job, run, rank, pid, start_ns"
+# The view aggregates, so conditions of a query cannot narrow what it reads: it shows the last quarter of an hour.
+_SECONDS = 900
+_LONGEST = "INTERVAL 1 HOUR"
+_SPINE = f"(SELECT epoch_ns(now()) // 1000000000 - i AS second FROM generate_series(0, {_SECONDS - 1}) AS g(i)) AS q"
+_OVERLAP = "least({0}.ended, (q.second + 1) * 1000000000) - greatest({0}.began, q.second * 1000000000)"
+_MEETS = "JOIN {1} ON {0}.began < (q.second + 1) * 1000000000 AND {0}.ended > q.second * 1000000000"
+_OPERATIONS = (
+    f"SELECT {_WHO}, op, epoch_ns(ts) AS began, epoch_ns(coalesce(t_done_hi, ts)) AS ended FROM comm.ops"
+    f" WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
+    f" UNION ALL SELECT {_WHO}, op, epoch_ns(ts) AS began, epoch_ns(ts) + age_ns AS ended FROM comm.inflight"
+    " WHERE rank IS NOT NULL"
+)
+# A row of samples on the CPU stands for samples within a second, one off the CPU for a wait.
+_SAMPLES = (
+    f"SELECT {_WHO}, tid = pid AS main, on_cpu, stack_id, epoch_ns(ts) AS began, epoch_ns(ts) + duration_ns AS ended"
+    f" FROM python.samples WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
+)
+# A stack is written down again each hour that it is seen.
+_STACKS = (
+    "SELECT stack_id, any_value(frames[1].func) AS func FROM python.stacks WHERE ts > now() - INTERVAL 3 HOUR"
+    " GROUP BY stack_id"
+)
+_BY_OPERATION = (
+    f"SELECT {_WHO}, q.second, sum({_OVERLAP.format('o')}) AS comm_ns, arg_max(o.op, o.began) AS op, NULL AS cpu_ns,"
+    f" NULL AS func FROM ({_OPERATIONS}) AS o {_MEETS.format('o', _SPINE)} GROUP BY {_WHO}, q.second"
+)
+_BY_FUNCTION = (
+    f"SELECT {_WHO}, q.second, k.func, sum({_OVERLAP.format('c')}) FILTER (WHERE c.on_cpu) AS cpu_ns,"
+    f" sum({_OVERLAP.format('c')}) FILTER (WHERE c.main) AS main_ns"
+    f" FROM ({_SAMPLES}) AS c {_MEETS.format('c', _SPINE)} LEFT JOIN ({_STACKS}) AS k ON c.stack_id = k.stack_id"
+    f" GROUP BY {_WHO}, q.second, k.func"
+)
+_BY_SAMPLE = (
+    f"SELECT {_WHO}, second, NULL AS comm_ns, NULL AS op, sum(cpu_ns) AS cpu_ns, arg_max(func, main_ns) AS func"
+    f" FROM ({_BY_FUNCTION}) AS f GROUP BY {_WHO}, second"
+)
+_EACH = (
+    f"SELECT {_WHO}, make_timestamp_ns(second * 1000000000) AS ts, sum(comm_ns) AS comm_ns, any_value(op) AS op,"
+    f" sum(cpu_ns) AS cpu_ns, any_value(func) AS func FROM ({_BY_OPERATION} UNION ALL {_BY_SAMPLE}) AS b"
+    f" GROUP BY {_WHO}, second"
+)
+# The interval that ends in or behind the second, where it touches the second.
+_WAITS = (
+    "SELECT node, pid, start_ns, ts, wall_ns, run_delay_ns FROM cpu.utilization"
+    f" WHERE scope = 'process' AND ts > now() - {_LONGEST}"
+)
+_WAITED = (
+    "CASE WHEN epoch_ns(w.ts) - w.wall_ns < epoch_ns(u.ts) + 1000000000"
+    " THEN least(1.0, w.run_delay_ns / CAST(w.wall_ns AS DOUBLE)) END"
+)
+_STEPS = f"SELECT node, pid, start_ns, ts, step FROM train.steps WHERE ts > now() - {_LONGEST}"
+
+RANK_SECOND = view(
+    "views.rank_second",
+    "What each rank did in each second of the last 15 minutes; a row for each rank and second in which anything was"
+    " seen of it.",
+    (
+        Column("node", NAME, "Name of the node.", "u.node"),
+        Column("ts", TIME, "Begin of the second, UTC.", "u.ts"),
+        Column("job", NAME, "The job of the process.", "u.job"),
+        Column("run", NAME, "The incarnation of that job.", "u.run"),
+        Column("pid", I32, "Process id as the host sees it.", "u.pid"),
+        Column("start_ns", I64, "Start of the process, ns since boot.", "u.start_ns"),
+        Column("rank", I32, "Rank in the job.", "u.rank"),
+        Column(
+            "step", I64, "The last step of train.steps that began by then; one that has not ended has no row.", "s.step"
+        ),
+        Column(
+            "comm_share",
+            F64,
+            "Part of the second in which operations ran, at most 1; operations that run at once count as one after the"
+            " other.",
+            "least(1.0, coalesce(u.comm_ns, 0) / 1e9)",
+        ),
+        Column(
+            "op",
+            TEXT,
+            "The last operation that was called by the end of the second and had not ended before it.",
+            "u.op",
+        ),
+        Column("top_func", TEXT, "Innermost Python function that most samples of the main thread show.", "u.func"),
+        Column("cpus", F64, "CPUs that Python threads used, as sampled; NULL without samples.", "u.cpu_ns / 1e9"),
+        Column(
+            "run_queue_share",
+            F64,
+            "Part of the second in which threads could run and had no CPU, at most 1; threads that wait at once count"
+            " together. NULL: not recorded.",
+            _WAITED,
+        ),
+    ),
+    f"({_EACH}) AS u ASOF LEFT JOIN ({_STEPS}) AS s ON u.node = s.node AND u.pid = s.pid AND u.start_ns = s.start_ns"
+    " AND epoch_ns(u.ts) + 999999999 >= epoch_ns(s.ts)"
+    f" ASOF LEFT JOIN ({_WAITS}) AS w ON u.node = w.node AND u.pid = w.pid AND u.start_ns = w.start_ns"
+    " AND epoch_ns(u.ts) <= epoch_ns(w.ts)",
+)
+
+VIEWS = (RANK_SECOND,)

@@ -1,0 +1,107 @@
+"""Joins what is known of each trainer to one row, and to the state of its run: for ``top``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from probing.client.collectives.endings import how
+from probing.client.collectives.silence import Process
+from probing.client.collectives.standing import Run, idle, standings
+from probing.client.diagnosis.findings import Verdicts
+from probing.client.render.rows import Record, Row
+
+__all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows")
+
+RANK_FIELDS = (
+    "node", "job", "run", "rank", "world_size", "pid", "start_ns", "state", "collectives_per_s", "last_age_ns", "step",
+    "steps_per_s", "step_age_ns", "lag_ns", "comm", "op", "seq", "age_ns", "python", "waits_in", "began_unseen",
+    "unseen_until", "ended", "how", "first", "diagnosis",
+)  # fmt: skip
+_ENDS = ("ended", "how", "first")
+_SILENCE = ("waits_in", "began_unseen", "unseen_until")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was asked: ``live`` trainers (rows of standing.LIVE), ``exits`` (rows of endings.exits), open ``findings``.
+
+    By process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` step, steps_per_s and step_age_ns,
+    ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the innermost frame as text.
+    A process whose last call is older than ``recent_ns`` may be silent.
+    """
+
+    live: Sequence[Row]
+    exits: Sequence[Row]
+    findings: Verdicts
+    calls: Mapping[Process, Row] = field(default_factory=dict)
+    steps: Mapping[Process, Row] = field(default_factory=dict)
+    inflight: Mapping[Process, Row] = field(default_factory=dict)
+    lags: Mapping[Process, int] = field(default_factory=dict)
+    python: Mapping[Process, str] = field(default_factory=dict)
+    recent_ns: float = math.inf
+
+
+def rank_rows(seen: Seen, silent: Callable[[list[Row]], list[Row]]) -> tuple[list[Row], dict[Run, Row]]:
+    """Returns a row with RANK_FIELDS for each trainer, by job, run and rank, and ``standing.standing`` of each run.
+
+    ``silent`` gets the trainers without an operation and returns rows of ``silence.silent``.
+    """
+    runs, trainers = standings(seen.live, seen.exits, seen.findings)
+    lately = (key for key, row in seen.calls.items() if (row["last_age_ns"] or 0) <= seen.recent_ns)
+    busy = {*lately, *seen.inflight}
+    waiting = [row for own in trainers.values() for row in idle(own, busy)]
+    quiet = _quiet(runs, waiting, silent(waiting))
+    ranks = [_rank(row, seen, quiet) for row in seen.live]
+    ranks += _ended([row for row in seen.exits if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
+    for row in ranks:
+        worst = runs[row["job"], row["run"]]["findings"]
+        row["diagnosis"] = worst[0]["sentence"] if worst else None
+    ranks.sort(key=lambda r: (r["job"], r["run"], r["rank"] is None, r["rank"] or 0, r["node"], r["pid"]))
+    return ranks, runs
+
+
+def process_of(row: Record) -> Process:
+    return row["node"], row["pid"]
+
+
+def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
+    key = process_of(row)
+    calls, step, now, wait = (found.get(key) for found in (seen.calls, seen.steps, seen.inflight, quiet))
+    return {
+        **row,
+        "collectives_per_s": calls["collectives_per_s"] if calls else 0.0,
+        "last_age_ns": calls["last_age_ns"] if calls else None,
+        **{name: step[name] if step else None for name in ("step", "steps_per_s", "step_age_ns")},
+        "lag_ns": seen.lags.get(key),
+        **{name: now[name] if now else None for name in ("comm", "op", "seq", "age_ns")},
+        "python": seen.python.get(key),
+        **{name: wait[name] if wait else None for name in _SILENCE},
+        **dict.fromkeys(_ENDS),
+    }
+
+
+def _quiet(runs: Mapping[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
+    """Adds the rows of silent ranks to their runs; returns them by process."""
+    for row in found:
+        runs[row["job"], row["run"]]["silent"].append(row)
+    quiet = {process_of(row): row for row in found}
+    for row in waiting:
+        if process_of(row) not in quiet:
+            runs[row["job"], row["run"]]["silent_more"] += 1
+    return quiet
+
+
+def _ended(ends: Sequence[Row], live: Sequence[Row]) -> list[Row]:
+    """Returns trainers that have ended, with the fields of live ones."""
+    nothing: Row = dict.fromkeys(RANK_FIELDS)
+    alive = {process_of(row) for row in live}
+    return [
+        {
+            **nothing, **{name: row[name] for name in ("node", "job", "run", "rank", "pid", "start_ns", "first")},
+            "state": "exited", "collectives_per_s": 0.0, "ended": row["ts"], "how": how(row),
+        }
+        for row in ends
+        if row["role"] == "trainer" and process_of(row) not in alive
+    ]  # fmt: skip

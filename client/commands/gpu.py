@@ -1,0 +1,149 @@
+"""``gpu``: what each GPU does now, and whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probing.client.gpus.narrow import fitting
+from probing.client.gpus.readings import DEVICES, PROCESSES, READINGS, ask, by_device, device_key
+from probing.client.options import Job, Wide
+from probing.client.render.output import write_objects
+from probing.client.render.rows import Row
+from probing.client.render.table import Field, render, terminal_width
+from probing.client.render.text import escape, plural, size
+from probing.client.session import job_named, opened, require_job
+from probing.client.settings import Settings
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl gpu --all-nodes", "probingctl gpu --job 4711 -f json")
+# Reasons of lower clocks that every idle or busy GPU has.
+_EVERYDAY = frozenset(("gpu_idle", "app_clocks", "sw_power_cap"))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _part(used: float | None, total: float | None) -> str:
+    """Formats bytes of a total: 46.1/85.5 GB."""
+    if used is None or not total:
+        return "-"
+    return f"{used / 1e9:.3g}/{total / 1e9:.3g} GB"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{size(round(value))}/s"
+
+
+_FIELDS = (
+    Field("NODE", "node"),
+    Field("GPU", "gpu", right=True),
+    Field("RANK", "rank", right=True),
+    Field("PID", "pid", right=True),
+    Field("UTIL", "gpu_util_pct", _percent, right=True),
+    Field("SM", "sm_active_pct", _percent, right=True),
+    Field("TENSOR", "tensor_active_pct", _percent, right=True),
+    Field("MEMORY", "memory", right=True),
+    Field("TEMP", "temperature_c", _whole, right=True),
+    Field("POWER", "power", right=True),
+    Field("CLOCK", "sm_clock_mhz", _whole, right=True),
+    Field("JOB", "job", flex=True),
+    Field("WHAT IS WRONG", "wrong", flex=True),
+)
+_WIDE = (
+    Field("DRAM", "dram_active_pct", _percent, right=True),
+    Field("NVLINK IN", "nvlink_rx_bytes_per_s", _rate, right=True),
+    Field("NVLINK OUT", "nvlink_tx_bytes_per_s", _rate, right=True),
+    Field("PCIE IN", "pcie_rx_bytes_per_s", _rate, right=True),
+    Field("PCIE OUT", "pcie_tx_bytes_per_s", _rate, right=True),
+    Field("ENERGY J", "energy_j", _whole, right=True),
+    Field("NAME", "name"),
+)
+# Left out in this order where the terminal is too narrow.
+_SPARE = ("node", "pid", "sm_clock_mhz", "tensor_active_pct")
+_PERSON = ("job", "run", "rank", "role", "pid", "start_ns", "source", "kind", "used_bytes", "sm_pct", "mem_pct")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    job: Job = None
+    wide: Wide = False
+
+
+def run(settings: Settings, options: Options) -> None:
+    with opened(settings) as cluster:
+        job = job_named(cluster, options.job)
+        if job is not None:
+            require_job(cluster, job)
+        found = ask(cluster, {"devices": DEVICES, "readings": READINGS, "processes": PROCESSES})
+    objects = _objects(found["devices"], found["readings"], found["processes"], job)
+    width = None if options.wide or settings.output is not None else terminal_width()
+    fields = (*_FIELDS[:-2], *_WIDE, *_FIELDS[-2:]) if options.wide else _FIELDS
+    lines = [line for gpu in objects for line in _lines(gpu)]
+    nobody = "(no GPU; `probingctl status` says whether the source nvml runs)\n"
+    if job is not None:
+        nobody = f"(no process of job {escape(job)} is known to use a GPU)\n"
+    shown = fitting(fields, lines, width, spare=_SPARE)
+    text = render(shown, lines, width, bold=width is not None) if lines else nobody
+    flat = [{**{name: gpu[name] for name in gpu if name != "processes"}, **person}
+            for gpu in objects for person in gpu["processes"] or [dict.fromkeys(_PERSON)]]  # fmt: skip
+    write_objects(settings, objects, text, flat)
+
+
+def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
+    """Returns each device with its last reading and ``processes``; with ``job`` only the devices of its processes."""
+    users, last = by_device(processes), {device_key(row): row for row in readings}
+    found = []
+    for device in sorted(devices, key=device_key):
+        key = device_key(device)
+        own = [row for row in users.get(key, ()) if job is None or row["job"] == job]
+        if job is not None and not own:
+            continue
+        people = [{name: row[name] for name in _PERSON} for row in own]
+        found.append({**last.get(key, {}), **device, "wrong": _wrong(device, last.get(key)), "processes": people})
+    return found
+
+
+def _wrong(device: Row, reading: Row | None) -> list[str]:
+    """Returns in words what is not as it should be."""
+    if device["state"] != "ok":
+        return [f"{device['state']}: {device['reason']}"]
+    if reading is None:
+        return ["no reading"]
+    reasons = [name for name in (reading["clock_event_reasons"] or "").split(",") if name and name not in _EVERYDAY]
+    wrong = [f"throttled: {', '.join(reasons)}"] if reasons else []
+    if reading["recovery_action"] not in (None, "none"):
+        wrong.append(f"the driver asks for {reading['recovery_action']}")
+    if reading["remap_failed"]:
+        wrong.append("a row remap failed")
+    elif reading["remap_pending"] or reading["retirement_pending"]:
+        wrong.append("memory waits for a reset to be repaired")
+    if reading["ecc_uncorrected"]:
+        wrong.append(f"{plural(reading['ecc_uncorrected'], 'uncorrected memory error')}")
+    width, most = device["pcie_width"], device["pcie_width_max"]
+    if width and most and width < most:
+        wrong.append(f"PCIe has {width} of {most} lanes")
+    return wrong
+
+
+def _lines(gpu: Row) -> list[Row]:
+    """Returns a line for each process of a device; one for a device without any."""
+    own = f"{gpu['device_id']}" if gpu["mig"] is None else f"{gpu['device_id']}.{gpu['mig']}"
+    total, limit, power = gpu.get("total_bytes"), gpu.get("power_limit_w"), gpu.get("power_w")
+    shared = {
+        **gpu,
+        "gpu": own,
+        "power": "-" if power is None else f"{power:.0f}" + (f"/{limit:.0f} W" if limit else " W"),
+        "wrong": "; ".join(gpu["wrong"]) or None,
+    }
+    lines: list[Row] = []
+    for person in gpu["processes"] or [dict.fromkeys(_PERSON)]:
+        used = person["used_bytes"] if person["used_bytes"] is not None else gpu.get("used_bytes")
+        lines.append({**shared, **person, "memory": _part(used, total)})
+    return lines

@@ -1,0 +1,98 @@
+"""``preflight``: whether the nodes are fit for a job, before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from probing.api.errors import UsageError
+from probing.client.options import Job
+from probing.client.preflight.asking import Wanted, gathered, with_bandwidth
+from probing.client.preflight.text import people
+from probing.client.render.output import write_objects
+from probing.client.render.rows import Row
+from probing.client.render.table import terminal_width
+from probing.client.session import job_named, opened
+from probing.client.settings import Settings
+from probing.diagnosis.preflight.checks.round_trips import matrix
+from probing.diagnosis.preflight.env_file import MAX_BYTES, Plan, parse
+from probing.diagnosis.preflight.facts import Case
+from probing.diagnosis.preflight.result import Result
+from probing.diagnosis.preflight.run import failed, results
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = (
+    "probingctl preflight --nodes n1:7070,n2:7070 --env-file job.env --iface ib0",
+    "probingctl preflight --python /opt/venv/bin/python",
+)
+_WRONG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Compare its Python, torch, CUDA, NCCL: each node runs it without rights."),
+    ] = None
+    env_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Variables of ranks, NAME=VALUE; a section [NODE] is a rank.")
+    ] = None
+    iface: Annotated[str | None, typer.Option(metavar="IF", help="A network interface that every node must have.")] = (
+        None
+    )
+    bandwidth: Annotated[
+        bool, typer.Option("--bandwidth", help="Also send bytes between the nodes, where they allow it.")
+    ] = False
+    job: Job = None
+
+
+def run(settings: Settings, options: Options) -> None:
+    if options.python is not None and not options.python.startswith("/"):
+        raise UsageError(f"--python {options.python} is no path", hint="give the whole path, as it is on the nodes")
+    plan = _plan(options.env_file)
+    with opened(settings) as cluster:
+        job = job_named(cluster, options.job)
+        case = gathered(cluster, Wanted(options.python or "", options.iface or "", job or ""), plan)
+        if options.bandwidth:
+            case = with_bandwidth(cluster, case)
+    found = results(case)
+    terminal = terminal_width() if settings.output is None else None
+    text = people(found, matrix(case), terminal, colour=terminal is not None)
+    write_objects(settings, _report(case, found), text, [_flat(result) for result in found])
+    raise typer.Exit(_WRONG if failed(found) else 0)
+
+
+def _plan(path: Path | None) -> Plan:
+    if path is None:
+        return Plan()
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UsageError(f"cannot read --env-file {path}: {reason}") from None
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"--env-file {path} has more than {MAX_BYTES} characters")
+    return parse(text)
+
+
+def _flat(result: Result) -> Row:
+    return {**asdict(result), "nodes": ",".join(result.nodes), "hint": result.hint or None}
+
+
+def _report(case: Case, found: list[Result]) -> Row:
+    """As docs/json.md describes."""
+    names = ("from", "to", "round_trip_ns", "why")
+    return {
+        "ok": not failed(found),
+        "results": [{**asdict(result), "nodes": list(result.nodes), "hint": result.hint or None} for result in found],
+        "round_trips": [dict(zip(names, (*cell[:3], cell[3] if cell[2] is None else None), strict=True))
+                        for cell in matrix(case)],
+        "clocks": [{"node": node, "offset_ns": round(offset), "uncertainty_ns": round(error)}
+                   for node, (offset, error) in sorted(case.offsets.items())],
+        "nodes": [asdict(node) for node in case.nodes],
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What ``diagnose`` asks, and how it shows what the rules find."""

@@ -1,0 +1,140 @@
+"""What follows from diagnoses: their order, the exit code, the object for JSON, the sentence for a healthy job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from probing.client.render.rows import Row
+from probing.client.render.text import age, plural, utc, when
+from probing.diagnosis.facts import Facts, Missing, Rank
+from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.report import CANNOT_TELL, as_dict
+from probing.diagnosis.verdict import ERROR, NOTE, WARNING
+
+__all__ = (
+    "as_object",
+    "cautious",
+    "confidence_word",
+    "exit_code",
+    "flat",
+    "healthy_sentence",
+    "missing_text",
+    "settled",
+    "worst_first",
+    "wrong",
+)
+
+_WRONG, _UNDECIDED = 3, 4
+_ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
+# The words for a confidence of at least this value.
+_WORDS = ((0.85, "high"), (0.6, "medium"))
+# The highest confidence while a node of the cluster does not answer.
+_WITHOUT_A_NODE = 0.8
+
+
+def wrong(diagnosis: Diagnosis) -> bool:
+    """Whether an error or a warning was found, or no rank of the job was seen."""
+    return any(finding.severity != NOTE for finding in diagnosis.findings) or not diagnosis.facts.ranks
+
+
+def worst_first(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Returns the diagnoses by severity, then the newest run of each job, then by the number of ranks that wait."""
+    begun: dict[str, list[int]] = {}
+    for one in diagnoses:
+        begun.setdefault(one.facts.job, []).append(_begun(one.facts))
+
+    def order(diagnosis: Diagnosis) -> tuple[int, int, int, str]:
+        facts, worst = diagnosis.facts, diagnosis.findings[0] if diagnosis.findings else None
+        severity = _ORDER[worst.severity] if worst else len(_ORDER)
+        later = sum(other > _begun(facts) for other in begun[facts.job])
+        return severity, later, -len(worst.victims) if worst else 0, facts.job
+
+    return sorted(diagnoses, key=order)
+
+
+def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
+    """Returns 3 where something is wrong, 4 where that is not known: a node did not answer or a rule failed; else 0."""
+    verdicts = [as_dict(diagnosis)["verdict"] for diagnosis in diagnoses if wrong(diagnosis)]
+    if any(verdict != CANNOT_TELL for verdict in verdicts):
+        return _WRONG
+    partial = any(item.kind in ("node", "rule") for diagnosis in diagnoses for item in diagnosis.missing)
+    return _UNDECIDED if verdicts or partial else 0
+
+
+def cautious(diagnosis: Diagnosis) -> Diagnosis:
+    """Returns ``diagnosis``, with a lower confidence where a node did not answer."""
+    if all(item.kind != "node" for item in diagnosis.missing):
+        return diagnosis
+    lowered = [replace(f, confidence=min(f.confidence, _WITHOUT_A_NODE)) for f in diagnosis.findings]
+    return replace(diagnosis, findings=tuple(lowered))
+
+
+def settled(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Returns ``diagnoses``; findings of a run that has ended become notes where a later run of the job goes on."""
+    going = {d.facts.job: _begun(d.facts) for d in diagnoses if any(not _ended(rank) for rank in d.facts.ranks)}
+    found = []
+    for one in diagnoses:
+        ends = [rank.exit.ts_ns for rank in one.facts.ranks if rank.exit is not None]
+        if one.facts.job in going and ends and all(map(_ended, one.facts.ranks)) and max(ends) <= going[one.facts.job]:
+            one = replace(one, findings=tuple(replace(f, severity=NOTE) for f in one.findings))
+        found.append(one)
+    return found
+
+
+def _ended(rank: Rank) -> bool:
+    return rank.exit is not None or rank.state == "exited"
+
+
+def _begun(facts: Facts) -> int:
+    return min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=facts.taken_ns)
+
+
+def confidence_word(confidence: float) -> str:
+    """Returns high, medium or low."""
+    return next((word for least, word in _WORDS if confidence >= least), "low")
+
+
+def missing_text(missing: Missing) -> str:
+    """Returns what is missing, with its rank or node."""
+    about = f"rank {missing.rank}" if missing.rank is not None else f"node {missing.node}" if missing.node else ""
+    return missing.text if not about or about in missing.text else f"{about}: {missing.text}"
+
+
+def healthy_sentence(diagnosis: Diagnosis) -> str:
+    """Returns such as ``job X: nothing is wrong: 8 ranks, step 812, last operation 200 ms ago``."""
+    facts = diagnosis.facts
+    if not facts.ranks:
+        return f"job {facts.job}: no rank of it was seen"
+    seen, world = len(facts.ranks), facts.world_size
+    parts = [f"{seen} of {plural(world, 'rank')}" if world and world > seen else plural(seen, "rank")]
+    if steps := [step.step for rank in facts.ranks for step in rank.steps]:
+        parts.append(f"step {max(steps)}")
+    if advanced := [node.advanced_ns for node in facts.nodes if node.advanced_ns is not None]:
+        parts.append(f"last operation {age(max(0, facts.taken_ns - max(advanced)))} ago")
+    failed = sum(item.kind == "rule" for item in diagnosis.missing)
+    state = f"nothing was found, but {plural(failed, 'rule')} failed" if failed else "nothing is wrong"
+    ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
+    if len(ends) == seen:
+        after = "was started again" if diagnosis.findings else "nothing went wrong"
+        state = f"it ended at {when(utc(max(ends)))}, and {after}"
+    return f"job {facts.job}: {state}: {', '.join(parts)}"
+
+
+def as_object(diagnoses: Sequence[Diagnosis]) -> Row:
+    """Returns the object of docs/json.md: that of the first diagnosis, with all other findings in ``others``."""
+    first, *others = flat(diagnoses)
+    return {**first, "others": others}
+
+
+def flat(diagnoses: Sequence[Diagnosis]) -> list[Row]:
+    """Returns an object for each finding, and for each job without one."""
+    found: list[Row] = []
+    for diagnosis in diagnoses:
+        own = as_dict(diagnosis)
+        if not wrong(diagnosis):
+            own["sentence"] = healthy_sentence(diagnosis)
+        job = {"job": own["job"], "run": own["run"]}
+        others = own.pop("others")
+        found += [own, *({**job, **other} for other in others)]
+    return found

@@ -1,0 +1,164 @@
+"""Formats a diagnosis for people: the sentence, who, the evidence with stacks, the doubts, and what to do."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from probing.client.diagnosis.outcome import confidence_word, healthy_sentence, missing_text, wrong
+from probing.client.render.text import age, clock, cut_mark, escape, plural, ranks_text, utc, wrapped
+from probing.client.stacks.text import frame_text
+from probing.diagnosis.facts import Facts, Frame, Missing
+from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.verdict import Culprit, Finding, StackOf
+
+__all__ = ("people",)
+
+_MOST_FRAMES = 8
+_MOST_LINES = 12
+_MOST_STACKS = 2
+_MOST_NATIVE = 3
+_LONG_NAME = 60
+# Columns of a frame's second line that its path cannot take: indent, brackets and line number.
+_BESIDE_PATH = 20
+_COMMAND = re.compile("`[^`]*`")
+_NO_BREAK = "\xa0"
+# Frames between Python and C++, which say nothing.
+_GLUE = ("pybind11::", "torch::autograd::THP", "Py", "_Py", "__")
+
+
+def people(diagnoses: Sequence[Diagnosis], width: int | None, *, brief: bool = False) -> str:
+    """Returns a page for each job, the worst first, broken at ``width`` columns; None: lines of any length.
+
+    ``brief``: without stacks and without what would refute the finding.
+    """
+    pages = [_page(diagnosis, width, brief) for diagnosis in diagnoses]
+    return "\n".join("".join(line + "\n" for text in page for line in _broken(text, width)) for page in pages)
+
+
+def _broken(text: str, width: int | None) -> list[str]:
+    """Breaks a line; its further lines begin below its text. A command stays whole where a line has room for it."""
+    line = escape(text)
+    body = line.lstrip(" ")
+    indent = " " * (len(line) - len(body))
+    room = None if width is None else width - len(indent)
+    if room is not None:
+        body = _COMMAND.sub(lambda m: m[0].replace(" ", _NO_BREAK) if len(m[0]) < room - 4 else m[0], body)
+    return [indent + part.replace(_NO_BREAK, " ") for part in wrapped(body, room)] or [""]
+
+
+def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
+    if not wrong(diagnosis) or not diagnosis.findings:
+        notes = [f"  note: {finding.sentence}" for finding in diagnosis.findings]
+        return [healthy_sentence(diagnosis), *notes, *_section("Not known", _texts(diagnosis.missing))]
+    worst, others = diagnosis.findings[0], diagnosis.findings[1:]
+    facts = diagnosis.facts
+    lines = [_sentence(worst), f"  job {facts.job}  run {facts.run}  verdict {worst.verdict.id}"]
+    lines += _section("Who", [*map(_culprit, worst.culprits), *_victims(worst)])
+    lines += _section("Evidence", worst.evidence)
+    for stack in () if brief else _stacks(worst.stacks):
+        lines += _stack(stack, facts, width)
+    lines += _section("Confidence", [_confidence(worst), *_doubts(worst, diagnosis.missing)])
+    refuted_by = worst.refuted_by or (worst.verdict.refuted_by,)
+    lines += _section("What would refute it", () if brief else refuted_by)
+    steps = worst.next_steps or worst.verdict.next_steps
+    lines += _section("Do next", [_filled_in(step, facts.job, worst) for step in steps])
+    return [*lines, *_section("Also", [f"{other.severity}: {other.sentence}" for other in others])]
+
+
+def _sentence(finding: Finding) -> str:
+    return finding.sentence[:1].upper() + finding.sentence[1:]
+
+
+def _section(title: str, texts: Sequence[str]) -> list[str]:
+    """Returns the title and a line for each text; nothing where there is none."""
+    texts = [text for text in dict.fromkeys(texts) if text]
+    more = [f"  - {len(texts) - _MOST_LINES} more, in -f json"] if len(texts) > _MOST_LINES else []
+    return ["", f"{title}:", *(f"  - {text}" for text in texts[:_MOST_LINES]), *more] if texts else []
+
+
+def _culprit(culprit: Culprit) -> str:
+    # A rank of a node that does not answer has no pid, and its node may be unknown.
+    node = f", node {culprit.node}" if culprit.node else ""
+    return f"rank {culprit.rank}{node}{f', pid {culprit.pid}' if culprit.pid else ''}: {culprit.why}"
+
+
+def _filled_in(step: str, job: str, finding: Finding) -> str:
+    """Returns a step with job, rank and pid in its commands in place of J, R and PID."""
+    step = step.replace("--job J", f"--job {shlex.quote(job)}")
+    if len(finding.culprits) != 1:
+        return step
+    (culprit,) = finding.culprits
+    step = step.replace("--rank R", f"--rank {culprit.rank}")
+    return step.replace(" PID", f" {culprit.pid}") if culprit.pid else step
+
+
+def _victims(finding: Finding) -> list[str]:
+    if not finding.victims:
+        return []
+    if len(finding.victims) == 1:
+        return [f"rank {finding.victims[0]} waits"]
+    return [f"{len(finding.victims):,} ranks wait: {ranks_text(finding.victims)}"]
+
+
+def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
+    """Returns one stack of a culprit and one of a victim, or two of the only role."""
+    roles = dict.fromkeys(stack.role for stack in stacks)
+    firsts = [next(stack for stack in stacks if stack.role == role) for role in roles]
+    return [*firsts, *(stack for stack in stacks if stack not in firsts)][:_MOST_STACKS]
+
+
+def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
+    thread = stack.thread
+    yield ""
+    name = "main thread" if thread.main else f"thread {thread.name or thread.tid}"
+    yield f"Stack of rank {stack.rank} ({stack.role}), {name}{_since(stack, facts)}:"
+    frames = _telling(thread.frames)
+    for frame in frames[:_MOST_FRAMES]:
+        yield f"    {_frame(frame, width)}"
+    if (left := len(frames) - _MOST_FRAMES) > 0:
+        yield f"    and {plural(left, 'outer frame')}"
+    if not thread.frames:
+        yield f"    (no frame{f': {thread.native_missing}' if thread.native_missing else ''})"
+
+
+def _telling(frames: Sequence[Frame]) -> list[Frame]:
+    """Returns the native frames inside the innermost Python frame that have a telling name, then the Python frames."""
+    python = [frame for frame in frames if not frame.native]
+    inner = itertools.takewhile(lambda frame: frame.native, frames)
+    native = [frame for frame in inner if not frame.func.startswith(_GLUE) and "+0x" not in frame.func]
+    return [*native[:_MOST_NATIVE], *python]
+
+
+def _frame(frame: Frame, width: int | None) -> str:
+    if frame.native:
+        func = frame.func if len(frame.func) <= _LONG_NAME else frame.func[: _LONG_NAME - 1] + cut_mark()
+        return frame_text(func, frame.file.rpartition("/")[2], None, "Native")
+    file = frame.file
+    if width is not None and len(file) > width - _BESIDE_PATH:
+        # The end of a path says more than its beginning.
+        end = file[len(file) - (width - _BESIDE_PATH - 1) :]
+        file = cut_mark() + end[max(end.find("/"), 0) :]
+    return frame_text(frame.func, file, frame.line, "Python")
+
+
+def _since(stack: StackOf, facts: Facts) -> str:
+    thread = stack.thread
+    if thread.since_ns is not None:
+        long = age(max(0, facts.taken_ns - thread.since_ns))
+        return f", in this frame since {clock(utc(thread.since_ns))} ({long})"
+    return ", it moves" if thread.moving else ""
+
+
+def _confidence(finding: Finding) -> str:
+    return f"{confidence_word(finding.confidence)} ({finding.confidence:.0%})"
+
+
+def _doubts(finding: Finding, missing: Sequence[Missing]) -> list[str]:
+    return [f"not known: {text}" for text in dict.fromkeys([*finding.missing, *_texts(missing)])]
+
+
+def _texts(missing: Sequence[Missing]) -> list[str]:
+    return [missing_text(item) for item in missing]

@@ -1,0 +1,154 @@
+"""``diagnose --skill``: runs the SQL steps of a skill of Probing, then its rules over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from probing.api.errors import FormatError, NotFound, PeerError, ProbingError, UsageError
+from probing.client.diagnosis.skill_file import Skill, Step, load_skill, templated, values_of
+from probing.client.diagnosis.skill_rules import Condition, condition_of
+from probing.client.render.output import write_objects
+from probing.client.render.rows import Row, rows_of
+from probing.client.render.table import Field, render, show_value, terminal_width
+from probing.client.render.text import escape, wrapped
+from probing.client.settings import Settings
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("run_skill",)
+
+_WRONG, _UNDECIDED = 3, 4
+_MOST_ROWS = 1000
+_SHOWN_ROWS = 20
+
+
+def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None, given: Sequence[str]) -> NoReturn:
+    """Writes the answer and ends with its exit code: 3 if a rule of severity error or warning holds, 4 if a step
+    failed. ``given``: parameters as NAME=VALUE; ``job``: the value of the parameter ``job``."""
+    skill = load_skill(path)
+    values = values_of(skill, _given(skill, job, given), everywhere=len(_addresses(cluster)) > 1)
+    rules = _rules(skill, values)
+    _require_tables(skill)
+    steps: list[Row] = []
+    for step in skill.steps:
+        steps.append(_run(cluster, step, values))
+        if steps[-1]["status"] == "failed" and step.on_empty == "abort":
+            break
+    rows = {step["id"]: step["rows"] for step in steps if step["status"] in ("ok", "empty")}
+    known = {**values, **_cells(steps)}
+    findings = [
+        {"rule": rule.id, "severity": rule.severity, "message": templated(rule.message, known)}
+        for rule, holds in zip(skill.rules, rules, strict=True)
+        if holds(rows)
+    ]
+    answer = {
+        "skill": skill.id, "title": skill.title, "steps": steps, "findings": findings,
+        "summary": templated(skill.summary, known).strip(), "next_steps": list(skill.next_steps),
+    }  # fmt: skip
+    width = terminal_width() if settings.output is None else None
+    write_objects(settings, answer, _people(answer, width), findings)
+    wrong = any(finding["severity"] != "info" for finding in findings)
+    failed = any(step["status"] == "failed" for step in steps)
+    raise typer.Exit(_WRONG if wrong else _UNDECIDED if failed else 0)
+
+
+def _addresses(cluster: Cluster) -> Sequence[str]:
+    return cluster.addresses() if cluster.many else (cluster.target,)
+
+
+def _given(skill: Skill, job: str | None, given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text} is not NAME=VALUE")
+        found[name] = value
+    if job is not None:
+        if all(parameter.name != "job" for parameter in skill.parameters):
+            raise UsageError(f"the skill {skill.id} has no parameter job", hint="leave --job out: it looks at all jobs")
+        found["job"] = job
+    return found
+
+
+def _rules(skill: Skill, values: Mapping[str, str]) -> list[Condition]:
+    try:
+        return [condition_of(templated(rule.when, values)) for rule in skill.rules]
+    except ValueError as e:
+        raise FormatError(f"a rule of the skill {skill.id} is not understood: {e}", hint="mend its `when`") from None
+
+
+def _require_tables(skill: Skill) -> None:
+    from probing.api.tables import TABLES
+    from probing.api.tables.views import VIEWS
+
+    wanted = [table.removeprefix("global.") for table in skill.any_tables]
+    # Only the nodes know the tables of users' probes.
+    if wanted and not any(table in TABLES or table in VIEWS or table.startswith("user.") for table in wanted):
+        hint = "`probingctl tables` lists the tables of this version"
+        raise NotFound(f"the skill {skill.id} needs one of {', '.join(wanted[:8])}", hint=hint)
+
+
+def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
+    """Returns the outcome of a step: ``status`` is ok, empty, skipped or failed; ``note`` says why."""
+    own: Row = {"id": step.id, "title": step.title, "status": "skipped", "note": None, "row_count": 0, "rows": []}
+    if step.kind != "sql":
+        return {**own, "note": f"steps of type {step.kind} are not run here"}
+    if step.when not in ("", "always") and templated(step.when, values) != "true":
+        return {**own, "note": f"it runs only when {step.when}"}
+    try:
+        table = cluster.query(templated(step.sql, values))
+    except PeerError:
+        raise
+    except ProbingError as e:
+        # Hosts may lack a table: a step that may be empty is then skipped.
+        return {**own, "status": "skipped" if step.on_empty == "skip" else "failed", "note": e.message}
+    own |= {"row_count": table.num_rows, "rows": rows_of(table.slice(0, _MOST_ROWS))}
+    if table.num_rows:
+        return {**own, "status": "ok"}
+    return {**own, "status": "failed" if step.on_empty == "abort" else "empty", "note": step.empty_message or "no rows"}
+
+
+def _cells(steps: Sequence[Row]) -> dict[str, str]:
+    """Returns values for templates: ``step.column`` and ``column`` of each step's first row, and ``step.row_count``."""
+    found: dict[str, str] = {}
+    for step in steps:
+        found[f"{step['id']}.row_count"] = str(step["row_count"])
+        for name, value in (step["rows"][0] if step["rows"] else {}).items():
+            shown = show_value(value)
+            found[f"{step['id']}.{name}"] = shown
+            found.setdefault(name, shown)
+    return found
+
+
+def _people(answer: Mapping[str, Any], width: int | None) -> str:
+    parts = [_lines([f"{answer['title']} ({answer['skill']})"], width)]
+    for step in answer["steps"]:
+        lines = [step["title"], *([f"  {step['status']}: {step['note']}"] if step["note"] else [])]
+        parts.append(_lines(lines, width) + _table(step, width))
+    findings = [f"{finding['severity']}: {finding['message']}" for finding in answer["findings"]]
+    parts.append(_section("Findings:", findings or ["none"], width))
+    parts.append(_lines(answer["summary"].splitlines(), width))
+    parts.append(_section("Do next:", answer["next_steps"], width))
+    return "\n".join(part for part in parts if part)
+
+
+def _table(step: Row, width: int | None) -> str:
+    rows = step["rows"]
+    if not rows:
+        return ""
+    text = render([Field(name, name, flex=True) for name in rows[0]], rows[:_SHOWN_ROWS], width)
+    more = step["row_count"] - _SHOWN_ROWS
+    return text + (f"({more:,} more rows, in -f json)\n" if more > 0 else "")
+
+
+def _section(title: str, texts: Sequence[str], width: int | None) -> str:
+    return _lines([title, *(f"  - {' '.join(text.split())}" for text in texts)], width) if texts else ""
+
+
+def _lines(texts: Sequence[str], width: int | None) -> str:
+    return "".join(part + "\n" for text in texts for part in wrapped(escape(text), width) or [""])

@@ -1,0 +1,57 @@
+"""The last readings of GPUs and of the memory of processes, asked of each node by its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from probing.client.render.rows import Row, rows_of
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("DEVICES", "LINKS", "MEMORY", "PROCESSES", "READINGS", "ask", "by_device", "device_key")
+
+# What has no reading for so long is not shown, s.
+RECENT_S = 30
+# All links are written once a minute.
+LINKS_S = 150
+_LAST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
+READINGS = (
+    f"SELECT * FROM gpu.utilization WHERE ts > now() - INTERVAL {RECENT_S} SECOND "
+    + _LAST.format(key="node, device_id, mig")
+)
+PROCESSES = (
+    f"SELECT * FROM gpu.processes WHERE ts > now() - INTERVAL {RECENT_S} SECOND "
+    + _LAST.format(key="node, pid, device_id, mig")
+)
+LINKS = (
+    f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND "
+    + _LAST.format(key="node, kind, device_id, link, peer")
+)
+DEVICES = "SELECT * FROM gpu.devices"
+# A row each host.memory_interval_s, 10 s unless it is configured.
+MEMORY = (
+    "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND "
+    + _LAST.format(key="node, pid, start_ns")
+)
+
+
+def ask(cluster: Cluster, statements: Mapping[str, str]) -> dict[str, list[Row]]:
+    """Returns the rows of each statement, which each node answers alone."""
+    tables = cluster.query_all(statements, each=statements)
+    return {name: rows_of(tables[name]) for name in statements}
+
+
+def device_key(row: Row) -> tuple[str, int, int]:
+    """Returns (node, number of the GPU, number of the MIG device or -1): the order in which devices are shown."""
+    mig = row.get("mig")
+    return str(row["node"]), int(row["device_id"]), -1 if mig is None else int(mig)
+
+
+def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]:
+    """Returns the processes of each device, those with the lowest rank first."""
+    found: dict[tuple[str, int, int], list[Row]] = {}
+    for row in sorted(processes, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["pid"] or 0)):
+        found.setdefault(device_key(row), []).append(row)
+    return found

@@ -1,0 +1,1 @@
+"""What ``preflight`` asks nodes, and how it shows what the checks found."""

@@ -1,0 +1,137 @@
+"""Asks each node once for its facts before a job, measures the clocks meanwhile, and puts the case together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from probing.api.errors import FormatError, ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.diagnosis.facts_file import decoded
+from probing.diagnosis.preflight.env_file import Plan
+from probing.diagnosis.preflight.facts import Case, NodeFacts, NodeRank, Transfer
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+    from probing.client.wire.connection import Connection
+
+__all__ = ("Wanted", "gathered", "with_bandwidth")
+
+DEFAULT_PORT = 29500
+# Addresses that say nothing to others.
+_WILDCARDS = ("0.0.0.0:", "[::]:", "unix:", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask for."""
+
+    python: str = ""
+    iface: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    facts: NodeFacts | None
+    problem: str
+    offset_ns: float
+    error_ns: float
+
+
+def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
+    """Returns the case of all nodes. Raises PeerError where none answers."""
+    asked = len(cluster.outcomes)
+    addresses = _addresses(cluster)
+    variables = _master_of(plan)
+    port = variables.get("MASTER_PORT", "")
+    request = pb.PreflightRequest(
+        python=wanted.python, job=wanted.job, master_addr=variables.get("MASTER_ADDR", ""),
+        master_port=int(port) if port.isascii() and port.isdigit() and int(port[:6]) < 65536 else DEFAULT_PORT,
+        peers=sorted(set(addresses.values())) if len(addresses) > 1 else (),
+    )  # fmt: skip
+    answered = cluster.each(lambda connection, seconds: _ask(connection, request, seconds)).answered
+    replies = [(a.node, a.value) for a in answered]
+    silent = {name: reply.problem for name, reply in replies if reply.facts is None}
+    for outcome in cluster.outcomes[asked:]:
+        silent |= {failed.node or failed.address: failed.reason for failed in outcome.failed}
+    nodes = [(reply.facts, reply) for _, reply in replies if reply.facts is not None]
+    known = {facts.node for facts, _ in nodes}
+    silent |= {name: "it is in --env-file, and was not asked" for name in plan.ranks if name not in {*known, *silent}}
+    return Case(
+        nodes=tuple(_planned(facts, plan.ranks) for facts, _ in sorted(nodes, key=lambda one: one[0].node)),
+        silent=silent,
+        addresses=addresses,
+        offsets={facts.node: (reply.offset_ns, reply.error_ns) for facts, reply in nodes},
+        variables=plan.variables,
+        planned=bool(plan.ranks),
+        python=wanted.python,
+        iface=wanted.iface,
+    )
+
+
+def with_bandwidth(cluster: Cluster, case: Case) -> Case:
+    """Returns the case with what the nodes send each other: one node after the other, so that none shares its link."""
+    transfers: dict[str, tuple[Transfer, ...]] = {}
+    known = {node.node for node in case.nodes}
+    for address in cluster.addresses():
+        connection = cluster.connection(address)
+        try:
+            node = connection.status(cluster.timeout).node
+            peers = [own for name, own in sorted(case.addresses.items()) if name != node]
+            if node not in known or not peers:
+                continue
+            reply = connection.preflight(pb.PreflightRequest(peers=peers, bandwidth=True), cluster.timeout)
+            transfers[node] = decoded(NodeFacts, reply.facts).transfers
+        except ProbingError as e:
+            transfers[address] = (Transfer(address, why=e.message),)
+    nodes = tuple(replace(node, transfers=transfers.get(node.node, ())) for node in case.nodes)
+    return replace(case, nodes=nodes, bandwidth=True)
+
+
+def _planned(facts: NodeFacts, ranks: Mapping[str, tuple[NodeRank, ...]]) -> NodeFacts:
+    return replace(facts, ranks=ranks.get(facts.node, ())) if ranks else facts
+
+
+def _master_of(plan: Plan) -> dict[str, str]:
+    """The variables of all ranks, with MASTER_ADDR and MASTER_PORT of the first rank that has one."""
+    found = dict(plan.variables)
+    for ranks in plan.ranks.values():
+        for rank in ranks:
+            for variable in rank.variables:
+                if variable.name in ("MASTER_ADDR", "MASTER_PORT"):
+                    found.setdefault(variable.name, variable.value)
+    return found
+
+
+def _addresses(cluster: Cluster) -> dict[str, str]:
+    """Returns HOST:PORT of the nodes that have one: as it was asked, or as the node itself says."""
+
+    def ask(connection: Connection, seconds: float) -> tuple[str, str]:
+        node = connection.status(seconds).node
+        if not connection.address.startswith("unix:"):
+            return node, connection.address
+        own = (peer.address for peer in connection.peers(seconds).peers if peer.node == node)
+        return node, next((a for a in own if not a.startswith(_WILDCARDS)), "")
+
+    return {answer.node: answer.value for answer in cluster.each(ask).answered if answer.value}
+
+
+def _ask(connection: Connection, request: pb.PreflightRequest, seconds: float) -> tuple[str, _Answer]:
+    own = pb.PreflightRequest()
+    own.CopyFrom(request)
+    begun = time.time_ns()
+    reply = connection.preflight(own, seconds)
+    ended = time.time_ns()
+    # The way there and back, as NTP (RFC 5905, 8) takes it: the offset is off by half of what the two took.
+    offset = ((reply.received_ns - begun) + (reply.node_time_ns - ended)) / 2
+    error = max((ended - begun) - (reply.node_time_ns - reply.received_ns), 0) / 2
+    try:
+        facts, problem = decoded(NodeFacts, reply.facts), ""
+    except FormatError as e:
+        facts, problem = None, e.message
+    if facts is not None and facts.node != reply.node:
+        facts = replace(facts, node=reply.node)
+    return reply.node, _Answer(facts, problem, offset, error)

@@ -1,0 +1,84 @@
+"""Which nodes answer. One that fails is not asked with the others any more, until it answers a question of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from probing.client.top.answers import Absent
+from probing.federation.execution.fanout import Failed, fan_out
+
+__all__ = ("Health",)
+
+# Pauses between two tries, s.
+_FIRST_S = 1.0
+_LONGEST_S = 10.0
+_PATIENCE_S = 3.0
+
+
+class Health:
+    """``ask(address, seconds)`` returns the name of a node and raises ProbingError where it does not answer.
+
+    ``back`` is called when one answers again. Safe to use from several threads.
+    """
+
+    def __init__(self, ask: Callable[[str, float], str], back: Callable[[], None]) -> None:
+        self._ask = ask
+        self._back = back
+        self._lock = threading.Lock()
+        self._absent: dict[str, Absent] = {}
+        self._names: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    @property
+    def absent(self) -> tuple[Absent, ...]:
+        with self._lock:
+            return tuple(self._absent.values())
+
+    def present(self, addresses: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of ``addresses`` that are asked."""
+        with self._lock:
+            return tuple(address for address in addresses if address not in self._absent)
+
+    def answered(self, address: str, node: str) -> None:
+        with self._lock:
+            self._names[address] = node
+            self._absent.pop(address, None)
+
+    def failed(self, failures: Iterable[Failed]) -> None:
+        """Leaves these nodes alone from now on, and tries them in a thread."""
+        with self._lock:
+            for failure in failures:
+                known = self._absent.get(failure.address)
+                name = failure.node or self._names.get(failure.address, "")
+                since = known.since if known else time.monotonic()
+                self._absent[failure.address] = Absent(failure.address, name, failure.reason, since)
+            if self._absent and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._try, name="absent nodes", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _try(self) -> None:
+        pause = _FIRST_S
+        while not self._ended.wait(pause):
+            with self._lock:
+                addresses = tuple(self._absent)
+                if not addresses:
+                    # A later failure starts another thread.
+                    self._thread = None
+                    return
+            pause = _FIRST_S if self._asked(addresses) else min(2 * pause, _LONGEST_S)
+
+    def _asked(self, addresses: tuple[str, ...]) -> bool:
+        """Asks absent nodes; returns whether one is back."""
+        found = fan_out(addresses, lambda address, seconds: (self._ask(address, seconds), None), _PATIENCE_S)
+        for answered in found.answered:
+            self.answered(answered.address, answered.node)
+        self.failed(found.failed)
+        if found.answered:
+            self._back()
+        return bool(found.answered)

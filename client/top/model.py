@@ -1,0 +1,145 @@
+"""Rows of many nodes and refreshes as one view: jobs with their ranks, the one in trouble first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from probing.client.collectives.endings import exits_of
+from probing.client.collectives.ranks import Seen, process_of, rank_rows
+from probing.client.collectives.silence import Process
+from probing.client.collectives.top_text import Frame
+from probing.client.diagnosis.findings import Verdicts, by_run
+from probing.client.render.rows import Row
+from probing.client.top.answers import Absent, Fetched, NodeRows, merged
+from probing.client.top.devices import CPU_FIELDS, HISTORIES, Devices, cpu_of
+from probing.client.top.history import Series
+from probing.client.top.progress import Progress
+from probing.client.top.trouble import Job, jobs_of
+
+__all__ = ("AWAY_S", "Model", "RankKey", "View", "key_of")
+
+# How long the ranks of a node that does not answer stay in view, s.
+AWAY_S = 600.0
+_RECENT_NS = 10e9
+_CALLS = ("collectives_per_s", "last_age_ns")
+RankKey = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the screen shows: ``jobs``, the one in trouble first, and the nodes that do not answer.
+
+    ``at`` is time.monotonic() of the refresh; ``notes`` are lines for people.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    absent: tuple[Absent, ...] = ()
+    notes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    at: float | None = None
+
+    @property
+    def ranks(self) -> list[Row]:
+        return [row for job in self.jobs for row in job.ranks]
+
+
+class Model:
+    """Remembers what is needed from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
+
+    def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
+        """``window``: seconds over which rates are taken. ``silent`` is called as by ``ranks.rank_rows``."""
+        self._silent = silent
+        self._known: dict[str, NodeRows] = {}
+        self._progress = Progress(window)
+        self._devices = Devices()
+        self._series = Series()
+
+    def update(self, fetched: Fetched, python: Mapping[Process, str]) -> View:
+        """Returns the view after one refresh. ``python`` has the innermost frame of processes as text."""
+        for answer in fetched.nodes:
+            self._known[answer.address] = merged(self._known.get(answer.address), answer)
+        lost = {absent.address: absent for absent in fetched.absent}
+        for address, absent in lost.items():
+            if fetched.at - absent.since > AWAY_S:
+                self._known.pop(address, None)
+        here = [rows for address, rows in self._known.items() if address not in lost]
+        away = [rows for address, rows in self._known.items() if address in lost]
+        ranks, runs = rank_rows(self._seen(here, away, python), self._silent)
+        self._add_devices(ranks, here, away, fetched)
+        paused = {
+            rows.node: f"PAUSED on {rows.node}{rows.paused}: nothing newer is seen" for rows in here if rows.paused
+        }
+        frame = Frame(ranks, runs, paused)
+        return View(
+            jobs_of(frame), tuple(sorted(fetched.absent, key=lambda absent: absent.address)), tuple(paused.values()),
+            tuple(sorted(rows.node for rows in self._known.values())), fetched.at,
+        )  # fmt: skip
+
+    def _seen(self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str]) -> Seen:
+        known, progress = [*here, *away], _all(here, "progress")
+        # Nobody can tell what these do: they are not silent.
+        unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
+        inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
+        return Seen(
+            _all(known, "ranks"),
+            exits_of(sorted(_all(known, "ended"), key=lambda row: str(row["ts"]))),
+            _open(_all(known, "findings")),
+            {**unknown, **self._progress.calls(progress)},
+            {process_of(row): row for row in _all(here, "steps")},
+            {process_of(row): row for row in inflight},
+            self._progress.lags(progress),
+            python,
+            _RECENT_NS,
+        )
+
+    def _add_devices(
+        self, ranks: Iterable[Row], here: Sequence[NodeRows], away: Sequence[NodeRows], fetched: Fetched
+    ) -> None:
+        """Adds to each rank what its CPUs and GPUs do, its series, and whether its node is away."""
+        self._devices.update(_all(here, "gpus"), (rows.node for rows in here))
+        uses: dict[Process, list[Row]] = {}
+        for use in _all([*here, *away], "gpu_processes"):
+            uses.setdefault(process_of(use), []).append(use)
+        cpu = cpu_of(_all(here, "cpu"), _all(here, "memory"))
+        nothing: Row = dict.fromkeys(CPU_FIELDS)
+        gone = {rows.node for rows in away}
+        self._add_history(here)
+        keys: set[Hashable] = set()
+        for row in ranks:
+            row.update(cpu.get(process_of(row), nothing))
+            row.update(self._devices.of(uses.get(process_of(row), ())))
+            row["away"] = row["node"] in gone and row["ended"] is None
+            key = key_of(row)
+            if not row["away"] and row["ended"] is None:
+                for name in HISTORIES:
+                    # Those of CPUs have times of their own.
+                    if name != "cpu_pct":
+                        self._series.add((key, name), fetched.at, row[name])
+            keys.update((key, name) for name in HISTORIES)
+            row["history"] = {name: self._series.of((key, name)) for name in HISTORIES}
+            if len(row["gpus"]) == 1:
+                # That of a device goes further back than this screen.
+                row["history"] |= row["gpus"][0]["history"]
+        self._series.keep(keys)
+
+    def _add_history(self, here: Sequence[NodeRows]) -> None:
+        for row in sorted(_all(here, "cpu"), key=lambda row: row["at"]):
+            self._series.add(((row["node"], row["pid"], row["start_ns"]), "cpu_pct"), row["at"], row["cpu_pct"])
+
+
+def key_of(row: Row) -> RankKey:
+    """Returns what names a process: pids are reused."""
+    return row["node"], row["pid"], row["start_ns"]
+
+
+def _all(nodes: Iterable[NodeRows], name: str) -> list[Row]:
+    return [row for rows in nodes for row in rows.rows.get(name, ())]
+
+
+def _open(findings: Iterable[Row]) -> Verdicts:
+    """Returns the findings that no node has closed since, by run."""
+    newest: dict[tuple[str, str, str], Row] = {}
+    for row in sorted(findings, key=lambda row: str(row["ts"])):
+        newest[row["finding_id"], row["job"], row["run"]] = row
+    return by_run(row for row in newest.values() if row["state"] == "open")

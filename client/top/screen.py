@@ -1,0 +1,180 @@
+"""The screen of ``top`` on a terminal: textual reads keys and paints lines, the rest is done elsewhere.
+
+Textual's own markup is never used: a line is a list of segments whose text was escaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rich.segment import Segment
+from textual.app import App
+from textual.binding import Binding
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from probing.client.interrupt import end_soon
+from probing.client.top.figures import Line
+from probing.client.top.help_page import help_page
+from probing.client.top.page import body_lines, main_page
+from probing.client.top.rank_page import rank_page
+from probing.client.top.styles import style_of
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from probing.client.top.live import Live
+
+__all__ = ("Canvas", "Changed", "TopApp", "run_screen")
+
+# How often the clock and ages are redrawn while nothing comes, s.
+_REDRAW_S = 1.0
+
+
+class Changed(Message):
+    """There is something new to draw."""
+
+
+class _Driver(LinuxDriver):
+    """Draws on stdout; textual itself would draw on stderr, which may be a file."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._file = sys.__stdout__ or self._file
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        # COLUMNS and LINES of the environment do not follow the terminal.
+        with suppress(OSError):
+            width, height = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else 1)
+            if width and height:
+                return width, height
+        return super()._get_terminal_size()
+
+
+class Canvas(Widget):
+    """Lines that fill the screen."""
+
+    DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: tuple[Line, ...] = ()
+        self._cursor: int | None = None
+
+    def draw(self, lines: tuple[Line, ...], cursor: int | None) -> None:
+        self._lines, self._cursor = lines, cursor
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        line = self._lines[y] if y < len(self._lines) else ()
+        selected = y == self._cursor
+        segments = [Segment(span.text, style_of(span.style, selected=selected)) for span in line]
+        return Strip(segments).adjust_cell_length(self.size.width, style_of("", selected=selected))
+
+
+class TopApp(App[int]):
+    """Shows what ``live`` knows, and gives it the keys."""
+
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS = [Binding("ctrl+z", "suspend_process", show=False)]  # noqa: RUF012
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(driver_class=_Driver, ansi_color=True)
+        self._live = live
+        self._canvas = Canvas()
+        self.problem: Exception | None = None
+        self._leaving = False
+        self._runs_in: asyncio.AbstractEventLoop | None = None
+
+    def compose(self) -> Any:
+        yield self._canvas
+
+    def on_mount(self) -> None:
+        self._runs_in = asyncio.get_running_loop()
+        if self._leaving:
+            self._leave()
+        self._live.changed = self._wake
+        self.set_interval(_REDRAW_S, self._draw)
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def on_changed(self) -> None:
+        self._draw()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "ctrl+z":
+            return
+        event.prevent_default()
+        event.stop()
+        action = self._live.press(event.key, event.character, body_lines(self.size.height))
+        if action == "quit":
+            self._leave()
+        else:
+            self._draw()
+
+    def leave_soon(self) -> None:
+        """Ends the screen; for handlers of signals, also before it is there."""
+        self._leaving = True
+        if self._runs_in is not None:
+            self._runs_in.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        # A terminal or a node that hangs must not keep the process.
+        end_soon()
+        self.exit(0)
+
+    def _wake(self) -> None:
+        # Called by the threads that fetch; the message waits in a queue.
+        if self.is_running:
+            self.post_message(Changed())
+
+    def _draw(self) -> None:
+        width, height = self.size
+        if width < 1 or height < 1:
+            return
+        try:
+            self._draw_page(width, height)
+        except Exception as e:
+            # Textual would print the values of all variables.
+            self.problem = e
+            self.exit(1)
+
+    def _draw_page(self, width: int, height: int) -> None:
+        state, view = self._live.state, self._live.view
+        if state.page == "help":
+            lines, state.scroll = help_page(state.scroll, width, height)
+            self._canvas.draw(lines, None)
+        elif state.page == "rank":
+            row, facts = self._live.chosen()
+            lines, state.scroll = rank_page(row, facts, state.scroll, width, height)
+            self._canvas.draw(lines, None)
+        else:
+            page = main_page(view, state, width, height, self._live.title, time.monotonic())
+            self._canvas.draw(page.lines, page.cursor)
+
+
+def run_screen(live: Live) -> None:
+    """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process has a moment to end by itself."""
+    app = TopApp(live)
+
+    before = {
+        number: signal.signal(number, lambda _number, _frame: app.leave_soon())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        app.run(mouse=False)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if app.problem is not None:
+        raise app.problem

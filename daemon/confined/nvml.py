@@ -1,0 +1,97 @@
+"""The process that talks to NVIDIA's driver: it has no rights but to open the device files of the GPUs.
+
+A call into the driver may hang for ever, and a driver may crash the process, so nothing else runs in it. It answers
+requests on descriptor 0 until the connection closes:
+
+* ``ping``: header ``pid``.
+* ``poll`` (``slow``, ``links``, ``pairs``): payload, JSON, ``gpu.nvml.snapshot.Snapshots.poll``; or header ``failed``
+  {``kind``, ``text``} when there is no driver to talk to, after which the process ends.
+
+When a call takes longer than ``gpu.call_timeout_s``, a watchdog answers in its place with header ``hung`` {``call``,
+``device``, ``seconds``} and the events that wait, and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from glob import glob
+from pathlib import Path
+
+from probing.daemon.config import Config
+from probing.daemon.confined.sandbox import confine, limit, stand_back
+from probing.daemon.confined.serving import inherit, requests
+from probing.daemon.gpu.nvml.calls import Calls, DriverFailed, Running
+from probing.daemon.gpu.nvml.snapshot import Snapshots
+from probing.daemon.gpu.nvml.watchdog import Watchdog
+from probing.daemon.ipc import Channel, ChannelClosed
+
+__all__ = ("main",)
+
+MEMORY_BYTES = 8 << 30
+# For its life, some months at 1 % of a core; a process that reaches it is started again.
+CPU_SECONDS = 86_400
+# The driver opens these to read and write, and controls them by ioctl.
+_DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")
+_READABLE = ("/proc/driver/nvidia", "/proc/devices", "/proc/modules", "/proc/self", "/sys/bus", "/sys/class",
+             "/sys/devices", "/sys/module/nvidia", "/etc/nvidia", "/run/nvidia")  # fmt: skip
+
+
+def main() -> int:
+    """Serves the connection at descriptor 0 until it closes, or the driver is gone."""
+    config = Config.from_args(sys.argv[1:]).gpu
+    folder = [str(Path(config.library).parent)] if config.library else []
+
+    def give_up_rights() -> None:
+        stand_back(niceness=0)
+        limit(MEMORY_BYTES, CPU_SECONDS)
+        devices = [path for pattern in _DEVICES for path in glob(pattern)]  # noqa: PTH207
+        confine([*_READABLE, *folder], devices=devices)
+
+    channel = inherit(give_up_rights)
+    calls, waits = Calls(config.call_timeout_s), Calls(config.call_timeout_s)
+    snapshots = Snapshots(calls, waits, config.library, Path(config.sysfs))
+    # One answer at a time: the watchdog's is the last.
+    sending = threading.Lock()
+    Watchdog((calls, waits), lambda running, seconds: _give_up(channel, sending, snapshots, running, seconds)).start()
+    with suppress(ChannelClosed):
+        for request in requests(channel):
+            if request.header.get("op") == "ping":
+                with sending:
+                    channel.send({"pid": os.getpid()})
+            elif not _poll(channel, sending, snapshots, request.header):
+                return 0
+    return 0
+
+
+def _poll(channel: Channel, sending: threading.Lock, snapshots: Snapshots, header: dict[str, object]) -> bool:
+    """Answers a poll. False: there is no driver to go on with."""
+    try:
+        wanted = {name: bool(header.get(name)) for name in ("slow", "links", "pairs")}
+        payload = json.dumps(snapshots.poll(**wanted), separators=(",", ":")).encode()
+    except DriverFailed as e:
+        failed = {"failed": {"kind": e.kind, "text": e.text}, "events": snapshots.waiting_events()}
+        with sending:
+            channel.send(failed)
+        return False
+    with sending:
+        channel.send({}, payload)
+    return True
+
+
+def _give_up(
+    channel: Channel, sending: threading.Lock, snapshots: Snapshots, running: Running, seconds: float
+) -> None:
+    with suppress(Exception):
+        hung = {"call": running.name, "device": running.device.partition(" ")[0], "seconds": round(seconds, 1)}
+        with sending:
+            channel.send({"hung": hung, "events": snapshots.waiting_events()}, timeout=1.0)
+    # The stuck thread would keep an orderly exit waiting.
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

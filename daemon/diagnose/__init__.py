@@ -1,0 +1,1 @@
+"""Diagnosis in the daemon: gathers facts, runs the rules, keeps the findings."""

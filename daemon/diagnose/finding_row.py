@@ -1,0 +1,71 @@
+"""Makes a row of ``diagnosis.findings`` of a finding, and its id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.diagnosis.report import finding_dict, utc_text
+from probing.diagnosis.verdict import Finding
+
+__all__ = ("finding_id", "finding_report", "finding_row")
+
+_JSON_COLUMNS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
+# Below the bound of a message to the collector, with all columns of a row.
+_MAX_JSON = 128 << 10
+_MAX_TEXT = 4096
+_MAX_RANKS = 512
+
+
+def finding_id(job: str, run: str, finding: Finding) -> str:
+    """Returns the id of a finding: the same on all nodes, and after a restart of the daemon."""
+    ranks = ",".join(map(str, sorted({culprit.rank for culprit in finding.culprits})))
+    text = f"{job}\0{run}\0{finding.verdict.id}\0{ranks}\0{finding.about}"
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+
+
+def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[str, Any]:
+    """Returns the row of an open finding, without ``node`` and ``ts``, which the collector adds. Times are UTC ns."""
+    found = finding_dict(finding)
+    ranks = [culprit.rank for culprit in finding.culprits]
+    return {
+        "job": job,
+        "run": run,
+        "finding_id": finding_id(job, run, finding),
+        "verdict": finding.verdict.id,
+        "severity": finding.severity,
+        "state": "open",
+        "confidence": float(finding.confidence),
+        "sentence": finding.sentence[:_MAX_TEXT],
+        "ranks": _numbers(ranks),
+        "nodes": ",".join(dict.fromkeys(culprit.node for culprit in finding.culprits))[:_MAX_TEXT],
+        "victims": _numbers(finding.victims),
+        "about": finding.about[:_MAX_TEXT],
+        **{name: _json(found[name]) for name in _JSON_COLUMNS},
+        "since": finding.since_ns,
+        "opened": opened_ns,
+        "closed": None,
+    }
+
+
+def finding_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row in the form of `diagnose -f json`, with ``finding_id``, ``state``, ``opened`` and ``closed``."""
+    times = {name: utc_text(row[name]) for name in ("since", "opened", "closed")}
+    lists = {name: json.loads(row[name]) for name in _JSON_COLUMNS}
+    victims = [int(rank) for rank in row["victims"].split(",") if rank]
+    plain = ("job", "run", "finding_id", "state", "verdict", "severity", "confidence", "sentence", "about")
+    return {**{name: row[name] for name in plain}, **times, **lists, "victims": victims, "others": []}
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks[:_MAX_RANKS]))
+
+
+def _json(items: Sequence[Any]) -> str:
+    """Returns the first of ``items``, as many as fit, as JSON."""
+    kept = list(items)
+    while len(text := json.dumps(kept, separators=(",", ":"))) > _MAX_JSON:
+        kept = kept[: len(kept) // 2]
+    return text

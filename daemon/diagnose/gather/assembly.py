@@ -1,0 +1,163 @@
+"""Makes the facts of one run from the rows and readings of its job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from probing.daemon.diagnose.gather.bounds import fitted
+from probing.daemon.diagnose.gather.hardware import hardware_of
+from probing.daemon.diagnose.gather.history import History
+from probing.daemon.diagnose.gather.losses import Losses
+from probing.daemon.diagnose.gather.operations import Operations, communicators_of, operations_of
+from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
+from probing.daemon.diagnose.gather.tables import Rows
+from probing.daemon.diagnose.gather.witnesses import add_witnesses
+from probing.daemon.host.meminfo import read_meminfo
+from probing.diagnosis.facts import Condition, Exit, Facts, Helper, Missing, NodeFacts, Process, Rank, Thread
+
+__all__ = ("Gathered", "facts_of_run")
+
+_MAX_HELPERS = 64
+_MAX_STEPS = 64
+_MAX_PROCESSES = 1024
+_ENV = frozenset(
+    (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """All that was read of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: by the names of
+    ``statements`` and ``hardware_statements``."""
+
+    node: str
+    job: str
+    stall_s: float
+    taken_ns: int
+    watching_since_ns: int | None
+    live: Rows
+    rows: Rows
+    history: Mapping[Key, History]
+    threads: Mapping[Key, tuple[Thread, ...]]
+    conditions: Mapping[Key, Condition]
+    hardware: Rows
+    devices: Rows
+    missing: Sequence[Missing]
+
+
+def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
+    """Returns the facts of one run; ``processes`` are those of the run."""
+    mine = {one.key: one for one in processes}
+    live = {name: [row for row in rows if Key.of(row) in mine] for name, rows in gathered.live.items()}
+    inflight, progress = live.get("comm.inflight", []), live.get("comm.progress", [])
+    done = [row for row in gathered.rows.get("operations", ()) if Key.of(row) in mine]
+    stored = [row for row in gathered.rows.get("communicators", ()) if Key.of(row) in mine]
+    places = [*inflight, *progress, *done]
+    who = ranked(mine.values(), [*places, *({**row, "comm_size": row["size"]} for row in stored)])
+    operations = operations_of(inflight, done, progress)
+    known = communicators_of({one.key: n for n, one in who.ranks.items()}, stored, places)
+    losses = Losses(gathered.rows)
+    said = (gathered.rows.get(name, ()) for name in ("RAS", "flight recorder", "errors of communicators"))
+    ranks, communicators, unreached = add_witnesses(_ranks(gathered, who, operations, live, losses), known, *said)
+    fit = [fitted(rank) for rank in ranks]
+    cut = [one for _, left_out in fit for one in left_out]
+    gaps = [row["longest_gap_ns"] for row in progress if row["longest_gap_ns"] is not None]
+    history = gathered.rows.get("history of steps", ())
+    advanced = [t for one in operations.values() if (t := one.advanced_ns) is not None]
+    return Facts(
+        gathered.job,
+        run,
+        max((one.world_size for one in who.ranks.values() if one.world_size is not None), default=None),
+        gathered.stall_s,
+        gathered.taken_ns,
+        (_node(gathered, max(advanced, default=None), {one.key: number for number, one in who.ranks.items()}),),
+        tuple(rank for rank, _ in fit),
+        tuple(communicators),
+        tuple(_process(gathered.node, one) for one in _listed(who.others, mine.values())),
+        tuple(dict.fromkeys([*gathered.missing, *who.missing, *losses.missing(mine.values()), *unreached, *cut])),
+        max(gaps, default=None),
+        tuple((row["ended_ns"], row["duration_ns"]) for row in history if row["run"] == run),
+    )
+
+
+def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int]) -> NodeFacts:
+    total, available = read_meminfo()
+    return NodeFacts(
+        gathered.node, gathered.taken_ns, gathered.watching_since_ns, advanced_ns, memory_total_bytes=total,
+        memory_available_bytes=available, hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
+    )  # fmt: skip
+
+
+def _ranks(
+    gathered: Gathered, who: Ranked, operations: Mapping[Key, Operations], live: Rows, losses: Losses
+) -> list[Rank]:
+    attached = {Key.of(row): row["attached"] for row in live.get("comm.progress", ())}
+    env: dict[Key, list[tuple[str, str]]] = defaultdict(list)
+    for row in live.get("process.envs", ()):
+        if row["name"] in _ENV:
+            env[Key.of(row)].append((row["name"], (row["value"] or "")[:100]))
+    helpers: dict[int, list[JobProcess]] = defaultdict(list)
+    for one in who.others:
+        helpers[one.ppid or 0].append(one)
+    nothing = Operations((), (), ())
+    return [
+        replace(
+            _rank(gathered, number, one, operations.get(one.key, nothing)),
+            seen_from_ns=losses.seen_from(one, attached.get(one.key)),
+            lost=losses.lost(one),
+            helpers=tuple(_helper(gathered, helper) for helper in _chosen(helpers[one.key.pid], one)),
+            env=tuple(sorted(env[one.key])),
+        )
+        for number, one in who.ranks.items()
+    ]
+
+
+def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operations) -> Rank:
+    past = gathered.history.get(one.key) or History()
+    return Rank(
+        number, gathered.node, one.key.pid, one.key.start_ns, _state(one), one.local_rank, one.node_rank,
+        one.world_size, exit=one.exit, started_ns=one.started_ns, open=operations.open, done=operations.done,
+        progress=operations.progress, threads=gathered.threads.get(one.key, ()),
+        condition=gathered.conditions.get(one.key), samples=tuple(past.samples), past_samples=tuple(past.past_samples),
+        steps=tuple(past.steps[-_MAX_STEPS:]), series=tuple(past.series), logs=tuple(past.logs),
+    )  # fmt: skip
+
+
+def _state(one: JobProcess) -> str:
+    return "exited" if one.exit else one.state or "unknown"
+
+
+def _chosen(helpers: Sequence[JobProcess], parent: JobProcess) -> list[JobProcess]:
+    """Returns the helpers that run or failed, the failed ones first.
+
+    One that is older than its parent had another parent of that pid.
+    """
+    own = [one for one in helpers if one.key.start_ns >= parent.key.start_ns and (one.alive or _failed(one.exit))]
+    return sorted(own, key=lambda one: (one.exit is None, one.key.start_ns))[:_MAX_HELPERS]
+
+
+def _failed(end: Exit | None) -> bool:
+    return end is not None and (end.signal is not None or bool(end.code))
+
+
+def _listed(others: Iterable[JobProcess], mine: Iterable[JobProcess]) -> list[JobProcess]:
+    """Returns the processes that are not listed as helpers of a trainer."""
+    trainers = {one.key.pid for one in mine if one.role == "trainer"}
+    listed = [one for one in others if one.role in ("trainer", "launcher") or one.ppid not in trainers]
+    return listed[:_MAX_PROCESSES]
+
+
+def _helper(gathered: Gathered, one: JobProcess) -> Helper:
+    threads = gathered.threads.get(one.key, ())
+    # The main thread alone works.
+    main = tuple(replace(thread, frames=thread.frames[:32]) for thread in threads if thread.main)
+    return Helper(*one.key, one.role, _state(one), one.exit, main, gathered.conditions.get(one.key))
+
+
+def _process(node: str, one: JobProcess) -> Process:
+    return Process(node, *one.key, one.role, _state(one), one.exit)

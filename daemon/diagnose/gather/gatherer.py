@@ -1,0 +1,241 @@
+"""Gathers the facts of jobs on this node: one snapshot of the tables, live tables, stacks and conditions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from probing.api.errors import NotFound, ProbingError, QueryTimeout
+from probing.daemon.diagnose.gather import hardware
+from probing.daemon.diagnose.gather.assembly import Gathered, facts_of_run
+from probing.daemon.diagnose.gather.conditions import EarlierReadings, conditions_of
+from probing.daemon.diagnose.gather.history import History, histories
+from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_processes, with_events
+from probing.daemon.diagnose.gather.readings import ReadingResult, Readings
+from probing.daemon.diagnose.gather.stacks import threads_of_processes
+from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
+from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
+from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
+
+__all__ = ("Gatherer",)
+
+_LIVE = ("process.processes", "comm.progress", "comm.inflight")
+_MAX_JOBS = 64
+_PARALLEL = 4
+# A job that failed so long ago is still among all jobs; operations of a job reach back so far at most.
+_LATELY_NS = 600 * SECOND_NS
+# Samples of a job that advances are compared: those of this time with those before.
+_RECENT_NS = 30 * SECOND_NS
+_LEAST_SPAN_NS = 20 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What all jobs of a request share. ``deadline``: time.monotonic(); ``taken_ns``: UTC; ``live`` and ``devices``:
+    rows by table."""
+
+    run: str
+    deep: bool
+    deadline: float
+    taken_ns: int
+    live: Rows
+    devices: Rows
+    missing: Sequence[Missing]
+
+
+class Gatherer:
+    """Safe for many threads. ``stall_s``: W, the time without an operation after which a job counts as stalled, s."""
+
+    def __init__(
+        self,
+        node: str,
+        engine: Queries,
+        collector: Collector,
+        *,
+        stall_s: float = 10.0,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._node = node
+        self._engine = engine
+        self._collector = collector
+        self._stall_s = stall_s
+        self._now_ns = now_ns
+        self._earlier = EarlierReadings()
+
+    def read_ahead(self, job: str, *, timeout: float) -> None:
+        """Reads the conditions of a job's processes, so that facts of the next 90 s have the differences to now.
+
+        ``timeout`` in seconds. Raises ProbingError.
+        """
+        self._earlier.keep(job, self._collector.conditions([], job, timeout))
+
+    def facts(self, job: str = "", *, run: str = "", deep: bool = True, timeout: float) -> list[Facts]:
+        """Returns the facts of each run of ``job``; without one, of all jobs that run or failed lately.
+
+        ``run``: of this run alone. ``deep`` adds stacks, conditions, logs and ended runs; it takes about a second.
+        ``timeout`` in seconds. What cannot be read is among the missing. Raises NotFound for a job that is not known.
+        """
+        deadline = time.monotonic() + timeout
+        # First: on a busy machine the rest takes seconds, in which a job that goes on would seem to have stopped.
+        taken_ns = self._now_ns()
+        live, missing = live_rows(self._collector, (*_LIVE, *(("process.envs",) if deep else ())), deadline)
+        devices, lacking = live_rows(self._collector, hardware.LIVE, deadline)
+        request = _Request(run, deep, deadline, taken_ns, live, devices, [*missing, *lacking])
+        if job:
+            return self._job(job, request)
+
+        def of_one(name: str) -> list[Facts]:
+            # One that is gone by now, of which only its launcher was seen, or that nothing can be read of.
+            with suppress(NotFound, QueryTimeout):
+                return self._job(name, request)
+            return []
+
+        # Most of the time of a job is waiting for the second reading of its processes.
+        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="facts") as pool:
+            return [one for found in pool.map(of_one, self._jobs(live, deadline)) for one in found]
+
+    def hardware(self, *, timeout: float) -> Facts:
+        """Returns the hardware of this node, as facts of no job and without ranks. ``timeout`` in seconds."""
+        deadline, now = time.monotonic() + timeout, self._now_ns()
+        devices, missing = live_rows(self._collector, hardware.LIVE, deadline)
+        rows, lacking = query_rows(self._engine, hardware.hardware_statements("", now), deadline)
+        parts = hardware.hardware_of(rows, devices, {})
+        node = NodeFacts(self._node, now, self._watching_since(deadline), hardware=parts)
+        return Facts("", "", None, self._stall_s, now, (node,), (), missing=(*missing, *lacking))
+
+    def _jobs(self, live: Rows, deadline: float) -> list[str]:
+        running = [row["job"] for row in live.get("process.processes", ()) if row["role"] == "trainer" and row["job"]]
+        asked = {"failed jobs": failed_jobs(self._now_ns() - _LATELY_NS)}
+        rows, _ = query_rows(self._engine, asked, deadline)
+        failed = [row["job"] for row in rows.get("failed jobs", ())]
+        return list(dict.fromkeys([*running, *failed]))[:_MAX_JOBS]
+
+    def _job(self, job: str, request: _Request) -> list[Facts]:
+        run, deadline = request.run, request.deadline
+        live = {name: [row for row in rows if row["job"] == job] for name, rows in request.live.items()}
+        known = known_processes(live.get("process.processes", ()), job, self._now_ns())
+        alive = any(one.alive for one in known.values())
+        # These read while the statements run.
+        readings = Readings(self._collector, job, _suspects(known, live), deadline) if request.deep and alive else None
+        until = self._now_ns()
+        if not any(one.role == "trainer" and one.alive and run in ("", one.run) for one in known.values()):
+            rows, missing = query_rows(self._engine, {"events": events(job, until - DAY_NS)}, deadline)
+            known = with_events(known, rows.get("events", ()), live.get("comm.progress", ()))
+            until = min(max((_end(one) for one in known.values()), default=until) + SECOND_NS, until)
+            if not known and (missing or "process.processes" not in request.live):
+                reason = [*missing, *request.missing][0].text
+                raise QueryTimeout(f"whether there is a job {job!r} cannot be read: {reason}")
+        if not known:
+            raise NotFound(f"no job {job!r} is known", hint="`probingctl ps` lists jobs and processes")
+        window = self._window(live, until)
+        trainers = [one for one in known.values() if one.role == "trainer"]
+        asked = statements(job, window, [one.key.pid for one in trainers], _leaders(trainers), deep=request.deep)
+        rows, missing = query_rows(self._engine, asked, deadline)
+        parts, lacking = query_rows(self._engine, hardware.hardware_statements(job, until), deadline)
+        # Without the events the ends of the last minutes are known from comm.progress.
+        known = with_events(known, rows.get("events", ()), live.get("comm.progress", ()))
+        history = histories(rows)
+        read = readings.result() if readings else ReadingResult()
+        conditions, waits = self._conditions(job, window, read)
+        threads = _threads(read, waits, history)
+        gathered = Gathered(
+            self._node, job, self._stall_s, request.taken_ns, self._watching_since(deadline), live, rows, history,
+            threads, conditions, parts, request.devices, [*request.missing, *missing, *lacking, *read.missing],
+        )  # fmt: skip
+        runs = _runs(known.values(), run, self._now_ns())
+        if not runs:
+            raise NotFound(f"no run {run!r} of job {job!r} is known", hint="leave the run out to get the newest")
+        return [facts_of_run(gathered, name, own) for name, own in runs.items()]
+
+    def _watching_since(self, deadline: float) -> int | None:
+        try:
+            return int(self._collector.status(seconds_left(deadline))["started_ns"])
+        except (ProbingError, KeyError, TypeError, ValueError):
+            return None
+
+    def _conditions(
+        self, job: str, window: Window, read: ReadingResult
+    ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]]]:
+        """Returns the condition of each process and the waits of its threads; ``read`` gets what makes no sense."""
+        if not read.conditions:
+            return {}, {}
+        try:
+            # What a job that advances did in the last half of a second says little about its last minute.
+            pair = read.conditions if window.still else self._earlier.extend(job, read.conditions)
+            waits = {Key.of(one): one.get("thread_waits") or () for one in pair[-1]["processes"]}
+            return conditions_of(pair[0] if len(pair) > 1 else None, pair[-1]), waits
+        except (KeyError, TypeError, ValueError) as e:
+            read.missing.append(Missing("condition", f"the conditions make no sense: {type(e).__name__}"))
+            return {}, {}
+
+    def _window(self, live: Rows, until: int) -> Window:
+        """The operations before the rank that is behind ceased to advance, and so far back that 64 are among them."""
+        newest: dict[Key, int] = {}
+        for row in live.get("comm.progress", ()):
+            times = [t for t in (row["last_call"], row["last_done"]) if t is not None]
+            newest[Key.of(row)] = max([newest.get(Key.of(row), 0), *times])
+        for row in live.get("comm.inflight", ()):
+            newest[Key.of(row)] = max(newest.get(Key.of(row), 0), row["ts"])
+        known = [at for at in newest.values() if at]
+        gaps = [row["longest_gap_ns"] for row in live.get("comm.progress", ()) if row["longest_gap_ns"] is not None]
+        span = min(max(64 * max(gaps), _LEAST_SPAN_NS), _LATELY_NS) if gaps else _LATELY_NS
+        oldest = max(min([*known, until]), until - DAY_NS) - span
+        advanced = max(known, default=None)
+        still = advanced is None or until - advanced > self._stall_s * SECOND_NS
+        recent = max(advanced, until - 3600 * SECOND_NS) if advanced is not None and still else until - _RECENT_NS
+        return Window(until, oldest, recent, still)
+
+
+def _suspects(known: Mapping[Key, JobProcess], live: Rows) -> list[int]:
+    """The pids of the job's trainers; those first that wait in no operation."""
+    waiting = {Key.of(row) for row in live.get("comm.inflight", ())}
+    trainers = [key for key, one in known.items() if one.role == "trainer" and one.alive]
+    return [key.pid for key in sorted(trainers, key=lambda key: (key in waiting, key))]
+
+
+def _end(one: JobProcess) -> int:
+    return one.exit.ts_ns if one.exit else one.last_ns or 0
+
+
+def _leaders(trainers: Iterable[JobProcess]) -> list[int]:
+    """The pid of the lowest rank of each run."""
+    first: dict[str, JobProcess] = {}
+    for one in sorted(trainers, key=lambda one: (one.rank is None, one.rank or 0, one.key)):
+        first.setdefault(one.run, one)
+    return [one.key.pid for one in first.values()]
+
+
+def _runs(known: Iterable[JobProcess], run: str, now_ns: int) -> dict[str, list[JobProcess]]:
+    """The processes of the runs that live or failed lately, else of the run that ended last; or of ``run``."""
+    own: dict[str, list[JobProcess]] = {}
+    for one in known:
+        own.setdefault(one.run, []).append(one)
+    trained = {name: ones for name, ones in own.items() if any(one.role == "trainer" for one in ones)}
+    if run:
+        return {name: ones for name, ones in own.items() if name == run}
+    chosen = {name: ones for name, ones in trained.items() if any(_counts(one, now_ns) for one in ones)}
+    if chosen or not own:
+        return chosen
+    last = max(trained or own, key=lambda name: max(_end(one) for one in own[name]))
+    return {last: own[last]}
+
+
+def _counts(one: JobProcess, now_ns: int) -> bool:
+    failed = one.exit is not None and (one.exit.signal is not None or bool(one.exit.code))
+    return one.role == "trainer" and (one.alive or (failed and _end(one) > now_ns - _LATELY_NS))
+
+
+def _threads(
+    read: ReadingResult, waits: Mapping[Key, Sequence[Row]], history: Mapping[Key, History]
+) -> dict[Key, tuple[Thread, ...]]:
+    """Returns the threads of each process; ``read`` gets what makes no sense."""
+    innermost = {key: one.innermost for key, one in history.items()}
+    both = [*read.stacks, [], []]
+    try:
+        return threads_of_processes(both[0], both[1], read.native, waits, innermost)
+    except (ProbingError, KeyError, TypeError, ValueError) as e:
+        read.missing.append(Missing("stacks", f"the stacks make no sense: {type(e).__name__}"))
+        return {}

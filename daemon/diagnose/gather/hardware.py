@@ -1,0 +1,191 @@
+"""Reads what is stored of the hardware of this node, and makes the facts of it for one run of a job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from probing.daemon.diagnose.gather.processes import Key
+from probing.daemon.diagnose.gather.tables import Row, Rows, text
+from probing.diagnosis.hardware_facts import (
+    Disk,
+    FileSystem,
+    Gpu,
+    Hardware,
+    HardwareEvent,
+    NetworkPath,
+    NetworkPort,
+)
+
+__all__ = ("LIVE", "hardware_of", "hardware_statements")
+
+LIVE = ("gpu.devices", "rdma.qps")
+"""Live tables that ``hardware_of`` reads."""
+_SECOND_NS = 1_000_000_000
+# Values are of these last times, events of the last hour.
+_VALUES_NS, _RISES_NS, _EVENTS_NS = 60 * _SECOND_NS, 120 * _SECOND_NS, 3600 * _SECOND_NS
+_USUAL = "'ecc_single_bit', 'pstate', 'clocks', 'power_source', 'throttled', 'unthrottled', 'link_up', 'gpu_back'"
+# Of what programs wrote and of processes that ended other rules know more.
+_OF_PROGRAMS = "'other', 'oom', 'oom_kill', 'segfault', 'page_allocation', 'link_up'"
+_RISING = (
+    "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "local_ack_timeout_err", "out_of_sequence",
+    "packet_seq_err", "port_xmit_discards",
+)  # fmt: skip
+_LONGEST = 200
+
+
+def hardware_statements(job: str, until_ns: int) -> dict[str, str]:
+    """Returns the statements by name. ``until_ns``: now, or the end of a job that ended, UTC."""
+
+    def since(ns: int) -> str:
+        return f"ts BETWEEN make_timestamp_ns({max(until_ns - ns, 0)}) AND make_timestamp_ns({max(until_ns, 0)})"
+
+    of_job = f"job = {text(job)}"
+    rises = ", ".join(f"sum({name}_new) AS {name}" for name in _RISING)
+    return {
+        "readings of GPUs": f"""
+SELECT device_id, arg_max(name, ts) AS name, avg(gpu_util_pct) / 100 AS busy, median(sm_clock_mhz) AS clock_mhz,
+  max(temperature_c) AS temperature_c, sum(power_capped_ns) / sum(wall_ns) AS power_capped,
+  (coalesce(sum(sw_thermal_ns), 0) + coalesce(sum(hw_thermal_ns), 0)) / sum(wall_ns) AS thermal,
+  sum(power_brake_ns) / sum(wall_ns) AS power_brake, arg_max(remap_pending, ts) AS remap_pending,
+  arg_max(remap_failed, ts) AS remap_failed, arg_max(remapped_uncorrected, ts) AS remapped_uncorrected,
+  arg_max(retired_pages_dbe, ts) + coalesce(arg_max(retired_pages_sbe, ts), 0) AS retired_pages,
+  arg_max(recovery_action, ts) AS recovery, arg_max(total_bytes, ts) AS total_bytes
+FROM gpu.utilization WHERE {since(_VALUES_NS)} AND mig IS NULL GROUP BY device_id ORDER BY device_id LIMIT 64
+""",
+        "events of GPUs": f"""
+SELECT event AS kind, xid AS code, device_id, epoch_ns(min(ts)) AS first_ns, epoch_ns(max(ts)) AS last_ns,
+  count(*) AS count, arg_max(detail, ts) AS text
+FROM gpu.events WHERE {since(_EVENTS_NS)} AND event NOT IN ({_USUAL}) GROUP BY kind, code, device_id
+ORDER BY last_ns DESC LIMIT 128
+""",
+        "users of GPUs": f"""
+SELECT DISTINCT pid, start_ns, device_id FROM gpu.processes WHERE {since(_RISES_NS)} AND {of_job} LIMIT 4096
+""",
+        "log of the kernel": f"""
+SELECT kind, device, CASE WHEN kind = 'xid' THEN code END AS code, epoch_ns(min(ts)) AS first_ns,
+  epoch_ns(max(ts)) AS last_ns, count(*) AS count, arg_max(message, ts) AS text, arg_max(pid, ts) AS pid
+FROM process.kmsg WHERE {since(_EVENTS_NS)} AND kind NOT IN ({_OF_PROGRAMS}) GROUP BY ALL
+ORDER BY last_ns DESC LIMIT 128
+""",
+        "ports of RDMA": f"""
+SELECT hca, port, arg_max(netdev, ts) AS netdev, arg_max(state, ts) AS state, arg_max(phys_state, ts) AS physical_state,
+  sum(interval_ns) / 1e9 AS seconds, {rises}
+FROM rdma.ports WHERE {since(_RISES_NS)} GROUP BY hca, port ORDER BY hca, port LIMIT 64
+""",
+        "connections": f"""
+SELECT pid, start_ns, peer_address AS peer, sum(segs_out) AS segments, sum(retrans) AS resent,
+  arg_max(longest_timeouts, ts) AS timeouts, arg_max(rtt_ns, ts) AS round_trip_ns, bool_and(peer_local) AS local
+FROM net.tcp WHERE {since(_RISES_NS)} AND {of_job} AND role = 'trainer' AND peer_address IS NOT NULL
+GROUP BY ALL
+ORDER BY resent DESC NULLS LAST LIMIT 1024
+""",
+        "disks": f"""
+SELECT device AS name, sum(busy_ns) / sum(wall_ns) AS busy, sum(read_ns) / nullif(sum(reads), 0) AS read_latency_ns,
+  sum(write_ns) / nullif(sum(writes), 0) AS write_latency_ns, arg_max(in_flight, ts) AS in_flight
+FROM host.disk WHERE {since(_VALUES_NS)} AND scope = 'device' GROUP BY device LIMIT 128
+""",
+        "file systems": f"""
+SELECT mount_point, pid, start_ns, arg_max(fs_type, ts) AS kind,
+  arg_max(used_bytes / nullif(used_bytes + available_bytes, 0), ts) AS used,
+  arg_max(available_bytes, ts) AS available_bytes, arg_max(answers, ts) AS answers, arg_max(read_only, ts) AS read_only
+FROM host.file_systems WHERE {since(_RISES_NS)} AND (scope = 'node' OR {of_job}) GROUP BY ALL LIMIT 256
+""",
+    }
+
+
+def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
+    """Returns the hardware, with the ranks that use each part. ``rows``: those of ``hardware_statements`` by name.
+
+    ``ranks``: the number of each rank of the run on this node.
+    """
+    return Hardware(
+        _gpus(rows, live.get("gpu.devices", ()), ranks),
+        (*_gpu_events(rows), *_kernel_events(rows, live.get("gpu.devices", ()))),
+        _ports(rows, live.get("rdma.qps", ()), ranks),
+        tuple(_path(row, ranks[Key.of(row)]) for row in rows.get("connections", ()) if Key.of(row) in ranks),
+        tuple(Disk(**row) for row in rows.get("disks", ())),
+        tuple(_file_systems(rows.get("file systems", ()), ranks)),
+    )
+
+
+def _users(rows: Iterable[Row], ranks: Mapping[Key, int], *names: str) -> Mapping[tuple[Any, ...], tuple[int, ...]]:
+    found: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for row in rows:
+        if row["pid"] is not None and row["start_ns"] is not None and Key.of(row) in ranks:
+            found[tuple(row[name] for name in names)].add(ranks[Key.of(row)])
+    return {part: tuple(sorted(own)) for part, own in found.items()}
+
+
+def _gpus(rows: Rows, devices: Sequence[Row], ranks: Mapping[Key, int]) -> tuple[Gpu, ...]:
+    users = _users(rows.get("users of GPUs", ()), ranks, "device_id")
+    readings = {row["device_id"]: row for row in rows.get("readings of GPUs", ())}
+    known = {row["device_id"]: row for row in devices if row["mig"] is None}
+    made = []
+    for device in sorted({*readings, *known}):
+        values = {name: value for name, value in readings.get(device, {}).items() if name != "device_id"}
+        one = known.get(device, {})
+        made.append(
+            Gpu(
+                **{"name": one.get("name"), "total_bytes": one.get("total_bytes"), **values},
+                device=device, ranks=users.get((device,), ()), state=one.get("state") or "ok",
+                reason=_cut(one.get("reason")), max_clock_mhz=one.get("max_sm_clock_mhz"),
+                lanes=one.get("pcie_width"), max_lanes=one.get("pcie_width_max"),
+            )
+        )  # fmt: skip
+    return tuple(made[:64])
+
+
+def _gpu_events(rows: Rows) -> Iterable[HardwareEvent]:
+    for row in rows.get("events of GPUs", ()):
+        yield HardwareEvent("gpu", row["kind"], row["first_ns"], row["last_ns"], row["count"], _cut(row["text"]) or "",
+                            row["device_id"], None, row["code"])  # fmt: skip
+
+
+def _kernel_events(rows: Rows, devices: Sequence[Row]) -> Iterable[HardwareEvent]:
+    numbers = {_address(row["bus_id"]): row["device_id"] for row in devices if row["bus_id"]}
+    # The driver reports an XID to both; NVML's events come with the number of the GPU.
+    known = {(row["device_id"], row["code"]) for row in rows.get("events of GPUs", ())}
+    for row in rows.get("log of the kernel", ()):
+        gpu = numbers.get(_address(row["device"])) if row["device"] else None
+        if row["kind"] == "xid" and (gpu, row["code"]) in known:
+            continue
+        yield HardwareEvent("kernel", row["kind"], row["first_ns"], row["last_ns"], row["count"],
+                            _cut(row["text"]) or "", gpu, _cut(row["device"]), row["code"], row["pid"])  # fmt: skip
+
+
+def _address(bus_id: str) -> str:
+    """Returns a PCI address without its function and without zeros in front of the domain."""
+    return bus_id.lower().partition(".")[0].lstrip("0")
+
+
+def _ports(rows: Rows, qps: Sequence[Row], ranks: Mapping[Key, int]) -> tuple[NetworkPort, ...]:
+    users = _users(qps, ranks, "hca", "port")
+    return tuple(
+        NetworkPort(
+            row["hca"], row["port"], users.get((row["hca"], row["port"]), ()), row["netdev"], row["state"],
+            row["physical_state"], tuple((name, int(row[name])) for name in _RISING if row[name]), row["seconds"],
+        )
+        for row in rows.get("ports of RDMA", ())
+    )  # fmt: skip
+
+
+def _path(row: Row, rank: int) -> NetworkPath:
+    return NetworkPath(
+        rank, _cut(row["peer"]) or "", int(row["segments"] or 0), int(row["resent"] or 0), int(row["timeouts"] or 0),
+        row["round_trip_ns"], bool(row["local"]),
+    )  # fmt: skip
+
+
+def _file_systems(rows: Sequence[Row], ranks: Mapping[Key, int]) -> Iterable[FileSystem]:
+    for row in rows:
+        own = None if row["pid"] is None else ranks.get(Key.of(row))
+        if row["pid"] is None or own is not None:
+            yield FileSystem(_cut(row["mount_point"]) or "", _cut(row["kind"]), own, row["used"],
+                             row["available_bytes"], row["answers"], row["read_only"])  # fmt: skip
+
+
+def _cut(value: str | None) -> str | None:
+    return None if value is None else value[:_LONGEST]

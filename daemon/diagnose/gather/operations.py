@@ -1,0 +1,138 @@
+"""Operations, progress and communicators of the ranks of a run, from rows of several tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from probing.daemon.diagnose.gather.processes import Key
+from probing.daemon.diagnose.gather.tables import Row
+from probing.diagnosis.facts import Communicator, Member, Operation, Progress
+
+__all__ = ("Operations", "communicators_of", "operations_of")
+
+_TEXT = 200
+_MAX_OPEN = 64
+# The times of one operation in two tables differ by what the wall clock was set between two readings of it.
+_SAME_NS = 50_000_000
+_Comms = Mapping[str, Sequence[Operation]]
+
+
+class Operations:
+    """The operations of one process: ``open``, ``done`` and ``progress`` as in ``facts.Rank``."""
+
+    def __init__(self, open_: Sequence[Operation], done: Sequence[Operation], progress: Iterable[Row]) -> None:
+        ended = {_identity(one): _called(one) for one in done}
+        # An operation may have ended after the rows of those in flight were read.
+        still = [one for one in open_ if abs(ended.get(_identity(one), 0) - _called(one)) > _SAME_NS]
+        self.open = tuple(sorted(still, key=_called)[-_MAX_OPEN:])
+        self.done = tuple(sorted(done, key=_called))
+        self.progress = tuple(_progress(self.open, self.done, progress))
+
+    @property
+    def advanced_ns(self) -> int | None:
+        """When an operation was last called or ended, UTC ns; None: none was seen."""
+        times = [t for one in self.progress for t in (one.last_call_ns, one.last_done_ns) if t is not None]
+        return max(times, default=None)
+
+
+def operations_of(inflight: Iterable[Row], done: Iterable[Row], progress: Iterable[Row]) -> dict[Key, Operations]:
+    """Returns the operations of each process. ``inflight``: rows of comm.inflight, ``progress`` of comm.progress."""
+    opened: dict[Key, list[Operation]] = defaultdict(list)
+    closed: dict[Key, list[Operation]] = defaultdict(list)
+    counted: dict[Key, list[Row]] = defaultdict(list)
+    for row in inflight:
+        opened[Key.of(row)].append(_operation(row, row["ts"], None))
+    for row in done:
+        closed[Key.of(row)].append(_operation(row, row["called_ns"], row["done_ns"]))
+    for row in progress:
+        if row["comm"] is not None:
+            counted[Key.of(row)].append(row)
+    keys = dict.fromkeys([*opened, *closed, *counted])
+    return {key: Operations(opened[key], closed[key], counted[key]) for key in keys}
+
+
+def communicators_of(ranks: Mapping[Key, int], rows: Iterable[Row], seen: Iterable[Row]) -> tuple[Communicator, ...]:
+    """Returns the communicators of the processes in ``ranks``. ``rows``: of comm.communicators; ``seen``: rows of
+    operations and of progress, which also name communicators."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    known = set()
+    for row in rows:
+        if Key.of(row) in ranks:
+            found[row["comm"]].append(row)
+            known.add((Key.of(row), row["comm"]))
+    for row in seen:
+        key = Key.of(row)
+        if key in ranks and row["comm"] is not None and (key, row["comm"]) not in known:
+            found[row["comm"]].append(_as_communicator(row))
+            if row["comm_rank"] is not None:
+                known.add((key, row["comm"]))
+    return tuple(_communicator(comm, found[comm], ranks) for comm in sorted(found))
+
+
+def _as_communicator(row: Row) -> Row:
+    unknown = dict.fromkeys(("role", "async_error", "aborted", "state"))
+    return {**row, **unknown, "name": row["comm_name"], "size": row["comm_size"]}
+
+
+def _communicator(comm: str, rows: Sequence[Row], ranks: Mapping[Key, int]) -> Communicator:
+    def first(name: str) -> str | None:
+        return next((row[name] for row in rows if row[name] is not None), None)
+
+    members = {row["comm_rank"]: ranks[Key.of(row)] for row in rows if row["comm_rank"] is not None}
+    error = first("async_error")
+    states = [row["state"] for row in rows if row["state"] is not None]
+    return Communicator(
+        comm,
+        first("name"),
+        first("backend"),
+        max((row["size"] for row in rows if row["size"] is not None), default=None),
+        tuple(Member(*member) for member in sorted(members.items())),
+        role=first("role"),
+        async_error=error[:_TEXT] if error else None,
+        aborted=max((row["aborted"] for row in rows if row["aborted"] is not None), default=None),
+        state=next((state for state in states if state != "active"), states[0] if states else None),
+    )
+
+
+def _operation(row: Row, called_ns: int, done_ns: int | None) -> Operation:
+    error = row.get("error")
+    return Operation(
+        row["comm"] or "", row["seq"], row["op"], called_ns, done_ns, row["state"], row["dtype"], row["count"],
+        row["bytes"], row["redop"], row["root"], row["peer"], row["tid"], row["async_op"],
+        error[:_TEXT] if error else None,
+    )  # fmt: skip
+
+
+def _identity(one: Operation) -> tuple[str, int | None, str | None, int | None, int | None]:
+    return one.comm, one.seq, one.op, one.peer, one.tid
+
+
+def _called(one: Operation) -> int:
+    return one.t_call_ns or 0
+
+
+def _progress(opened: Sequence[Operation], done: Sequence[Operation], rows: Iterable[Row]) -> Iterable[Progress]:
+    # The rows count operations that ended; those in flight were called later.
+    counted = {row["comm"]: row for row in rows}
+    by_comm: dict[str, list[Operation]] = defaultdict(list)
+    for one in (*done, *opened):
+        by_comm[one.comm].append(one)
+    for comm in sorted({*counted, *by_comm}):
+        row, own = counted.get(comm), sorted(by_comm[comm], key=_called)
+        calls = row["calls"] + sum(one.comm == comm for one in opened) if row else len(own)
+        last_call, op = (row["last_call"], row["op"]) if row else (None, None)
+        if own and (last_call is None or _called(own[-1]) > last_call):
+            last_call, op = own[-1].t_call_ns, own[-1].op
+        yield Progress(
+            comm,
+            _highest([one.seq for one in own] + [row["seq"] if row else None]),
+            op,
+            calls,
+            last_call,
+            _highest([one.t_done_ns for one in own] + [row["last_done"] if row else None]),
+        )
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

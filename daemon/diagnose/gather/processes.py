@@ -1,0 +1,146 @@
+"""The processes of a job, those that ended among them, and which rank each is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from probing.daemon.diagnose.gather.tables import Row
+from probing.diagnosis.facts import Exit, Missing
+
+__all__ = ("JobProcess", "Key", "Ranked", "known_processes", "ranked", "with_events")
+
+
+class Key(NamedTuple):
+    """Names a process. ``start_ns``: since boot."""
+
+    pid: int
+    start_ns: int
+
+    @classmethod
+    def of(cls, row: Row) -> Key:
+        return cls(row["pid"], row["start_ns"])
+
+
+@dataclass(frozen=True, slots=True)
+class JobProcess:
+    """A process of a job. Times are UTC. ``last_ns``: of its last event; None where no event is known."""
+
+    key: Key
+    run: str
+    role: str
+    rank: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    world_size: int | None = None
+    ppid: int | None = None
+    state: str | None = None
+    started_ns: int | None = None
+    exit: Exit | None = None
+    last_ns: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None and self.state not in (None, "exited")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The processes of a run: ``ranks`` by number, ``others`` without one."""
+
+    ranks: Mapping[int, JobProcess]
+    others: Sequence[JobProcess]
+    missing: Sequence[Missing]
+
+
+def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, JobProcess]:
+    """Returns the processes of ``job`` in rows of process.processes."""
+    # ``start_ns`` counts from the boot.
+    booted_ns = now_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    found = {}
+    for row in rows:
+        if row["job"] == job:
+            ended = row["state"] == "exited"
+            found[Key.of(row)] = JobProcess(
+                Key.of(row), row["run"] or "", row["role"] or "other", row["rank"], row["local_rank"],
+                row["node_rank"], row["world_size"], row["ppid"], row["state"],
+                started_ns=None if ended else booted_ns + row["start_ns"],
+            )  # fmt: skip
+    return found
+
+
+def with_events(known: Mapping[Key, JobProcess], rows: Iterable[Row], progress: Iterable[Row]) -> dict[Key, JobProcess]:
+    """Returns ``known`` with the exits, and with processes that ended. ``rows``: of ``statements.events``;
+    ``progress``: of comm.progress, which has an exit first."""
+    found = dict(known)
+    for row in rows:
+        key = Key.of(row)
+        if key in found or row["role"]:
+            found[key] = _with_event(found.get(key), key, row)
+    for row in progress:
+        one = found.get(Key.of(row))
+        if one is not None and one.exit is None and row["ended"] is not None:
+            end = Exit(row["ended"], row["exit_code"], row["signal"])
+            found[one.key] = replace(one, exit=end, state="exited")
+    return found
+
+
+def _with_event(one: JobProcess | None, key: Key, row: Row) -> JobProcess:
+    exit_ = None
+    if row["ended_ns"] is not None:
+        exit_ = Exit(row["ended_ns"], row["exit_code"], row["signal"], bool(row["oom"]))
+    seen = {"started_ns": row["started_ns"], "exit": exit_, "last_ns": row["last_ns"]}
+    if one is None:
+        numbers: dict[str, Any] = {
+            name: row[name] for name in ("rank", "local_rank", "node_rank", "world_size", "ppid")
+        }
+        # Without a known exit it ended while no daemon ran.
+        return JobProcess(key, row["run"] or "", row["role"], **numbers, state="exited" if exit_ else None, **seen)
+    state = "exited" if exit_ else one.state
+    return replace(one, **{**seen, "started_ns": row["started_ns"] or one.started_ns}, state=state)
+
+
+def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
+    """Returns which process is which rank. ``places``: rows with the comm_rank and comm_size of processes.
+
+    A trainer without a known rank has that of its largest communicator. Of two processes with one rank a living one
+    goes before one that ended, and then the newer one.
+    """
+    widest = _widest(places)
+    ranks: dict[int, JobProcess] = {}
+    others: list[JobProcess] = []
+    missing = []
+    for one in sorted(processes, key=_order):
+        who = _placed(one, widest) if one.role == "trainer" else one
+        if who.role != "trainer" or who.rank is None:
+            others.append(who)
+            continue
+        before = ranks.get(who.rank)
+        ranks[who.rank] = who
+        if before is not None and before.alive:
+            pids = f"pids {before.key.pid} and {who.key.pid}"
+            missing.append(Missing("rank", f"{pids} both claim rank {who.rank}; the newer one counts", who.rank))
+            others.append(before)
+    return Ranked(dict(sorted(ranks.items())), others, missing)
+
+
+def _order(one: JobProcess) -> tuple[bool, int, int]:
+    return one.alive, one.started_ns or 0, one.key.start_ns
+
+
+def _widest(rows: Iterable[Row]) -> dict[Key, tuple[int, int]]:
+    found: dict[Key, tuple[int, int]] = {}
+    for row in rows:
+        size, rank = row["comm_size"], row["comm_rank"]
+        if size is not None and rank is not None and size > found.get(Key.of(row), (0, 0))[0]:
+            found[Key.of(row)] = (size, rank)
+    return found
+
+
+def _placed(one: JobProcess, widest: Mapping[Key, tuple[int, int]]) -> JobProcess:
+    size, rank = widest.get(one.key, (None, None))
+    if one.rank is not None or rank is None:
+        return one
+    return replace(one, rank=rank, world_size=one.world_size or size)

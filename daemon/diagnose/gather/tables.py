@@ -1,0 +1,103 @@
+"""Reads rows as dicts: of live tables, and of statements that share one snapshot. Times are UTC ns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, QueryError
+from probing.daemon.query.answer import Item, StatementEnd
+from probing.daemon.stack_wire import ProcessStacks
+from probing.diagnosis.facts import Missing
+
+__all__ = ("Collector", "Queries", "Row", "Rows", "live_rows", "query_rows", "seconds_left", "text")
+
+MAX_BYTES = 256 << 20
+_LEAST_S = 0.05
+Row = Mapping[str, Any]
+Rows = Mapping[str, Sequence[Row]]
+
+
+class Queries(Protocol):
+    """``query.engine.Engine``."""
+
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]: ...
+
+
+class Collector(Protocol):
+    """``service.collector_client.CollectorClient``."""
+
+    def live(self, table: str, timeout: float) -> bytes: ...
+
+    def status(self, timeout: float) -> Mapping[str, Any]: ...
+
+    def stacks(
+        self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
+    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]: ...
+
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]: ...
+
+
+def seconds_left(deadline: float) -> float:
+    """Returns the seconds to ``deadline`` (time.monotonic()), 0.05 at least."""
+    return max(deadline - time.monotonic(), _LEAST_S)
+
+
+def text(value: str) -> str:
+    """Returns ``value`` as a string literal of SQL."""
+    return "'" + value.replace("\0", "").replace("'", "''") + "'"
+
+
+def live_rows(
+    collector: Collector, names: Sequence[str], deadline: float
+) -> tuple[dict[str, list[Row]], list[Missing]]:
+    """Returns the rows of live tables, by name, and what could not be read."""
+    found: dict[str, list[Row]] = {}
+    missing = []
+    for name in names:
+        try:
+            found[name] = _rows(collector.live(name, seconds_left(deadline)))
+        except ProbingError as e:
+            missing.append(Missing("history", f"{name} cannot be read: {e.message}"))
+    return found, missing
+
+
+def query_rows(
+    queries: Queries, statements: Mapping[str, str], deadline: float
+) -> tuple[dict[str, list[Row]], list[Missing]]:
+    """Returns the rows of each statement by its name, and what could not be read; all are of one snapshot."""
+    found: dict[str, list[Row]] = {}
+    missing = []
+    names = list(statements)
+    pieces: list[bytes] = []
+    try:
+        for item in queries.run_all(list(statements.values()), timeout=seconds_left(deadline), max_bytes=MAX_BYTES):
+            if isinstance(item, bytes):
+                pieces.append(item)
+            elif isinstance(item, StatementEnd):
+                name = names[item.index]
+                if item.error is None:
+                    found[name] = _rows(b"".join(pieces))
+                else:
+                    missing.append(Missing("history", f"the {name} cannot be read: {item.error.message}"))
+                pieces.clear()
+    except ProbingError as e:
+        missing.append(Missing("history", f"the stored rows cannot be read: {e.message}"))
+    return found, missing
+
+
+def _rows(stream: bytes) -> list[Row]:
+    try:
+        with pa.ipc.open_stream(stream) as reader:
+            return [row for batch in reader for row in _plain(batch).to_pylist()]
+    except pa.ArrowInvalid as e:
+        raise QueryError("an answer holds no rows") from e
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    # Python's datetime has no nanoseconds.
+    columns = [column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

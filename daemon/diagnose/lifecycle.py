@@ -1,0 +1,170 @@
+"""The findings of one run of a job: when each opens, changes and closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from probing.daemon.diagnose.finding_row import finding_id, finding_row
+from probing.diagnosis.verdict import NOTE, Finding
+
+__all__ = ("Event", "JobFindings", "LookResult")
+
+_HANG, _SLOW, _DEATH, _HARDWARE = "hang", "slow", "death", "hardware"
+# A finding closes when so many looks in a row do not show it.
+_MISSES = 2
+# The least time between two rows of a finding that changes, ns.
+_CHANGE_NS = 10_000_000_000
+_MAX_OPEN = 64
+_CULPRIT, _VICTIM = "culprit", "victim"
+
+
+@dataclass(frozen=True, slots=True)
+class LookResult:
+    """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
+    ``now_ns``: UTC."""
+
+    findings: tuple[Finding, ...]
+    stalled: bool
+    deep: bool
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A row to store. ``new``: the finding opens for the first time, so hooks get it."""
+
+    row: Mapping[str, Any]
+    new: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """``stalled``: it was found while the job stood still, so it closes when the job advances. ``roles``: of the stacks
+    in the row. ``misses``: looks in a row that did not show it."""
+
+    row: dict[str, Any]
+    group: str
+    stalled: bool
+    roles: frozenset[str] = frozenset()
+    shown: object = None
+    misses: int = 0
+    stored_ns: int = 0
+
+
+class JobFindings:
+    """The findings of one run. Each method returns the rows to store."""
+
+    def __init__(self, job: str, run: str) -> None:
+        self._job = job
+        self._run = run
+        self._open: dict[str, _Open] = {}
+        self._known: set[str] = set()
+        self._doubtful: set[str] = set()
+        self._noted = False
+
+    @property
+    def open(self) -> int:
+        """How many findings are open."""
+        return len(self._open)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the next look has to be deep, to confirm what the last one showed."""
+        return bool(self._doubtful) or self._noted
+
+    @property
+    def needs_deep(self) -> bool:
+        """Whether a finding is open that only stacks and conditions can refute or explain."""
+        return any(one.group in (_HANG, _SLOW) for one in self._open.values())
+
+    @property
+    def explained(self) -> bool:
+        """Whether findings are open, and each has its stacks, so that the next look can wait."""
+        # Of hardware there are none.
+        own = [one.roles for one in self._open.values() if one.group != _HARDWARE]
+        return bool(own) and all(_CULPRIT in roles and _VICTIM in roles for roles in own)
+
+    def restore(self, row: Mapping[str, Any], group: str) -> None:
+        """Adds a finding that an earlier daemon stored. ``row``: its newest."""
+        name = str(row["finding_id"])
+        self._known.add(name)
+        if row["state"] == "open":
+            own = {column: value for column, value in row.items() if column not in ("node", "ts")}
+            self._open[name] = _Open(own, group, stalled=group == _HANG)
+
+    def follow(self, look: LookResult) -> list[Event]:
+        """Opens, changes and closes findings by what a look showed."""
+        found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
+        events = [event for name, f in found.items() for event in self._found(name, f, look)]
+        self._doubtful = found.keys() - self._open.keys()
+        # What is a note without stacks may be a finding with them.
+        self._noted = not look.deep and any(
+            f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings
+        )
+        for name in [name for name in self._open if name not in found]:
+            events += self._missed(name, look)
+        return events
+
+    def advanced(self, now_ns: int) -> list[Event]:
+        """Closes what held the job up: it goes on."""
+        return self._close((name for name, one in self._open.items() if one.stalled), now_ns)
+
+    def ended(self, now_ns: int) -> list[Event]:
+        """Closes all findings: the job has ended."""
+        return self._close(self._open, now_ns)
+
+    def _found(self, name: str, finding: Finding, look: LookResult) -> list[Event]:
+        group, now = finding.verdict.group, look.now_ns
+        stalled = look.stalled and group == _HANG
+        one = self._open.get(name)
+        if one is None:
+            if len(self._open) >= _MAX_OPEN or not self._sure(name, finding, look):
+                return []
+            row = finding_row(self._job, self._run, finding, now)
+            self._open[name] = _Open(row, group, stalled, _roles(finding), _shown(finding), stored_ns=now)
+            new = name not in self._known
+            self._known.add(name)
+            return [Event(row, new)]
+        one.misses = 0
+        one.stalled |= stalled
+        row = finding_row(self._job, self._run, finding, one.row["opened"])
+        more_stacks = _roles(finding) > one.roles
+        if not more_stacks and (_shown(finding) == one.shown or now - one.stored_ns < _CHANGE_NS):
+            return []
+        if _roles(finding) >= one.roles:
+            one.roles = _roles(finding)
+        else:
+            # A busy machine gave fewer, or the processes are gone: those of an earlier look are kept.
+            row["stacks"] = one.row["stacks"]
+        one.shown, one.stored_ns, one.row = _shown(finding), now, row
+        return [Event(row)]
+
+    def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
+        """Whether a finding needs no second look: a death, one that the last look showed, or one of a stall. A hang
+        without the stack of a culprit needs one: the ranks to blame may get on with something."""
+        unread = finding.verdict.group == _HANG and _CULPRIT not in _roles(finding)
+        return finding.verdict.group == _DEATH or name in self._doubtful or (look.stalled and not unread)
+
+    def _missed(self, name: str, look: LookResult) -> list[Event]:
+        one = self._open[name]
+        # Without stacks nothing refutes a hang; while a job stands still nothing refutes that it was slow.
+        refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
+        one.misses += refuted
+        return self._close([name], look.now_ns) if one.misses >= _MISSES else []
+
+    def _close(self, names: Iterable[str], now_ns: int) -> list[Event]:
+        closed = [self._open.pop(name).row for name in list(names)]
+        return [Event({**row, "state": "closed", "closed": now_ns}) for row in closed]
+
+
+def _roles(finding: Finding) -> frozenset[str]:
+    return frozenset(stack.role for stack in finding.stacks)
+
+
+def _shown(finding: Finding) -> object:
+    """Returns what makes a new row if it differs: not the sentence, which counts the seconds."""
+    death = finding.verdict.group == _DEATH
+    culprits = tuple((c.rank, c.pid, c.activity, c.why if death else "") for c in finding.culprits)
+    return finding.severity, round(finding.confidence, 1), finding.victims, culprits

@@ -1,0 +1,150 @@
+"""When to look at a job: when it stalls, then less and less often; when a rank ends; now and then while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from probing.daemon.diagnose.gate import JobNow
+from probing.daemon.diagnose.reviews import Reviews
+
+__all__ = ("Look", "Schedule")
+
+_SECOND_NS = 1_000_000_000
+# The pauses between looks at a stalled job are 1, 2, 4, ... and at most 60 s: it may stand still for days.
+_LONGEST_S = 60.0
+# The least pause where a finding with stacks stands: a look costs most of a second of CPU, which other jobs need.
+_EXPLAINED_S = 8.0
+_DOUBLINGS = 6
+# The first looks at a stall come when a wait has become long enough, so long after that, s.
+_RIPE_LOOKS = 8
+_RIPE_S = 0.2
+# A job that was there before the daemon gets a second look, which has to confirm the first, so long after it, s.
+_SECOND_LOOK_S = 1.5
+_LEAST_PAUSE_S = 0.1
+# When to look after a death, s: ranks that die of it end within this time.
+_AFTER_DEATH_S = (0.5, 2.5)
+# A look that reads stacks twice takes a second. After one that takes longer than _SLOW_S the job rests for _REST times
+# as long. The first looks at a stall and those at a death do not wait for that: on a busy machine all looks are slow.
+_SLOW_S = 3.0
+_REST = 4
+_URGENT_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """``why``: stall, late (it may have stalled before the daemon started), death or review. ``deep``: with stacks."""
+
+    why: str
+    deep: bool
+
+
+class Schedule:
+    """The looks at one run of a job. ``now`` is of a monotonic clock, s."""
+
+    def __init__(self, job: JobNow, now: float, *, stall_s: float, review_s: float, late: bool) -> None:
+        """``late``: the job was there before the watch, so it may have stalled long ago."""
+        self.job = job
+        self.late = late or job.late
+        self.slow = False
+        self._stall_ns = round(stall_s * _SECOND_NS)
+        self._seen_ns = job.now_ns
+        self._known_ns: int | None = None
+        self._updated = now
+        # Looks since the job last advanced, and those of them that were for a stall.
+        self._looks = self._stall_looks = 0
+        self._next_look = now
+        self._reviews = Reviews(now, review_s)
+        self._deaths = _after_death(now) if job.failed else []
+        self._not_before = now
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing of the job advances for W, or for twice its longest usual pause."""
+        return self._until_stall_s <= 0
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether this stall was looked at before."""
+        return self._looks > 0
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have ended, and have been looked at for that."""
+        return not self.job.living and not self._deaths
+
+    def update(self, job: JobNow, now: float) -> bool:
+        """Takes the newest state. Returns whether the job has advanced since the last one."""
+        before = self.job
+        if job.newest_ns is None:
+            # A collector that was replaced has seen no operation yet.
+            self.known_to_advance(before.newest_ns)
+        if job.usual_gap_ns is None:
+            job = replace(job, usual_gap_ns=before.usual_gap_ns)
+        self.job, self._updated = job, now
+        if job.failed > before.failed or (job.ended > before.ended and job.living):
+            self._deaths = _after_death(now)
+        advanced = job.calls > before.calls
+        if advanced:
+            self.late = False
+            self._looks = self._stall_looks = 0
+            self._reviews.advanced(now, job.calls)
+        elif job.late and not before.late and job.newest_ns is None:
+            self.late, self._next_look = True, now
+        return advanced
+
+    def known_to_advance(self, utc_ns: int | None) -> None:
+        """Takes the time of an operation that ``comm.progress`` lacks: an earlier daemon saw it."""
+        if utc_ns is not None and utc_ns < self.job.now_ns:
+            self._known_ns = max(utc_ns, self._known_ns or 0)
+
+    def due(self) -> tuple[float, Look] | None:
+        """Returns the next look and when it is due; None: the job needs none."""
+        times = [(at, Look("death", deep=True)) for at in self._deaths[:1]]
+        if self.job.living and not self.job.alone:
+            stall = self._updated + self._until_stall_s
+            times.append((max(stall, self._next_look) if self._stall_looks else stall, Look("stall", deep=True)))
+            if self.late and not self.stalled:
+                times.append((self._next_look, Look("late", deep=True)))
+        if self.job.living and not self.stalled:
+            times.append((self._reviews.next, Look("review", deep=False)))
+        if not times:
+            return None
+        at, look = min(times, key=lambda one: one[0])
+        looks = {"stall": self._stall_looks, "late": self._looks, "death": 0}
+        urgent = looks.get(look.why, _URGENT_LOOKS) < _URGENT_LOOKS
+        return at if urgent else max(at, self._not_before), look
+
+    def looked(
+        self, look: Look, now: float, took: float, *, doubtful: bool, found: bool, explained: bool = False,
+        ripens_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Plans the next look. ``took``: seconds of this one; ``doubtful``: a second one has to confirm what it found;
+        ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``ripens_s``: how
+        soon a wait that was too short to judge lasts long enough."""
+        self.slow = took > _SLOW_S
+        self._not_before = now + (took * _REST if self.slow else 0.0)
+        if look.why == "death":
+            self._deaths = self._deaths[1:]
+        elif look.why == "review":
+            self._reviews.reviewed(now, doubtful=doubtful, found=found)
+        elif look.why == "late" and not self._looks:
+            self._looks, self._next_look = 1, now + max(_SECOND_LOOK_S - took, _LEAST_PAUSE_S)
+        else:
+            self._looks += 1
+            self._stall_looks += look.why == "stall"
+            doublings = min((self._stall_looks or self._looks) - 1, _DOUBLINGS)
+            pause = max(2.0**doublings, _EXPLAINED_S if explained and not doubtful else 0.0)
+            if ripens_s is not None and not explained and self._looks <= _RIPE_LOOKS:
+                # The ranks began to wait after the job had become quiet.
+                pause = min(pause, max(ripens_s - took, 0.0) + _RIPE_S)
+            self._next_look = now + min(pause, _LONGEST_S)
+
+    @property
+    def _until_stall_s(self) -> float:
+        """Time from the last update until the job counts as stalled."""
+        quiet = self.job.now_ns - (self.job.newest_ns or self._known_ns or self._seen_ns)
+        return (max(self._stall_ns, 2 * (self.job.usual_gap_ns or 0)) - quiet) / _SECOND_NS
+
+
+def _after_death(now: float) -> list[float]:
+    return [now + pause for pause in _AFTER_DEATH_S]

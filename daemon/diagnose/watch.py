@@ -1,0 +1,368 @@
+"""The watch of jobs: polls each second whether they advance, diagnoses those that do not, and stores what it finds.
+
+A job is diagnosed when it stalls, when a rank fails, and now and then while it advances. Three jobs at a time, each for
+a few seconds at most; those that are slow to read come last, so that no job waits for a stranger's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from probing.api.errors import NotFound, PeerError, ProbingError
+from probing.daemon.config import DiagnoseConfig
+from probing.daemon.diagnose.gate import JobNow, jobs_of
+from probing.daemon.diagnose.lifecycle import Event, JobFindings, LookResult
+from probing.daemon.diagnose.problems import Problems, printable
+from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.daemon.source_state import SourceState, first_of
+from probing.diagnosis.facts import Facts
+from probing.diagnosis.ladder import RULES, Rule, diagnose
+
+__all__ = ("Clocks", "JobWatch", "Jobs", "Run", "Store", "in_thread")
+
+POLL_S = 1.0
+START_POLL_S = 0.2
+GATHER_S = 5.0
+READ_AHEAD_S = 2.0
+MAX_JOBS = 64
+# Looks at the same time: one takes a second or more, most of it waiting.
+MAX_LOOKS = 3
+# A job of the first seconds was there before the watch, so that it may have stalled before.
+START_S = 5.0
+# A collector that was replaced does not know the processes at first: a job has ended once so many polls lack it.
+MAX_ABSENT = 30
+RESTORE_TRIES = 4
+# Rows that wait while the collector does not take them.
+MAX_ROWS = 256
+_log = logging.getLogger(__name__)
+_Key = tuple[str, str]
+_T = TypeVar("_T")
+
+
+class Run(Protocol):
+    """Begins a call, and returns its outcome."""
+
+    def __call__(self, call: Callable[[], _T], /) -> Future[_T]: ...
+
+
+def in_thread(call: Callable[[], _T], /) -> Future[_T]:
+    """Runs ``call`` in a thread that does not keep the process from ending."""
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as e:
+            outcome.set_exception(e)
+
+    threading.Thread(target=run, name="look", daemon=True).start()
+    return outcome
+
+
+class Jobs(Protocol):
+    """``gather.gatherer.Gatherer``."""
+
+    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
+
+    def read_ahead(self, job: str, *, timeout: float) -> None: ...
+
+
+class Store(Protocol):
+    """``findings_store.FindingsStore``."""
+
+    def progress(self) -> bytes:
+        """Returns ``comm.progress`` as an Arrow IPC stream."""
+
+    def findings(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the newest row of each finding that an earlier daemon stored."""
+
+    def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Stores rows of ``diagnosis.findings``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """``mono``: s; ``utc``: ns."""
+
+    mono: Callable[[], float] = time.monotonic
+    utc: Callable[[], int] = time.time_ns
+
+
+@dataclass(slots=True)
+class _Watched:
+    """``absent``: how many polls in a row lack the job."""
+
+    schedule: Schedule
+    findings: JobFindings
+    absent: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looking:
+    """A look that has begun: its facts are gathered in another thread."""
+
+    one: _Watched
+    look: Look
+    deep: bool
+    began: float
+    facts: Future[list[Facts]]
+
+
+class JobWatch:
+    """``step`` does what is due; ``start`` calls it in a thread until ``stop``. ``hook`` gets the rows of new findings
+    and must not wait. ``state`` is safe for any thread."""
+
+    def __init__(
+        self,
+        config: DiagnoseConfig,
+        store: Store,
+        jobs: Jobs,
+        hook: Callable[[Mapping[str, Any]], None],
+        *,
+        rules: Sequence[Rule] = RULES,
+        clocks: Clocks = Clocks(),
+        run: Run = in_thread,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._jobs = jobs
+        self._hook = hook
+        self._rules = rules
+        self._groups = {verdict.id: verdict.group for rule in rules for verdict in rule.VERDICTS}
+        self._clocks = clocks
+        self._run_beside = run
+        self._looking: list[_Looking] = []
+        self._watched: dict[_Key, _Watched] = {}
+        self._left_out = 0
+        self._started: float | None = None
+        self._tries = RESTORE_TRIES
+        # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
+        self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
+        self._rows: deque[Mapping[str, Any]] = deque()
+        self._stored = self._lost = 0
+        self._problems = Problems()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="diagnose", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(GATHER_S)
+
+    def state(self) -> SourceState:
+        """Returns the row of ``status``."""
+        watched = list(self._watched.values())
+        found = sum(one.findings.open for one in watched)
+        problems = list(self._problems)
+        if self._left_out:
+            problems.append(f"{self._left_out} jobs are not watched: more than {MAX_JOBS} run")
+        detail = f"{_count(len(watched), 'job')}, {_count(found, 'open finding')}"
+        return SourceState(
+            "diagnose", "degraded" if problems else "running", first_of(problems), self._stored, self._lost, detail
+        )
+
+    def step(self) -> float:
+        """Polls, ends looks, and begins the one that is due. Returns the time until something can be due, s."""
+        with self._problems.noted("progress of jobs"):
+            jobs = jobs_of(self._store.progress())
+            self._restore()
+            self._poll(jobs)
+        self._end_looks()
+        now = self._clocks.mono()
+        due = self._due(now) if len(self._looking) < MAX_LOOKS else None
+        pause = START_POLL_S if self._started is None or now < self._started + START_S else POLL_S
+        if due is None or due[0] > now:
+            return pause if due is None else min(pause, due[0] - now)
+        self._begin_look(*due[1:])
+        self._end_looks()
+        return 0.0
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                pause = self.step()
+            except Exception:
+                _log.exception("the watch of jobs failed")
+                pause = POLL_S
+            if self._looking and pause:
+                wait([one.facts for one in self._looking], pause, FIRST_COMPLETED)
+            else:
+                self._stop.wait(pause)
+
+    def _restore(self) -> None:
+        """Reads the findings of an earlier daemon, once: hooks got them already. Raises ProbingError."""
+        if not self._tries:
+            return
+        try:
+            rows = self._store.findings()
+        except ProbingError:
+            self._tries -= 1
+            raise
+        self._tries = 0
+        for row in rows:
+            self._restored.setdefault((str(row["job"]), str(row["run"])), []).append(row)
+
+    def _poll(self, jobs: Iterable[JobNow]) -> None:
+        now, utc = self._clocks.mono(), self._clocks.utc()
+        if self._started is None:
+            self._started = now
+        found = {job.key: job for job in jobs}
+        for key, job in found.items():
+            one = self._watched.get(key)
+            if one is not None:
+                one.absent = 0
+                if one.schedule.update(job, now):
+                    self._emit(one.findings.advanced(utc))
+            elif job.living and self._make_room(job, utc):
+                self._watched[key] = self._new(job, now)
+        for key, one in list(self._watched.items()):
+            one.absent += key not in found
+            if one.absent >= MAX_ABSENT:
+                self._drop(key, utc)
+            elif one.schedule.over:
+                self._emit(one.findings.ended(utc))
+        self._left_out = sum(job.living > 0 and key not in self._watched for key, job in found.items())
+        if now > self._started + 2 * START_S:
+            # Those that are left ended while no daemon ran.
+            for key in list(self._restored):
+                self._emit(self._findings_of(key).ended(utc))
+
+    def _make_room(self, job: JobNow, utc: int) -> bool:
+        """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several
+        ranks, a single process that waits for nobody."""
+        if len(self._watched) < MAX_JOBS:
+            return True
+        over = [key for key, one in self._watched.items() if one.schedule.over]
+        alone = [key for key, one in self._watched.items() if one.schedule.job.alone and not job.alone]
+        for key in (over or alone)[:1]:
+            self._drop(key, utc)
+        return len(self._watched) < MAX_JOBS
+
+    def _drop(self, key: _Key, utc: int) -> None:
+        self._emit(self._watched.pop(key).findings.ended(utc))
+        self._problems.forget(_about(key[0]))
+
+    def _new(self, job: JobNow, now: float) -> _Watched:
+        assert self._started is not None
+        late = now <= self._started + START_S
+        schedule = Schedule(job, now, stall_s=self._config.stall_s, review_s=self._config.review_s, late=late)
+        return _Watched(schedule, self._findings_of(job.key))
+
+    def _findings_of(self, key: _Key) -> JobFindings:
+        """Returns the findings of a job, with those of an earlier daemon."""
+        findings = JobFindings(*key)
+        for row in self._restored.pop(key, ()):
+            findings.restore(row, self._groups.get(str(row["verdict"]), ""))
+        return findings
+
+    def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
+        begun = [id(looking.one) for looking in self._looking]
+        waiting = [one for one in self._watched.values() if id(one) not in begun]
+        looks = [(*due, one) for one in waiting if (due := one.schedule.due()) is not None]
+        if not looks:
+            return None
+
+        def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, bool, bool, float]:
+            """Of those that are due the slow ones come last, reviews after stalls, and first looks before others."""
+            at, what, one = look
+            is_due = at <= now
+            again = one.schedule.looked_at
+            return not is_due, is_due and one.schedule.slow, is_due and what.why == "review", is_due and again, at
+
+        at, look, one = min(looks, key=order)
+        return at, one, look
+
+    def _begin_look(self, one: _Watched, look: Look) -> None:
+        began = self._clocks.mono()
+        job, findings = one.schedule.job, one.findings
+        deep = look.deep or findings.needs_deep or findings.doubtful
+
+        def gather() -> list[Facts]:
+            return self._jobs.facts(job.job, run=job.run, deep=deep, timeout=GATHER_S)
+
+        self._looking.append(_Looking(one, look, deep, began, self._run_beside(gather)))
+
+    def _end_looks(self) -> None:
+        """Judges the facts that were gathered, and stores what was found."""
+        ended = [looking for looking in self._looking if looking.facts.done()]
+        self._looking = [looking for looking in self._looking if looking not in ended]
+        for looking in ended:
+            self._end_look(looking)
+        self._flush()
+
+    def _end_look(self, looking: _Looking) -> None:
+        one, deep = looking.one, looking.deep
+        job, findings = one.schedule.job, one.findings
+        if self._watched.get(job.key) is not one:
+            return
+        # A job that has just ended may not be known any more.
+        ripens_ns: int | None = None
+        with self._problems.noted(_about(job.job)), suppress(NotFound):
+            for facts in looking.facts.result():
+                if facts.run == job.run:
+                    ripens_ns = self._judge(one, deep, facts)
+            if findings.doubtful and not deep:
+                # The look that confirms it compares the processes with their conditions now.
+                self._run_beside(partial(self._jobs.read_ahead, job.job, timeout=READ_AHEAD_S))
+        now = self._clocks.mono()
+        took = now - looking.began
+        one.schedule.looked(
+            looking.look, now, took, doubtful=findings.doubtful, found=findings.open > 0, explained=findings.explained,
+            ripens_s=None if ripens_ns is None else ripens_ns / 1e9,
+        )  # fmt: skip
+
+    def _judge(self, one: _Watched, deep: bool, facts: Facts) -> int | None:
+        """Emits what the rules find. Returns ``Diagnosis.ripens_ns``."""
+        schedule = one.schedule
+        schedule.known_to_advance(max((node.advanced_ns or 0 for node in facts.nodes), default=0) or None)
+        diagnosis = diagnose(facts, self._rules)
+        stalled = schedule.stalled and bool(schedule.job.living)
+        look = LookResult(diagnosis.findings, stalled, deep, self._clocks.utc())
+        self._emit(one.findings.follow(look))
+        return diagnosis.ripens_ns
+
+    def _emit(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if len(self._rows) == MAX_ROWS:
+                self._rows.popleft()
+                self._lost += 1
+            self._rows.append(event.row)
+            if event.new:
+                _log.warning("%s: %s", event.row["verdict"], printable(event.row["sentence"]))
+                self._hook(event.row)
+
+    def _flush(self) -> None:
+        """Stores the rows that wait, each in a message of its own, which is bounded."""
+        with self._problems.noted("storing findings"):
+            while self._rows:
+                try:
+                    self._store.record([self._rows[0]])
+                except PeerError:
+                    # The collector is being replaced: the row waits.
+                    raise
+                except Exception:
+                    self._rows.popleft()
+                    self._lost += 1
+                    raise
+                self._rows.popleft()
+                self._stored += 1
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _about(job: str) -> str:
+    return f"job {printable(job)}"

@@ -1,0 +1,135 @@
+"""Calls of NVML: each is visible to a watchdog while it runs, and fails in one of three ways.
+
+Codes are nvmlReturn_t of nvml.h.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pynvml
+
+__all__ = ("Calls", "DeviceLost", "DriverFailed", "Reading", "Running")
+
+# The GPU: fell off the bus, wants a reset.
+_LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
+_ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 is not there"}
+_LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
+_MISMATCH = {18: "library and kernel module of the driver have different versions"}
+# Not on this device, driver or version of a structure: no use in asking again soon.
+_NEVER = frozenset((3, 13, 25, 26))
+
+
+class DeviceLost(Exception):
+    """One GPU does not answer any more; its message says why."""
+
+
+class DriverFailed(Exception):
+    """No GPU can be read. ``kind`` is absent, mismatch, denied or lost."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+
+class Running(NamedTuple):
+    """A call in progress; ``since`` is on time.monotonic()."""
+
+    name: str
+    device: str
+    since: float
+    allowed_s: float
+
+
+class Calls:
+    """For one thread; ``running`` is for any, with ``lock``.
+
+    ``timeout_s``: how long a call may take; starting the driver and its devices may take ``START_S``.
+    """
+
+    START_S = 60.0
+
+    def __init__(self, timeout_s: float) -> None:
+        self.lock = threading.Lock()
+        self.running: Running | None = None
+        self.timeout_s = timeout_s
+        self.problems: dict[str, str] = {}
+        self._refused: set[tuple[str, str]] = set()
+
+    def forget(self) -> None:
+        """Ask again what devices did not support: they may have changed their mode."""
+        self._refused.clear()
+
+    def need(
+        self,
+        name: str,
+        *args: Any,
+        device: str = "",
+        starts: bool = False,
+        more_s: float = 0.0,
+        function: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Returns what ``function`` returns, by default the one of pynvml with this ``name``.
+
+        ``device`` names the GPU. Raises NVMLError for a code that is no failure of driver or device.
+        """
+        allowed_s = max(self.timeout_s, self.START_S) if starts else self.timeout_s + more_s
+        self.running = Running(name, device, time.monotonic(), allowed_s)
+        try:
+            return (function or getattr(pynvml, name))(*args)
+        except pynvml.NVMLError as e:
+            self._raise_failure(int(e.value), name, starts=starts)
+            raise
+        finally:
+            # A watchdog that holds the lock has given this call up, and the process ends.
+            with self.lock:
+                self.running = None
+
+    def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
+        """Returns None for what the device does not support or does not say now; else as ``need``."""
+        if (name, device) in self._refused:
+            return None
+        try:
+            return self.need(name, *args, device=device, function=function)
+        except pynvml.NVMLError as e:
+            code = int(e.value)
+        except (pynvml.NVMLLibraryMismatchError, AttributeError):
+            code = 13
+        if code in _NEVER:
+            self._refused.add((name, device))
+        elif code not in (0, 2, 4, 6, 10, 21, 27):
+            self.problems[name] = f"{name} failed with code {code}"
+        return None
+
+    def reading(self, what: str) -> Reading:
+        """A context in which the watchdog sees another read, of a file."""
+        return Reading(self, what)
+
+    def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
+        if code in _LOST:
+            raise DeviceLost(_LOST[code])
+        if code in _MISMATCH:
+            raise DriverFailed("mismatch", _MISMATCH[code])
+        if code in _ABSENT:
+            raise DriverFailed("absent", _ABSENT[code])
+        if code == 1 or (starts and name == "nvmlInit"):
+            kind = "denied" if code in (4, 17) else "lost"
+            raise DriverFailed(kind, _LIBRARY.get(code, f"NVML does not start: code {code}"))
+
+
+class Reading:
+    """A read of files that the watchdog sees as a call."""
+
+    def __init__(self, calls: Calls, what: str) -> None:
+        self._calls, self._what = calls, what
+
+    def __enter__(self) -> None:
+        self._calls.running = Running(self._what, "", time.monotonic(), self._calls.timeout_s)
+
+    def __exit__(self, *_: object) -> None:
+        with self._calls.lock:
+            self._calls.running = None

@@ -1,0 +1,95 @@
+"""The devices of the node as the source knows them: what they are, which are lost, and the driver that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ("Fleet",)
+
+MAX_DEVICES = 1_024
+_PCIE = {"pcie_width": "width", "pcie_width_max": "width_max", "pcie_gen": "generation",
+         "pcie_gen_max": "generation_max"}  # fmt: skip
+_SHARED = ("numa_node", "cpu_list", *_PCIE)
+Row = dict[str, Any]
+
+
+class Fleet:
+    """``rows`` is for any thread, all else for one other thread. ``devices`` are columns of gpu.devices by key."""
+
+    def __init__(self) -> None:
+        self.devices: Mapping[str, Row] = {}
+        self.lost: Mapping[int, str] = {}
+        self.backend = "cuda"
+        self._driver: Row = {}
+        self._gone: Mapping[str, Row] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a device at any time."""
+        return bool(self.devices)
+
+    @property
+    def detail(self) -> str:
+        gpus = sum(facts.get("mig") is None for facts in self.devices.values())
+        migs = len(self.devices) - gpus
+        driver = self._driver.get("driver_version")
+        text = f"{gpus} GPUs" + (f", {migs} MIG devices" if migs else "")
+        return f"{text}, driver {driver}" if driver else text if self.devices else ""
+
+    def take(self, content: Mapping[str, Any]) -> dict[int, str | None]:
+        """Takes an answer; returns the GPUs that were lost since the last one, with a reason, and those that are back.
+        """
+        if "devices" in content:
+            self._take_devices(content)
+        before, now = self.lost, {int(n): str(text)[:200] for n, text in (content.get("lost") or {}).items()}
+        self.lost = now
+        changes: dict[int, str | None] = {number: text for number, text in now.items() if number not in before}
+        return changes | {number: None for number in before if number not in now}
+
+    def gpu_row(self, key: str) -> Row:
+        """Returns device_id and uuid of a device for an event; empty for an unknown one."""
+        facts = self.devices.get(key) or self._gone.get(key)
+        if facts is None:
+            return {"device_id": int(key)} if key.isdecimal() and len(key) < 4 else {}
+        return {"device_id": facts.get("device_id"), "uuid": facts.get("uuid")}
+
+    def add_pcie(self, key: str, link: Mapping[str, Any]) -> None:
+        """Takes the row of a PCIe link into what is known of its GPU, and of the MIG devices on it."""
+        found = {name: link.get(column) for name, column in _PCIE.items()}
+        found |= {name: link.get(name) for name in ("numa_node", "cpu_list")}
+        number = (self.devices.get(key) or {}).get("device_id")
+        self.devices = {
+            other: {**facts, **found} if facts.get("device_id") == number else facts
+            for other, facts in self.devices.items()
+        }
+
+    def rows(self, node: str, ts_ns: int) -> list[Row]:
+        """Returns gpu.devices."""
+        common = {"node": node, "ts": ts_ns, "backend": self.backend, **self._driver}
+        devices, gone, lost = self.devices, self._gone, self.lost
+        rows = []
+        for key, facts in {**gone, **devices}.items():
+            reason = lost.get(int(facts["device_id"]))
+            state = "lost" if reason else "ok" if key in devices else "gone"
+            text = "the driver does not list it any more" if state == "gone" else reason
+            total = facts.get("total_bytes")
+            rows.append({**facts, **common, "total_mem_bytes": total, "state": state, "reason": text})
+        return sorted(rows, key=lambda row: (row["device_id"], -1 if row.get("mig") is None else row["mig"]))
+
+    def _take_devices(self, content: Mapping[str, Any]) -> None:
+        fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
+        for key, facts in fresh.items():
+            # A lost GPU is listed without what only the GPU itself can say.
+            facts.pop("device")
+            old = self.devices.get(key) or {}
+            if old.get("uuid") == facts.get("uuid"):
+                fresh[key] = {**{name: old.get(name) for name in _SHARED}, **old, **facts}
+        uuids = {facts.get("uuid") for facts in fresh.values()}
+        before = {**self._gone, **self.devices}
+        gone = [(key, facts) for key, facts in before.items() if facts.get("uuid") not in uuids]
+        # MIG devices come and go as their GPU is divided.
+        self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
+        self.devices = fresh
+        self.backend = str(content.get("backend") or "cuda")[:32]
+        self._driver = {name: (content.get("driver") or {}).get(name) for name in ("driver_version", "cuda_version")}

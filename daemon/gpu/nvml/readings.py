@@ -1,0 +1,118 @@
+"""Reads what a GPU or MIG device does now: gauges and counters, by the names of gpu.utilization where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.daemon.gpu.nvml.calls import Calls
+from probing.daemon.gpu.nvml.devices import Device, memory_of
+from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
+from probing.daemon.gpu.nvml.gpm import Gpm
+
+__all__ = ("Readings",)
+
+_SM_CLOCK, _MEMORY_CLOCK, _GPU_SENSOR = 1, 2, 0
+_PCIE_TX, _PCIE_RX = 0, 1
+_SINGLE_BIT_CAUSE, _DOUBLE_BIT_CAUSE = 0, 1
+_CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE = 0, 1, 0, 1
+_CODERS = {
+    "encoder_util_pct": "nvmlDeviceGetEncoderUtilization",
+    "decoder_util_pct": "nvmlDeviceGetDecoderUtilization",
+}
+Values = dict[str, Any]
+
+
+class Readings:
+    """``read`` raises DeviceLost or DriverFailed."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._gpm = Gpm(calls)
+        self._refused: set[tuple[str, str]] = set()
+        self._slow: dict[str, Values] = {}
+
+    def keep(self, devices: list[Device]) -> None:
+        """The list of devices was read again: what was not supported may be now."""
+        self._gpm.keep(devices)
+        self._refused.clear()
+        self._slow.clear()
+
+    def read(self, device: Device, *, slow: bool) -> Values:
+        """``slow``: read also what changes rarely; its last values are in each answer."""
+        values: Values = memory_of(self._calls, device)
+        values |= self._gpm.read(device)
+        if device.parent:
+            return values
+        values |= self._gauges(device)
+        values |= read_fields(self._calls, device, FAST, self._refused)
+        self._traffic(device, values)
+        if slow or device.key not in self._slow:
+            self._slow[device.key] = self._errors(device)
+        return values | self._slow[device.key]
+
+    def _gauges(self, gpu: Device) -> Values:
+        ask, handle, key = self._calls.ask, gpu.handle, gpu.key
+        # The first call shows whether the GPU is there.
+        power_mw = ask("nvmlDeviceGetPowerUsage", handle, device=key)
+        rates = ask("nvmlDeviceGetUtilizationRates", handle, device=key)
+        return {
+            "power_w": None if power_mw is None else power_mw / 1000,
+            "gpu_util_pct": _percent(getattr(rates, "gpu", None)),
+            "mem_controller_util_pct": _percent(getattr(rates, "memory", None)),
+            "temperature_c": self._temperature(gpu),
+            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK, device=key),
+            "mem_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK, device=key),
+            "clock_events": self._clock_events(gpu),
+        }
+
+    def _temperature(self, gpu: Device) -> int | None:
+        found = self._calls.ask("nvmlDeviceGetTemperatureV", gpu.handle, _GPU_SENSOR, device=gpu.key)
+        if found is None:
+            found = self._calls.ask("nvmlDeviceGetTemperature", gpu.handle, _GPU_SENSOR, device=gpu.key)
+        return None if found is None else int(found)
+
+    def _clock_events(self, gpu: Device) -> int | None:
+        # Renamed in driver 535.
+        found = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons", gpu.handle, device=gpu.key)
+        if found is None:
+            found = self._calls.ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu.handle, device=gpu.key)
+        return None if found is None else int(found)
+
+    def _traffic(self, gpu: Device, values: Values) -> None:
+        """Adds PCIe traffic in KB/s where neither the counters nor GPM have it: each call waits for 20 ms."""
+        if "pcie_rx_bytes" in values or "pcie_rx_mib_per_s" in values:
+            return
+        for name, counter in (("pcie_tx_kb_per_s", _PCIE_TX), ("pcie_rx_kb_per_s", _PCIE_RX)):
+            values[name] = self._calls.ask("nvmlDeviceGetPcieThroughput", gpu.handle, counter, device=gpu.key)
+
+    def _errors(self, gpu: Device) -> Values:
+        ask, handle, key = self._calls.ask, gpu.handle, gpu.key
+        values: Values = dict(read_fields(self._calls, gpu, SLOW, self._refused))
+        limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle, device=key)
+        values["power_limit_w"] = None if limit_mw is None else limit_mw / 1000
+        values["pstate"] = ask("nvmlDeviceGetPerformanceState", handle, device=key)
+        for name, call in _CODERS.items():
+            coder = ask(call, handle, device=key)
+            values[name] = None if coder is None else _percent(coder[0])
+        if "ecc_corrected" not in values:
+            for name, kind, counter in (
+                ("ecc_corrected", _CORRECTED, _VOLATILE),
+                ("ecc_uncorrected", _UNCORRECTED, _VOLATILE),
+                ("ecc_corrected_total", _CORRECTED, _AGGREGATE),
+                ("ecc_uncorrected_total", _UNCORRECTED, _AGGREGATE),
+            ):
+                values[name] = ask("nvmlDeviceGetTotalEccErrors", handle, kind, counter, device=f"{key} {name}")
+        if "remapped_corrected" not in values and (rows := ask("nvmlDeviceGetRemappedRows", handle, device=key)):
+            names = ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
+            values |= dict(zip(names, rows, strict=True))
+        if "retired_pages_sbe" not in values:
+            for name, cause in (("retired_pages_sbe", _SINGLE_BIT_CAUSE), ("retired_pages_dbe", _DOUBLE_BIT_CAUSE)):
+                pages = ask("nvmlDeviceGetRetiredPages", handle, cause, device=key)
+                values[name] = None if pages is None else len(pages)
+        if "pcie_replays" not in values:
+            values["pcie_replays"] = ask("nvmlDeviceGetPcieReplayCounter", handle, device=key)
+        return values
+
+
+def _percent(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value <= 100 else None

@@ -1,0 +1,212 @@
+"""Owns the process that talks to the driver: starts it, asks it, gives it up, and starts it again.
+
+Nothing here waits longer than its caller allows: the driver of a sick GPU may take minutes, or for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Channel, ChannelClosed, Message, connect
+
+__all__ = ("Failure", "NvmlSession", "Reading")
+
+# The first poll loads the driver and may start each GPU, which takes seconds where no process keeps it awake.
+FIRST_S, POLL_S = 300.0, 30.0
+# Between two starts, after one failure, two, and so on, s.
+RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+CONNECT_S = 1.0
+RECEIVE_S = 5.0
+MAX_PAYLOAD = 8 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one poll answered: ``gpu.nvml.snapshot.Snapshots.poll``.
+
+    ``asked`` are the parts that were asked for; ``fresh``: the first answer of its process.
+    """
+
+    content: dict[str, Any]
+    asked: frozenset[str]
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
+
+    For hung: the ``call``, the ``device`` that it asked about, and how long it took, s. ``events`` came before.
+    """
+
+    kind: str
+    text: str
+    call: str = ""
+    device: str = ""
+    seconds: float = 0.0
+    events: Sequence[dict[str, Any]] = field(default_factory=tuple)
+
+
+class NvmlSession:
+    """For one thread. ``absent`` returns why there is no use in a start, or an empty text."""
+
+    def __init__(
+        self,
+        path: str,
+        absent: Callable[[], str] = str,
+        *,
+        retry_s: Sequence[float] = RETRY_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._absent = absent
+        self._retry_s = retry_s
+        self._now = now
+        self._channel: Channel | None = None
+        # Readable when the process that hung has ended at last.
+        self._stuck: int | None = None
+        self._pidfd: int | None = None
+        self._waits_for = ""
+        self._asked = self._due = 0.0
+        self._failures = 0
+        self._fresh = True
+        self._parts: frozenset[str] = frozenset()
+
+    def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
+        """Returns the answer of the process, or why there is none; None: nothing new within ``wait_s`` seconds."""
+        try:
+            if self._channel is None and (nothing := self._start()):
+                return nothing if isinstance(nothing, Failure) else None
+            end = self._now() + wait_s
+            if not self._waits_for:
+                self._ask(slow, links, pairs)
+            while (answer := self._answer(max(0.0, end - self._now()))) is not None:
+                waited_for, self._waits_for = self._waits_for, ""
+                if waited_for == "poll":
+                    return self._read(answer)
+                self._watch_end_of(int(answer.header.get("pid", 0)))
+                self._ask(slow, links, pairs)
+        except ChannelClosed:
+            return self._ended()
+        except (ProbingError, ValueError) as e:
+            text = e.message if isinstance(e, ProbingError) else "its answer cannot be read"
+            return self._fail(Failure("lost", f"the process that asks the driver: {text}"))
+        return self._late()
+
+    def again(self) -> None:
+        """Ends the process, and starts a fresh one at the next poll: it may find what this one has lost."""
+        self._end()
+        self._due = 0.0
+
+    def close(self) -> None:
+        self._end()
+        for fd in (self._stuck, self._pidfd):
+            if fd is not None:
+                os.close(fd)
+        self._stuck = self._pidfd = None
+
+    def _start(self) -> Failure | bool:
+        """Connects, if it is time. True: not yet."""
+        if self._now() < self._due or self._still_stuck():
+            return True
+        if reason := self._absent():
+            return self._fail(Failure("absent", reason))
+        self._channel = connect(self._path, CONNECT_S)
+        self._fresh = True
+        self._send({"op": "ping"}, "ping")
+        return False
+
+    def _still_stuck(self) -> bool:
+        """Whether the process that hung is still in the kernel: another one would only hang beside it."""
+        if self._stuck is None:
+            return False
+        if not select.select([self._stuck], [], [], 0)[0]:
+            return True
+        os.close(self._stuck)
+        self._stuck = None
+        return False
+
+    def _watch_end_of(self, pid: int) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError, OverflowError) as e:
+            _log.debug("pid %d cannot be watched: %s", pid, e)
+
+    def _ask(self, slow: bool, links: bool, pairs: bool) -> None:
+        wanted = {"slow": slow or self._fresh, "links": links or self._fresh, "pairs": pairs or self._fresh}
+        self._parts = frozenset(name for name, value in wanted.items() if value)
+        self._send({"op": "poll", **wanted}, "poll")
+
+    def _send(self, header: dict[str, Any], waits_for: str) -> None:
+        assert self._channel is not None
+        self._channel.send(header, timeout=CONNECT_S)
+        self._waits_for, self._asked = waits_for, self._now()
+
+    def _answer(self, wait_s: float) -> Message | None:
+        assert self._channel is not None
+        if not select.select([self._channel.fileno()], [], [], wait_s)[0]:
+            return None
+        answer = self._channel.receive(RECEIVE_S)
+        answer.close_fds()
+        return answer
+
+    def _ended(self) -> Failure:
+        """The process has closed the connection; perhaps it said why before it was asked."""
+        try:
+            last = self._answer(0.0) if self._channel is not None else None
+            found = self._read(last) if last is not None else None
+        except (ProbingError, ValueError):
+            found = None
+        if isinstance(found, Failure):
+            return found
+        return self._fail(Failure("ended", "the process that asks the driver has ended"))
+
+    def _read(self, answer: Message) -> Reading | Failure:
+        header = answer.header
+        events = [event for event in header.get("events", ()) if isinstance(event, dict)]
+        if hung := header.get("hung"):
+            call, seconds = str(hung.get("call"))[:100], float(hung.get("seconds", 0))
+            text = f"{call} did not return within {seconds:.1f} s"
+            return self._fail(Failure("hung", text, call, str(hung.get("device", ""))[:16], seconds, events))
+        if failed := header.get("failed"):
+            return self._fail(Failure(str(failed.get("kind")), str(failed.get("text"))[:300], events=events))
+        content = json.loads(answer.payload) if len(answer.payload) <= MAX_PAYLOAD else None
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+        self._failures = 0
+        fresh, self._fresh = self._fresh, False
+        return Reading(content, self._parts, fresh)
+
+    def _late(self) -> Failure | None:
+        seconds = self._now() - self._asked
+        if self._channel is None or seconds <= (FIRST_S if self._fresh else POLL_S):
+            return None
+        return self._fail(Failure("hung", f"the driver has not answered for {seconds:.0f} s", seconds=seconds))
+
+    def _fail(self, failure: Failure) -> Failure:
+        if failure.kind == "hung":
+            self._stuck, self._pidfd = self._pidfd, self._stuck
+        self._end()
+        changed = failure.kind == "changed"
+        delay = 0.0 if changed else self._retry_s[min(self._failures, len(self._retry_s) - 1)]
+        self._failures += not changed
+        self._due = self._now() + delay
+        return failure
+
+    def _end(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+        self._waits_for = ""

@@ -1,0 +1,112 @@
+"""Puts together what one poll answers: devices, values, processes, links and events."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed
+from probing.daemon.gpu.nvml.devices import Device, facts_of, find_devices
+from probing.daemon.gpu.nvml.events import EventThread
+from probing.daemon.gpu.nvml.process_readings import ProcessReadings
+from probing.daemon.gpu.nvml.readings import Readings
+from probing.daemon.gpu.nvml.topology import Topology
+
+__all__ = ("BACKEND", "Snapshots")
+
+# What NVML drives, in Probing's word. A process for another vendor would answer with its own.
+BACKEND = "cuda"
+
+
+class Snapshots:
+    """For one thread. ``library`` is the path of libnvidia-ml.so.1, empty for the loader's."""
+
+    def __init__(self, calls: Calls, waits: Calls, library: str, sysfs: Path) -> None:
+        self._calls, self._waits = calls, waits
+        self._library, self._sysfs = library, sysfs
+        self._devices: list[Device] | None = None
+        self._events: EventThread | None = None
+        self._lost: dict[int, str] = {}
+        self._driver: dict[str, Any] = {}
+
+    def poll(self, *, slow: bool, links: bool, pairs: bool) -> dict[str, Any]:
+        """Returns what is known now, as JSON can hold it. Raises DriverFailed.
+
+        ``slow``: read error counters as well. ``links``: the links that count. ``pairs``: all links. A GPU that is lost
+        is in ``lost``, by number, with a reason.
+        """
+        first = self._devices is None
+        if self._devices is None:
+            self._devices = self._start()
+        elif slow:
+            self._check(self._devices)
+        answer: dict[str, Any] = {"backend": BACKEND, "lost": {}, "values": {}, "processes": {}}
+        lost = dict(self._lost)
+        for device in self._devices:
+            if device.device_id in lost:
+                continue
+            try:
+                answer["values"][device.key] = self._readings.read(device, slow=slow)
+                answer["processes"][device.key] = self._processes.read(device, slow=slow)
+            except DeviceLost as e:
+                lost[device.device_id] = str(e)
+                answer["values"].pop(device.key, None)
+        answer["lost"] = {str(number): reason for number, reason in lost.items()}
+        if first:
+            answer |= {"devices": self._facts(lost), "driver": self._driver}
+        if links or pairs:
+            counted = self._topology.counted()
+            answer["links"] = counted + (self._topology.pairs(counted) if pairs else [])
+        if self._events:
+            answer["events"], answer["events_dropped"] = self._events.take()
+        answer["problems"] = list(self._calls.problems.values())[:8]
+        return answer
+
+    def waiting_events(self) -> list[dict[str, Any]]:
+        """Returns the events that no answer has had; for any thread."""
+        return self._events.take()[0] if self._events else []
+
+    def _start(self) -> list[Device]:
+        if self._library:
+            # pynvml asks the loader for the name of the library, and gets what is loaded under it already.
+            try:
+                ctypes.CDLL(self._library)
+            except OSError as e:
+                raise DriverFailed("absent", f"the library cannot be loaded: {e}") from e
+        self._calls.need("nvmlInit", starts=True)
+        self._driver = {
+            "driver_version": self._calls.ask("nvmlSystemGetDriverVersion"),
+            "cuda_version": _version(self._calls.ask("nvmlSystemGetCudaDriverVersion_v2")),
+        }
+        devices, self._lost = find_devices(self._calls)
+        self._readings, self._processes = Readings(self._calls), ProcessReadings(self._calls)
+        self._topology = Topology(self._calls, devices, self._sysfs)
+        self._events = EventThread(self._waits, devices)
+        self._events.start()
+        self._driver["events"] = self._events.registered
+        return devices
+
+    def _check(self, devices: list[Device]) -> None:
+        """Raises DriverFailed when NVML lists other devices than at the start: a fresh process reads them."""
+        found, self._lost = find_devices(self._calls)
+        gone = {device.device_id for device in devices} & self._lost.keys()
+        before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
+        if before != {(d.key, d.uuid, d.mig_mode) for d in found}:
+            raise DriverFailed("changed", "the list of GPUs and MIG devices has changed")
+
+    def _facts(self, lost: dict[int, str]) -> list[dict[str, Any]]:
+        rows = []
+        for device in self._devices or ():
+            place = {"device": device.key, "device_id": device.device_id, "mig": device.mig, "uuid": device.uuid}
+            try:
+                rows.append(place | facts_of(self._calls, device))
+            except DeviceLost as e:
+                lost[device.device_id] = str(e)
+                rows.append(place | {"bus_id": device.bus_id})
+        return rows
+
+
+def _version(number: int | None) -> str | None:
+    """12040 -> 12.4, as cuda.h numbers them."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None

@@ -1,0 +1,131 @@
+"""Chooses what is read each second: watched processes, their threads, and the busiest other processes of the node.
+
+The others are found by glances: a slice of all processes each second. So the work of a second is bounded, whatever
+the node runs, and a noisy neighbour is known after half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.daemon.source import Identity
+
+__all__ = ("LEAST_SHARE", "MAX_BUSY", "ROLES", "Selection", "Watched")
+
+MAX_WATCHED = 1_024
+MAX_WITH_THREADS = 256
+MAX_OTHERS = 16
+MAX_BUSY = 4
+MAX_ACTIVE = 32
+LEAST_GLANCES = 16
+MAX_GLANCES = 128
+LEAST_SHARE = 0.01
+"""A CPU's part above which another process of the node, or a thread, counts as busy."""
+ROLES = ("trainer", "data_loader", "launcher")
+_LIST_TURNS = 30
+_NEW_THREADS_TURNS = 5
+_PIDS_TURNS = 10
+# So long takes a look at all processes, of which there are less than 4,096.
+_ROUND_TURNS = 32
+_Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Watched:
+    """A process and its threads: ``busy`` are read closely, ``active`` ones each turn, and of all ``tids`` some."""
+
+    who: Identity
+    busy: list[int]
+    active: list[int] = field(default_factory=list)
+    tids: list[int] = field(default_factory=list)
+    turned: int = 0
+    listed: int = -_LIST_TURNS
+    threads: int = 0
+
+    def rest(self) -> list[int]:
+        """The other threads that are read in this turn: all active ones, and a quarter of the idle ones, at most 32."""
+        known = {*self.busy, *self.active}
+        idle = [tid for tid in self.tids if tid not in known]
+        count = min(len(idle), max(8, min(MAX_ACTIVE, len(idle) // 4)))
+        first = self.turned % len(idle) if idle else 0
+        self.turned = first + count
+        return [*self.active, *(idle + idle)[first : first + count]]
+
+
+class Selection:
+    """What the next request asks for; ``learn`` takes what its answer showed."""
+
+    def __init__(self) -> None:
+        self._watched: dict[_Key, Watched] = {}
+        self._others: dict[_Key, float] = {}
+        self._pids: list[int] = []
+        self._at = 0
+        self._turn = 0
+        self.left_out = 0
+
+    def request(self, live: Sequence[Identity]) -> dict[str, Any]:
+        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others."""
+        self._turn += 1
+        self.left_out = max(0, len(live) - MAX_WATCHED)
+        self._watched = {
+            (who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]
+        }  # fmt: skip
+        targets = [
+            self._target(key, watched, threads=n < MAX_WITH_THREADS)
+            for n, (key, watched) in enumerate(self._watched.items())
+        ]
+        self._others = {key: share for key, share in self._others.items() if key not in self._watched}
+        targets += [[*key, False, False, [], [key[0]]] for key in self._others]
+        return {"targets": targets, "glances": self._glances(), "pids": self._turn % _PIDS_TURNS == 1}
+
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        """The identity of a watched process; None for another one."""
+        watched = self._watched.get((pid, start_ns))
+        return watched.who if watched else None
+
+    def listed(self, pids: Sequence[int], threads: Mapping[str, Sequence[int]]) -> None:
+        """Takes lists that a request asked for: pids of the node, and threads by pid."""
+        if pids:
+            self._pids = list(pids)
+        for (pid, _), watched in self._watched.items():
+            if (tids := threads.get(str(pid))) is not None:
+                watched.tids, watched.listed = list(tids), self._turn
+
+    def counted(self, threads: Mapping[_Key, int]) -> None:
+        """Takes how many threads processes have: their list is read anew soon when that has changed."""
+        for key, count in threads.items():
+            if key in self._watched:
+                self._watched[key].threads = count
+
+    def busiest(self, threads: Mapping[_Key, Mapping[int, float]], others: Mapping[_Key, float]) -> None:
+        """Takes the parts of a CPU that threads of watched processes wanted, busiest first, and that others used."""
+        for key, watched in self._watched.items():
+            shares = {tid: share for tid, share in threads.get(key, {}).items() if tid != key[0]}
+            busy = [tid for tid, share in shares.items() if share >= LEAST_SHARE][:MAX_BUSY]
+            watched.busy = [key[0], *busy]
+            watched.active = [tid for tid in shares if tid not in busy][:MAX_ACTIVE]
+        found = {key: share for key, share in others.items() if share >= LEAST_SHARE and key not in self._watched}
+        self._others = dict(sorted(found.items(), key=lambda item: -item[1])[:MAX_OTHERS])
+
+    def _of(self, who: Identity) -> Watched:
+        found = self._watched.get((who.pid, who.start_ns))
+        if found is None:
+            return Watched(who, [who.pid])
+        found.who = who
+        return found
+
+    def _target(self, key: _Key, watched: Watched, *, threads: bool) -> list[Any]:
+        if watched.who.role != "trainer" or not threads:
+            return [*key, True, False, [], [key[0]]]
+        age = self._turn - watched.listed
+        changed = watched.threads != len(watched.tids) and age >= _NEW_THREADS_TURNS
+        return [*key, True, changed or age >= _LIST_TURNS, watched.busy, watched.rest()]
+
+    def _glances(self) -> list[int]:
+        known = {pid for pid, _ in self._watched} | {pid for pid, _ in self._others}
+        count = max(LEAST_GLANCES, min(MAX_GLANCES, len(self._pids) // _ROUND_TURNS))
+        slice_ = self._pids[self._at : self._at + count]
+        self._at = self._at + count if self._at + count < len(self._pids) else 0
+        return [pid for pid in slice_ if pid not in known]

@@ -1,0 +1,151 @@
+"""What a reading says against the one before: rows of cpu.utilization, and who is busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from probing.api.tables.cpu import UTILIZATION
+from probing.daemon.clock import ClockPair
+from probing.daemon.columns import batch, identities, identity_columns, named, number_columns, numbers, texts, times
+from probing.daemon.host.cpu.ledger import Rows, differences
+from probing.daemon.host.cpu.reading import PROCESS, THREAD
+from probing.daemon.host.cpu.selection import LEAST_SHARE
+from probing.daemon.host.cpu.task_stat import ABSENT
+from probing.daemon.source import Processes
+
+__all__ = ("Usage", "state_columns")
+
+_SCOPES = ("process", "thread")
+_STATES = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie",
+           "X": "exited", "I": "idle"}  # fmt: skip
+_BLOCKED = ord("D")
+# A thread that wakes up now and then is as good as idle.
+_IDLE_SHARE = 0.001
+# PF_KTHREAD, include/linux/sched.h.
+_KERNEL_THREAD = 0x0020_0000
+_Key = tuple[int, int]
+_Numbers = npt.NDArray[np.int64]
+
+
+class Usage:
+    """The differences of ``now`` to ``before`` (``ledger.Ledger.exchange``)."""
+
+    def __init__(self, now: Rows, before: Rows) -> None:
+        self._now = now
+        self._grown = grown = differences(now, before)
+        self._wall, self._delay = grown["mono_ns"], grown["run_delay_ns"]
+        user, system = grown["user_ns"], grown["sys_ns"]
+        ticks = np.where((user == ABSENT) | (system == ABSENT), ABSENT, user + system)
+        self._total = np.where(now["scope"] == THREAD, grown["exec_ns"], ticks)
+
+    def threads(self) -> dict[_Key, dict[int, float]]:
+        """Returns the parts of a CPU that the threads of each process wanted, busiest first, without idle ones."""
+        share = self._share(np.maximum(self._grown["exec_ns"], 0) + np.maximum(self._delay, 0))
+        rows = np.flatnonzero((self._now["scope"] == THREAD) & (share >= _IDLE_SHARE))
+        found: dict[_Key, dict[int, float]] = {}
+        for row in rows[np.argsort(-share[rows], kind="stable")].tolist():
+            found.setdefault(self._key(row), {})[int(self._now["tid"][row])] = float(share[row])
+        return found
+
+    def shares(self) -> dict[_Key, float]:
+        """Returns the part of a CPU that each process used of which that is known."""
+        share = self._share(self._total)
+        rows = np.flatnonzero((self._now["scope"] != THREAD) & (self._total >= 0))
+        return {self._key(row): float(share[row]) for row in rows.tolist()}
+
+    def thread_counts(self) -> dict[_Key, int]:
+        rows = np.flatnonzero(self._now["scope"] == PROCESS)
+        return {self._key(row): int(self._now["threads"][row]) for row in rows.tolist()}
+
+    def batch(self, node: str, clocks: ClockPair, processes: Processes, names: Sequence[str]) -> pa.RecordBatch | None:
+        """Returns rows of cpu.utilization, or None; ``names``: the answer's ``texts``."""
+        who, which = identities(processes, self._now["pid"], self._now["start_ns"])
+        keep = self._shown(np.array([one is not None for one in who], bool)[which])
+        if not keep.any():
+            return None
+        now, grown, delays, which = self._now[keep], self._grown[keep], self._delays(which)[keep], which[keep]
+        threads = now["scope"] == THREAD
+        rss_kb = np.where(now["rss_bytes"] < 0, ABSENT, now["rss_bytes"] // 1024)
+        counts = {
+            "wall_ns": grown["mono_ns"],
+            "delta_user_ns": grown["user_ns"],
+            "delta_sys_ns": grown["sys_ns"],
+            "delta_total_ns": self._total[keep],
+            "cum_user_ns": now["user_ns"],
+            "cum_sys_ns": now["sys_ns"],
+            "rss_kb": rss_kb,
+            "delta_vol_ctxt": grown["voluntary"],
+            "delta_invol_ctxt": grown["involuntary"],
+            "run_delay_ns": np.where(threads, grown["run_delay_ns"], delays),
+            "major_faults": grown["major_faults"],
+            "throttled_periods": grown["throttled"],
+            "throttled_ns": grown["throttled_ns"],
+        }
+        table = np.stack(list(counts.values()), axis=1)
+        kernel = (now["flags"] & _KERNEL_THREAD) != 0
+        roles = [None if one is None else one.role for one in who]
+        role = texts([*roles, "other", "kernel"], np.where(
+            np.array([one is None for one in roles], bool)[which], len(roles) + kernel, which
+        ))  # fmt: skip
+        columns = {
+            **identity_columns(node, who, which, now["pid"], now["start_ns"]),
+            "ts": times(np.full(len(now), clocks.real_ns, np.int64)),
+            "role": role,
+            "scope": named(threads.astype(np.int32), _SCOPES),
+            "tid": numbers(now["tid"].astype(np.int32), ~threads),
+            **state_columns(now, names),
+            **dict(zip(counts, number_columns(table, table == ABSENT), strict=True)),
+            "thread_count": _known(now["threads"], np.int32),
+            "cpu_quota": numbers(now["quota_millis"] / 1000, now["quota_millis"] < 0),
+        }
+        return batch(UTILIZATION.name, columns)
+
+    def _shown(self, watched: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Watched processes, other ones that are busy, and threads of the former that did or wanted something."""
+        scope, known = self._now["scope"], self._wall > 0
+        busy = self._share(self._total) >= LEAST_SHARE
+        active = (self._total > 0) | (self._delay > 0) | (self._now["state"] == _BLOCKED)
+        thread = (scope == THREAD) & (self._now["state"] != ABSENT) & watched & active
+        return np.asarray(known & (thread | ((scope == PROCESS) & (watched | busy))))
+
+    def _share(self, spent: _Numbers) -> npt.NDArray[np.float64]:
+        return np.where((spent > 0) & (self._wall > 0), spent / np.maximum(self._wall, 1), 0.0)
+
+    def _delays(self, process: npt.NDArray[np.intp]) -> _Numbers:
+        """For each row the delays of the threads of its process together; ``process`` is the number of that."""
+        known = (self._now["scope"] == THREAD) & (self._delay >= 0)
+        delays = np.zeros(len(process), np.int64)
+        np.add.at(delays, process[known], self._delay[known])
+        return np.where(np.bincount(process[known], minlength=len(process)) > 0, delays, ABSENT)[process]
+
+    def _key(self, row: int) -> _Key:
+        return int(self._now["pid"][row]), int(self._now["start_ns"][row])
+
+
+def state_columns(rows: Rows, names: Sequence[str]) -> dict[str, pa.Array[Any]]:
+    """Returns the columns comm, state, wchan, processor and cpu_list; ``names``: the answer's ``texts``."""
+    states = tuple(_STATES.values())
+    place = {ord(letter): states.index(state) for letter, state in _STATES.items()}
+    letters, which = np.unique(rows["state"], return_inverse=True)
+    state = np.array([place.get(int(letter), -1) for letter in letters], np.int32)[which]
+    return {
+        "comm": _text(rows["comm"], names),
+        "state": named(state, states),
+        "wchan": _text(rows["wchan"], names),
+        "processor": _known(rows["processor"], np.int32),
+        "cpu_list": _text(rows["cpus"], names),
+    }
+
+
+def _text(index: _Numbers, names: Sequence[str]) -> pa.Array[Any]:
+    which, inverse = np.unique(index, return_inverse=True)
+    return texts([names[i] if 0 <= i < len(names) else None for i in which.tolist()], inverse)
+
+
+def _known(values: _Numbers, kind: type[np.signedinteger[Any]] = np.int64) -> pa.Array[Any]:
+    return numbers(values.astype(kind, copy=False), values == ABSENT)

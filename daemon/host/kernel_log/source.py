@@ -1,0 +1,158 @@
+"""The source of process.kmsg: the kernel log, read each second without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.tables.process import KMSG
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.context import Context
+from probing.daemon.host.kernel_log.allowance import Allowance
+from probing.daemon.host.kernel_log.classes import Meaning, meaning_of
+from probing.daemon.host.kernel_log.records import Chunk, KernelLog, Record
+from probing.daemon.source import Identity, Loss, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
+
+__all__ = ("KernelLogSource",)
+
+MAX_READS = 4_096
+BURST, RATE = 100, 1.0
+# Lines of no kind: a report of memory that ran out has two hundred of them.
+OTHER_BURST, OTHER_RATE = 400, 5.0
+MAX_PROCESSES = 4_096
+_OTHER = Meaning("other")
+# The log's clock and that of processes differ, and a start is known to a tick.
+_SLACK_NS = 2_000_000_000
+
+
+class KernelLogSource(Source):
+    """``path``: the kernel log. Where it is not there or may not be read, the source is stopped, and tries again each
+    minute."""
+
+    name = "kernel_log"
+    table = KMSG.name
+
+    def __init__(self, path: str, sink: Sink, clock: Clock, node: str) -> None:
+        self._path, self._sink, self._clock, self._node = path, sink, clock, node
+        self._log: KernelLog | None = None
+        self._rest = 0
+        self._reason = ""
+        self._known: dict[int, Identity] = {}
+        self._stored = -1
+        self._caught_up = False
+        self._last_ns = 0
+        self._kinds, self._others = Allowance(BURST, RATE), Allowance(OTHER_BURST, OTHER_RATE)
+
+    @classmethod
+    def make(cls, context: Context) -> KernelLogSource:
+        return cls(context.config.host.kernel_log, context.sink, context.clock, context.node)
+
+    @property
+    def restored_tables(self) -> Mapping[str, tuple[Sequence[str], Callable[[pa.Table], None]]]:
+        return {self.table: (("seq", "boot"), self._restore)}
+
+    def stop(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def process_identified(self, process: Identity) -> None:
+        self._known.pop(process.pid, None)
+        self._known[process.pid] = process
+        if len(self._known) > MAX_PROCESSES:
+            self._known.pop(next(iter(self._known)))
+
+    def tick(self) -> None:
+        if self._log is None and not self._open():
+            return
+        assert self._log is not None
+        pair = self._clock.pair()
+        try:
+            chunk = self._log.read(MAX_READS)
+        except OSError as e:
+            self._failed(e)
+            return
+        rows = list(self._rows(chunk, pair))
+        # What was there at the first look is older than the daemon.
+        self._caught_up = self._caught_up or not chunk.more
+        self._last_ns = pair.real_ns
+        if rows:
+            self._sink.put(self.table, batch_of(self.table, rows))
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        off = not self._path or bool(self._reason)
+        return [totals.of(self.name, self.table, state="stopped" if off else "", reason=self._reason)]
+
+    def _open(self) -> bool:
+        self._rest = max(0, self._rest - 1)
+        if not self._path or self._rest:
+            return False
+        try:
+            self._log = KernelLog(self._path)
+        except OSError as e:
+            self._failed(e)
+            return False
+        self._reason = ""
+        self._caught_up, self._last_ns = False, self._clock.pair().boot_to_utc_ns
+        return True
+
+    def _failed(self, e: OSError) -> None:
+        self.stop()
+        self._rest = 60
+        self._reason = f"{self._path} cannot be read: {e.strerror}; it takes CAP_SYSLOG"
+
+    def _restore(self, rows: pa.Table) -> None:
+        seqs = [row["seq"] for row in rows.to_pylist() if row["boot"] == self._clock.boot_id and row["seq"] is not None]
+        self._stored = max(seqs, default=-1)
+
+    def _rows(self, chunk: Chunk, pair: ClockPair) -> Iterator[dict[str, Any]]:
+        left_out = 0
+        for record in chunk.records:
+            if record.seq <= self._stored:
+                continue  # it was stored before the daemon, or the log, was opened anew
+            self._stored = record.seq
+            meaning = meaning_of(record.text) if record.facility == "kern" else _OTHER
+            if not self._caught_up and meaning.kind == "other":
+                continue
+            allowance = self._others if meaning.kind == "other" else self._kinds
+            suppressed = allowance.take(meaning.kind, pair.mono_ns)
+            if suppressed is None:
+                left_out += 1
+                continue
+            yield self._row(record, meaning, pair) | {"suppressed": suppressed}
+        if left_out:
+            self._lose("suppress", "more lines than are stored", left_out, pair)
+        if chunk.lost:
+            self._lose("read", "the kernel overwrote records", chunk.lost, pair)
+
+    def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> dict[str, Any]:
+        # The log's clock drifts from CLOCK_MONOTONIC, by seconds a day; a new line happened since the last look.
+        at_ns = min(record.boot_us * 1000 + pair.mono_to_utc_ns, pair.real_ns)
+        who = self._known.get(meaning.pid) if meaning.pid is not None else None
+        if who is not None and not self._caught_up and who.start_ns > record.boot_us * 1000 + _SLACK_NS:
+            who = None  # the number belonged to another process then
+        return {
+            "node": self._node,
+            "ts": max(at_ns, self._last_ns) if self._caught_up else at_ns,
+            "job": who.job if who else None,
+            "run": who.run if who else None,
+            "pid": meaning.pid,
+            "start_ns": who.start_ns if who else None,
+            "rank": who.rank if who else None,
+            "facility": record.facility,
+            "level": record.level,
+            "message": record.text,
+            "kind": meaning.kind,
+            "device": meaning.device,
+            "code": meaning.code,
+            "process": meaning.name,
+            "seq": min(record.seq, (1 << 63) - 1),
+            "boot": self._clock.boot_id,
+        }
+
+    def _lose(self, stage: str, reason: str, count: int, pair: ClockPair) -> None:
+        self._sink.lost(Loss(self.name, self.table, stage, reason, self._last_ns, pair.real_ns, count))

@@ -1,0 +1,28 @@
+"""Memory of the node from /proc/meminfo. Needs no privileges."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ("NodeMemory", "read_meminfo")
+
+_LINE = re.compile(rb"^(MemTotal|MemAvailable):[ \t]*(\d{1,12}) kB$", re.MULTILINE)
+
+
+class NodeMemory(NamedTuple):
+    """``available_bytes``: what processes can get without swapping, caches included. None: not known."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+
+
+def read_meminfo(path: Path = Path("/proc/meminfo")) -> NodeMemory:
+    """Returns the memory of the node, as far as it can be read."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return NodeMemory(None, None)
+    found = {name: int(number) * 1024 for name, number in _LINE.findall(data[: 64 << 10])}
+    return NodeMemory(found.get(b"MemTotal"), found.get(b"MemAvailable"))

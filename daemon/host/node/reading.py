@@ -1,0 +1,133 @@
+"""Reads what the node has of memory, disks and pressure, and what watched processes use of them, in a reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.daemon.host.node.groups import Groups
+from probing.daemon.host.node.kernel_files import (
+    Pressure,
+    parse_diskstats,
+    parse_io_counters,
+    parse_kilobytes,
+    parse_named,
+    parse_pressure,
+)
+from probing.daemon.ipc import Header, Message
+from probing.daemon.processes.conditions.mounts import MAX_MOUNTINFO, parse_mounts
+from probing.daemon.processes.procfs import TICK_NS
+from probing.daemon.processes.target import Target
+
+__all__ = ("MEMINFO", "VMSTAT", "NodeReader", "answer_node")
+
+MEMINFO = {
+    "MemTotal": "total_bytes", "MemAvailable": "available_bytes", "MemFree": "free_bytes", "Cached": "cached_bytes",
+    "AnonPages": "anon_bytes", "Shmem": "shmem_bytes", "Dirty": "dirty_bytes", "Writeback": "writeback_bytes",
+    "Slab": "slab_bytes", "Committed_AS": "committed_bytes", "SwapTotal": "swap_total_bytes", "SwapFree": "swap_free",
+}  # fmt: skip
+"""Lines of meminfo, and the columns of host.memory that they are."""
+VMSTAT = {"pswpin": "swap_in_pages", "pswpout": "swap_out_pages", "oom_kill": "oom_kills", "pgmajfault": "major_faults"}
+MAX_TARGETS = 1_024
+MAX_DISKS = 256
+_BYTES = 256 << 10
+_RESOURCES = ("cpu", "memory", "io", "irq")
+# Devices without a disk, and those that only show a file.
+_NO_DISK = re.compile(r"(?:loop|ram|fd|sr)\d+$")
+# delayacct_blkio_ticks of stat, counted from 0 behind the name; proc(5).
+_IO_DELAY = 39
+
+
+class NodeReader:
+    """``proc`` and ``sys``: where procfs and sysfs are mounted."""
+
+    def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
+        self._proc, self._sys = Path(proc), Path(sys)
+
+    def answer(self, request: Header) -> Message:
+        """The request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
+
+        ``mono_ns``; ``memory`` and ``vm`` (numbers by MEMINFO and VMSTAT), ``pressure`` by resource, ``disks``
+        (counters by name, with ``life``); ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and
+        ``pressure_group``, null for one that ended; ``memory_groups`` and ``pressure_groups``: see ``groups.Groups``.
+        """
+        deadline = time.monotonic() + min(int(request.get("timeout_ms") or 500), 30_000) / 1000
+        groups = Groups(parse_mounts(self._read("self/mountinfo", MAX_MOUNTINFO)))
+        memory = parse_kilobytes(self._read("meminfo"), MEMINFO)
+        vm = parse_named(self._read("vmstat"), VMSTAT)
+        found: dict[str, Any] = {
+            "mono_ns": time.monotonic_ns(),
+            "memory": {MEMINFO[name]: value for name, value in memory.items()},
+            "vm": {VMSTAT[name]: value for name, value in vm.items()},
+            "pressure": self._pressure(),
+            "disks": self._disks(),
+        }
+        delays = self._read("sys/kernel/task_delayacct").strip() != b"0"
+        found["processes"] = [
+            self._process(int(pid), int(start_ns), groups, delays) if time.monotonic() < deadline else None
+            for pid, start_ns in request.get("targets", ())[:MAX_TARGETS]
+        ]
+        found |= {"memory_groups": groups.memory, "pressure_groups": groups.pressure}
+        return Message({}, json.dumps(found, separators=(",", ":")).encode())
+
+    def _pressure(self) -> dict[str, Pressure]:
+        read = {name: parse_pressure(self._read(f"pressure/{name}")) for name in _RESOURCES}
+        return {name: pressure for name, pressure in read.items() if pressure}
+
+    def _disks(self) -> dict[str, dict[str, int]]:
+        # Of a disk and its partitions only the disk: it has the same traffic.
+        try:
+            whole = set(os.listdir(self._sys / "block"))  # noqa: PTH208
+        except OSError:
+            whole = set()
+        disks = parse_diskstats(self._read("diskstats"))
+        names = [name for name in disks if (not whole or name in whole) and not _NO_DISK.match(name)]
+        return {
+            name: {**disks[name], "life": self._life(name)} for name in names[:MAX_DISKS] if any(disks[name].values())
+        }
+
+    def _life(self, name: str) -> int:
+        # A number that no other device had since the boot (Linux 5.15).
+        word = _read(self._sys / "block" / name / "diskseq", 64).strip()
+        return int(word) if word.isdigit() and len(word) < 20 else 0
+
+    def _process(self, pid: int, start_ns: int, groups: Groups, delays: bool) -> dict[str, Any] | None:
+        try:
+            with Target(pid, start_ns) as target:
+                memory, pressure = groups.add(target.read("cgroup", 64 << 10))
+                fields = target.read("stat", 4_096).rpartition(b")")[2].split()
+                found: dict[str, Any] = {"memory_group": memory, "pressure_group": pressure, "io": {}}
+                if delays and len(fields) > _IO_DELAY and fields[_IO_DELAY].isdigit():
+                    found["io_delay_ns"] = int(fields[_IO_DELAY][:15]) * TICK_NS
+                found["io"] = _io(target)
+                return found
+        except ProbingError:
+            return None  # it ended, or may not be read
+
+    def _read(self, name: str, limit: int = _BYTES) -> bytes:
+        return _read(self._proc / name, limit)
+
+
+def answer_node(request: Header) -> Message:
+    """``NodeReader.answer`` of this machine."""
+    return NodeReader().answer(request)
+
+
+def _io(target: Target) -> dict[str, int]:
+    try:
+        return parse_io_counters(target.read("io", 4_096))
+    except ProbingError:
+        return {}  # a right that the rest does not need
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(limit) or b""
+    except OSError:
+        return b""  # the kernel lacks it, or it was removed

@@ -1,0 +1,133 @@
+"""Reads how full file systems are, in a reader: those of the node, and the shared memory of watched processes.
+
+A file system that another machine serves is asked alone, since the question may never be answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from probing.api.errors import ProbingError, TargetError
+from probing.daemon.ipc import Header, Message
+from probing.daemon.processes.conditions.mounts import (
+    MAX_MOUNTINFO,
+    Mount,
+    mount_of,
+    parse_mounts,
+    waits_for_others,
+)
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.target import Target
+
+__all__ = ("answer_space", "chosen_mounts", "space_of")
+
+MAX_LOCAL = 64
+MAX_SERVED = 16
+MAX_TARGETS = 256
+# Images, which are always full; FUSE of a desktop or a container; mounts that wait for their first use.
+_NO_SPACE = (
+    "squashfs", "iso9660", "erofs", "cramfs", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "autofs",
+)  # fmt: skip
+_SHARED_MEMORY = b"/dev/shm"
+_IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
+
+
+def answer_space(request: Header) -> Message:
+    """The request ``space``; payload, JSON:
+
+    * ``point``: ``space_of`` a file system that is served.
+    * else ``targets`` [[pid, start_ns], ...]: ``local``, ``space_of`` each local file system of the node; ``served``,
+      [point, kind, source] of the others; ``shared``, for each target ``space_of`` its /dev/shm, or null.
+    """
+    if point := request.get("point"):
+        found: Any = space_of(_root() + os.fsencode(str(point)))
+    else:
+        found = _all(request.get("targets", ())[:MAX_TARGETS])
+    return Message({}, json.dumps(found, separators=(",", ":")).encode())
+
+
+def space_of(path: bytes | str) -> dict[str, int] | None:
+    """Returns size_bytes, used_bytes, available_bytes (without rights), inodes, inodes_used, read_only, or None."""
+    try:
+        found = os.statvfs(path)
+    except (OSError, ValueError):
+        return None
+    unit = found.f_frsize
+    return {
+        "size_bytes": found.f_blocks * unit,
+        "used_bytes": max(0, found.f_blocks - found.f_bfree) * unit,
+        "available_bytes": found.f_bavail * unit,
+        "inodes": found.f_files,
+        "inodes_used": max(0, found.f_files - found.f_ffree),
+        "read_only": int(bool(found.f_flag & os.ST_RDONLY)),
+    }
+
+
+def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
+    """Returns the local file systems that have space of their own, and those that others serve; each device once."""
+    local: dict[str, Mount] = {}
+    served: dict[str, Mount] = {}
+    # Of two mounts on one directory the later one hides the other.
+    shown = {mount.point: mount for mount in mounts}.values()
+    for mount in sorted(shown, key=lambda one: (len(one.point), one.number)):
+        if mount.kind in _NO_SPACE:
+            continue
+        if waits_for_others(mount):
+            served.setdefault(mount.source, mount)
+        elif _has_space(mount):
+            local.setdefault(mount.device, mount)
+    return list(local.values())[:MAX_LOCAL], list(served.values())[:MAX_SERVED]
+
+
+def _has_space(mount: Mount) -> bool:
+    of_a_device = mount.source.startswith("/") or mount.kind in ("zfs", "btrfs") or mount.point == b"/"
+    return of_a_device or (mount.kind == "tmpfs" and mount.point in _IN_MEMORY)
+
+
+def _all(targets: list[list[int]]) -> dict[str, Any]:
+    root = _root()
+    local, served = chosen_mounts(_mounts(1 if root else os.getpid()))
+    spaces = ((mount, space_of(root + mount.point)) for mount in local)
+    rows = [{**_named(mount), **space} for mount, space in spaces if space is not None and space["size_bytes"]]
+    return {
+        "local": rows,
+        "served": [[os.fsdecode(mount.point), mount.kind, mount.source] for mount in served],
+        "shared": [_shared(int(pid), int(start_ns)) for pid, start_ns in targets],
+    }
+
+
+def _shared(pid: int, start_ns: int) -> dict[str, Any] | None:
+    try:
+        with Target(pid, start_ns) as target:
+            mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)
+            # A container may have put another thing there, which need not answer.
+            if mount is None or mount.kind != "tmpfs":
+                return None
+            space = space_of(f"/proc/self/fd/{target.dir_fd}/root/dev/shm")
+            return None if space is None else {**_named(mount), **space}
+    except ProbingError:
+        return None  # it ended, or may not be read
+
+
+def _named(mount: Mount) -> dict[str, str]:
+    point = clean_text(mount.point, 256)
+    return {"mount_point": point, "fs_type": mount.kind, "source": mount.source, "device": mount.device}
+
+
+def _mounts(pid: int) -> list[Mount]:
+    try:
+        with Target(pid) as target:
+            return parse_mounts(target.read("mountinfo", MAX_MOUNTINFO))
+    except (TargetError, ProbingError):
+        return []
+
+
+def _root() -> bytes:
+    """The root of the first process, in whose mounts the node shows; the reader's own where that may not be read."""
+    try:
+        os.listdir("/proc/1/root/proc/1")  # noqa: PTH208
+    except OSError:
+        return b""
+    return b"/proc/1/root"

@@ -1,0 +1,1 @@
+"""The network of the node: interfaces, TCP connections of processes, RDMA ports and queue pairs."""

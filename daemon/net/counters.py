@@ -1,0 +1,63 @@
+"""Differences of counters between two readings, as arrays: a row for each port or interface."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ("UNKNOWN", "Counters", "Differences", "per_second")
+
+# In place of a counter that could not be read.
+UNKNOWN = -1
+_Integers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """``rise[row, counter]`` since the reading before, ns ``interval``; where ``missing`` both mean nothing."""
+
+    rise: _Integers
+    missing: _Flags
+    interval: _Integers
+    new: _Flags
+    """Rows without a reading before, or of another life of the counters: one of them went back."""
+
+
+class Counters:
+    """The last reading of things that have names. Not safe for two threads at once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, int] = {}
+        self._values: _Integers = np.zeros((0, 0), np.int64)
+        self._read_ns: _Integers = np.zeros(0, np.int64)
+
+    def read(self, names: Sequence[Hashable], values: _Integers, mono_ns: int) -> Differences:
+        """Takes a reading of all things there are now and returns its differences to the one before.
+
+        ``values[row, counter]`` is UNKNOWN where a counter could not be read. A row in which any counter went back has
+        no differences: it may be another device of the same name.
+        """
+        count = len(names)
+        before = np.full(values.shape, UNKNOWN, np.int64)
+        read_ns = np.full(count, mono_ns, np.int64)
+        place = np.array([self._rows.get(name, -1) for name in names], np.intp)
+        known = place >= 0
+        if known.any() and self._values.shape[1] == values.shape[1]:
+            before[known] = self._values[place[known]]
+            read_ns[known] = self._read_ns[place[known]]
+        missing = (before == UNKNOWN) | (values == UNKNOWN)
+        rise = np.where(missing, 0, values - before)
+        interval = mono_ns - read_ns
+        new = ~known | (rise < 0).any(axis=1) | (interval <= 0)
+        self._rows = {name: row for row, name in enumerate(names)}
+        self._values, self._read_ns = values.copy(), np.full(count, mono_ns, np.int64)
+        return Differences(rise, missing | new[:, None], interval, new)
+
+
+def per_second(rise: _Integers, interval: _Integers, factor: float = 1.0) -> npt.NDArray[np.float64]:
+    """Returns ``rise`` times ``factor`` a second; 0 where ``interval`` (ns) is none."""
+    return rise * (factor * 1e9) / np.maximum(interval, 1)

@@ -1,0 +1,1 @@
+"""Network interfaces of the node and of the network namespaces of jobs."""

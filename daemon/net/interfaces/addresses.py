@@ -1,0 +1,90 @@
+"""IP addresses of network interfaces, by netlink (rtnetlink(7), RTM_GETADDR).
+
+A parser asks, over a socket that the collector made: the kernel answers only when no driver holds the lock of all
+interfaces.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from probing.api.errors import ProbingError, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.net.netlink import attributes, dump, messages
+from probing.daemon.processes.readers import Parsers
+
+__all__ = ("Addresses", "handlers", "read_addresses")
+
+_GET, _NEW = 22, 20
+# struct ifaddrmsg: family, prefix length, flags, scope, index of the interface.
+_MESSAGE = struct.Struct("=BBBBI")
+_ADDRESS, _LOCAL = 1, 2
+MAX_BYTES = 1 << 20
+MAX_ADDRESSES = 4_096
+TIMEOUT_S = 1.0
+AGAIN_S = 300.0
+
+
+class Addresses:
+    """The addresses of our network namespace, asked again every five minutes. Not safe for two threads at once."""
+
+    def __init__(self, parsers: Parsers) -> None:
+        self._parsers = parsers
+        self._asked = -AGAIN_S
+        self._found: dict[str, list[str]] = {}
+
+    def of(self, ifindex: int | None) -> str | None:
+        """Returns the addresses of an interface, comma separated; None: it has none, or they are not known."""
+        return ", ".join(self._found.get(str(ifindex), ())) or None
+
+    def refresh(self, *, now: bool = False) -> None:
+        """``now``: interfaces have come or gone. Raises ProbingError when the kernel does not answer."""
+        if not now and time.monotonic() - self._asked < AGAIN_S:
+            return
+        self._asked = time.monotonic()
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE) as sock:
+            self._found = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=TIMEOUT_S)
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    return {"interface_addresses": _answer}
+
+
+def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
+    """Returns the addresses of each interface of the socket's namespace, by its index as text.
+
+    Raises TargetError, CorruptTarget.
+    """
+    found: dict[str, list[str]] = {}
+    pieces = dump(sock, _GET, _MESSAGE.pack(0, 0, 0, 0, 0), most_bytes=MAX_BYTES)
+    left = MAX_ADDRESSES
+    for piece in pieces:
+        for kind, begin, end in messages(piece):
+            if kind != _NEW or end - begin < _MESSAGE.size or not left:
+                continue
+            index = _MESSAGE.unpack_from(piece, begin)[4]
+            values = {k: piece[b:e] for k, b, e in attributes(piece, begin + _MESSAGE.size, end)}
+            # On a link between two, IFA_ADDRESS is that of the peer.
+            raw = values.get(_LOCAL) or values.get(_ADDRESS)
+            if raw is not None and len(raw) in (4, 16):
+                found.setdefault(str(index), []).append(str(ipaddress.ip_address(raw)))
+                left -= 1
+    return found
+
+
+def _answer(request: Message) -> bytes:
+    if len(request.fds) != 1:
+        raise UsageError("interface_addresses takes one socket")
+    try:
+        with socket.socket(fileno=request.take_fd()) as sock:
+            sock.settimeout(TIMEOUT_S)
+            return json.dumps(read_addresses(sock)).encode()
+    except OSError as e:
+        if isinstance(e, ProbingError):
+            raise
+        raise UsageError(f"interface_addresses takes a socket of netlink: {e.strerror}") from e

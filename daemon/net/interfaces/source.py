@@ -1,0 +1,147 @@
+"""The source of net.interfaces: traffic, errors and state of network interfaces, with rates."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.api.errors import ProbingError, TargetTimeout
+from probing.api.tables.net import INTERFACES
+from probing.daemon.clock import Clock
+from probing.daemon.context import Context
+from probing.daemon.net.counters import UNKNOWN, Counters, Differences
+from probing.daemon.net.interfaces.addresses import Addresses
+from probing.daemon.net.interfaces.rows import COUNTED, Interface, interface_batch, parse_dev
+from probing.daemon.net.node_sysfs import node_processes
+from probing.daemon.net.pauses import Pauses
+from probing.daemon.net.tcp.source import TcpSource
+from probing.daemon.processes.namespaces import own_namespace
+from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.source import Processes, ProcessKey, Sink, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
+
+__all__ = ("InterfaceSource",)
+
+TIMEOUT_S = 1.0
+DETAILS_S = 10.0
+MAX_ROWS = 512
+
+
+class InterfaceSource(Source):
+    """Reads the counters of all interfaces each time, and what changes seldom every 10 s."""
+
+    name = "interfaces"
+    table = INTERFACES.name
+
+    def __init__(
+        self,
+        readers: Readers,
+        parsers: Parsers,
+        processes: Processes,
+        namespaces: Callable[[], Mapping[int, ProcessKey]],
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        interval_s: float,
+    ) -> None:
+        self._readers, self._processes, self._namespaces = readers, processes, namespaces
+        self._sink, self._clock, self._node, self._interval_s = sink, clock, node, interval_s
+        self._addresses = Addresses(parsers)
+        self._details: dict[str, dict[str, Any]] = {}
+        self._looked = -DETAILS_S
+        self._counters = Counters()
+        self._pauses = Pauses()
+        self._reasons: dict[str, str] = {}
+
+    @classmethod
+    def make(cls, context: Context) -> InterfaceSource:
+        tcp = context.find(TcpSource)
+        return cls(
+            context.readers, context.parsers.stacks, context.processes, lambda: tcp.namespaces, context.sink,
+            context.clock, context.node, context.config.net.interval_s,
+        )  # fmt: skip
+
+    @property
+    def tick_s(self) -> Callable[[], float] | None:
+        return lambda: self._interval_s
+
+    def tick(self) -> None:
+        if time.monotonic() - self._looked >= DETAILS_S:
+            self._looked = time.monotonic()
+            self._ask("link_details", self._read_details)
+            self._ask("addresses", self._addresses.refresh)
+        self._ask("links", self._read)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        reason = first_of(list(self._reasons.values()))
+        return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
+
+    def _ask(self, what: str, read: Callable[[], None]) -> None:
+        """Leaves alone for a while what does not answer: a reader that hangs in the kernel stays there."""
+        if self._pauses.held(what):
+            return
+        try:
+            read()
+        except TargetTimeout as e:
+            self._pauses.failed(what)
+            self._reasons[what] = e.message
+        except ProbingError as e:
+            self._reasons[what] = e.message
+        else:
+            self._pauses.worked([what])
+            self._reasons.pop(what, None)
+
+    def _read_details(self) -> None:
+        found = json.loads(self._readers.call("link_details", timeout=TIMEOUT_S, node=node_processes()).payload)
+        if found.keys() != self._details.keys():
+            self._ask("addresses", lambda: self._addresses.refresh(now=True))
+        self._details = found
+
+    def _read(self) -> None:
+        keys = list(self._namespaces().values())
+        targets = [list(key) for key in keys]
+        asked: dict[str, Any] = {"targets": targets, "node": node_processes()}
+        found = json.loads(self._readers.call("links", timeout=TIMEOUT_S, **asked).payload)
+        pair = self._clock.pair()
+        interfaces = list(self._interfaces([None, *keys], found))
+        if not interfaces:
+            self._counters = Counters()
+            return
+        values = np.array([one.counters for one in interfaces], np.int64)
+        differences = self._counters.read([one.key for one in interfaces], values, pair.mono_ns)
+        physical = np.array([one.kind == "physical" for one in interfaces])
+        rows = np.flatnonzero(physical | _moved(differences))[:MAX_ROWS]
+        if len(rows):
+            made = interface_batch(self._node, pair.real_ns, interfaces, values, differences, rows)
+            self._sink.put(self.table, made)
+
+    def _interfaces(self, keys: Sequence[ProcessKey | None], found: list[Any]) -> Iterator[Interface]:
+        """``keys``: a process in each namespace; None for that of the node. A namespace that was read before is left
+        out: jobs may share that of the node."""
+        seen: set[int] = set()
+        for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
+            if netns in seen:
+                continue
+            seen.add(netns)
+            who = self._processes.identity(*key) if key else None
+            ours = key is None and netns == own_namespace()[1]
+            for name, counters in parse_dev(text).items():
+                known = self._details.get(name, {}) if key is None else {}
+                carrier = known.get("carrier_changes")
+                yield Interface(
+                    name, netns, who.job if who else None, [*counters, UNKNOWN if carrier is None else carrier],
+                    known.get("kind"), known.get("operstate"), known.get("speed"), known.get("mtu"),
+                    self._addresses.of(known.get("ifindex")) if ours else None,
+                )  # fmt: skip
+
+
+def _moved(differences: Differences) -> npt.NDArray[np.bool_]:
+    """Rows in which any counter but that of multicast rose."""
+    quiet = [COUNTED.index("multicast")]
+    rise = np.delete(np.where(differences.missing, 0, differences.rise), quiet, axis=1)
+    return np.asarray((rise > 0).any(axis=1))

@@ -1,0 +1,120 @@
+"""Asks the kernel for a list by netlink, and splits the answer into messages and attributes.
+
+Formats: netlink(7), include/uapi/linux/netlink.h; all numbers are in the byte order of the machine. pyroute2 0.9.7
+decodes every attribute of a message: 50 us for a TCP connection, and 250 ms for its import. 64 ranks have thousands
+of connections, which must not cost that each second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+from probing.api.errors import CorruptTarget, TargetError, TargetTimeout
+
+__all__ = ("HEADER", "attribute", "attributes", "dump", "messages", "text_of")
+
+# struct nlmsghdr: length, type, flags, sequence, port. struct nlattr: length, type.
+HEADER = struct.Struct("=IHHII")
+ATTRIBUTE = struct.Struct("=HH")
+_REQUEST, _DUMP = 0x1, 0x300
+_NOOP, _ERROR, _DONE = 1, 2, 3
+# NLA_F_NESTED and NLA_F_NET_BYTEORDER are no part of the type.
+_TYPE_MASK = 0x3FFF
+# The kernel fills at most 32 KiB for one receive.
+_RECEIVE_BYTES = 1 << 16
+_sequence = itertools.count(1)
+
+
+def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> list[bytes]:
+    """Returns what the kernel answers to a request of type ``kind`` with NLM_F_DUMP, piece by piece as received.
+
+    ``sock`` has a time-out of its own, which holds for each piece. Stops, without an error, at ``most_bytes``: the
+    socket is of no more use then. Raises TargetError where the kernel refuses, TargetTimeout.
+    """
+    sequence = next(_sequence) & 0xFFFFFFFF
+    try:
+        sock.send(HEADER.pack(HEADER.size + len(body), kind, _REQUEST | _DUMP, sequence, 0) + body)
+        pieces: list[bytes] = []
+        size = 0
+        while size < most_bytes:
+            piece = sock.recv(_RECEIVE_BYTES)
+            if len(piece) < HEADER.size or HEADER.unpack_from(piece)[3] != sequence:
+                continue  # left over from a request that was given up
+            pieces.append(piece)
+            size += len(piece)
+            if _ends(piece):
+                break
+    except TimeoutError as e:
+        raise TargetTimeout("the kernel does not answer over netlink") from e
+    except OSError as e:
+        raise TargetError(f"the kernel cannot be asked over netlink: {e.strerror}") from e
+    return pieces
+
+
+def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields (type, begin, end) of each message's body in a piece; not of those that only end or pad a list.
+
+    Raises CorruptTarget for a length that makes no sense, TargetError for the kernel's refusal.
+    """
+    at = 0
+    while at + HEADER.size <= len(piece):
+        length, kind, _, _, _ = HEADER.unpack_from(piece, at)
+        if length < HEADER.size or at + length > len(piece):
+            raise CorruptTarget("a netlink message has an impossible length")
+        if kind == _ERROR:
+            _refuse(piece, at + HEADER.size)
+        elif kind not in (_NOOP, _DONE):
+            yield kind, at + HEADER.size, at + length
+        at += _aligned(length)
+
+
+def attributes(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (type, begin, end) of each attribute between two offsets. Stops at one of an impossible length."""
+    while begin + ATTRIBUTE.size <= end:
+        length, kind = ATTRIBUTE.unpack_from(data, begin)
+        if length < ATTRIBUTE.size or begin + length > end:
+            return
+        yield kind & _TYPE_MASK, begin + ATTRIBUTE.size, begin + length
+        begin += _aligned(length)
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """Returns an attribute, padded."""
+    length = ATTRIBUTE.size + len(value)
+    return ATTRIBUTE.pack(length, kind) + value + bytes(_aligned(length) - length)
+
+
+def text_of(value: bytes, limit: int = 64) -> str:
+    """Returns the text of an attribute without its end."""
+    return value.split(b"\0", 1)[0][:limit].decode("utf-8", "replace")
+
+
+def _ends(piece: bytes) -> bool:
+    """Whether the last message of the list is in this piece, or the kernel refused."""
+    length, kind = HEADER.unpack_from(piece)[:2]
+    if length >= HEADER.size and len(piece) % length == 0 and kind > _DONE:
+        # Messages of one length, as lists mostly are, need no walk.
+        last = HEADER.unpack_from(piece, len(piece) - length)
+        if last[:2] == (length, kind):
+            return False
+    at = 0
+    while at + HEADER.size <= len(piece):
+        length, kind, _, _, _ = HEADER.unpack_from(piece, at)
+        if kind in (_DONE, _ERROR) or length < HEADER.size:
+            return True
+        at += _aligned(length)
+    return False
+
+
+def _refuse(piece: bytes, at: int) -> None:
+    (code,) = struct.unpack_from("=i", piece, at) if at + 4 <= len(piece) else (0,)
+    if code:
+        raise TargetError(f"the kernel refuses a netlink request: {os.strerror(-code)}")
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

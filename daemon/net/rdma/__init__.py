@@ -1,0 +1,1 @@
+"""RDMA devices, InfiniBand and RoCE: ports by sysfs, queue pairs by netlink."""

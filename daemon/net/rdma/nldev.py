@@ -1,0 +1,138 @@
+"""The parser's part: queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV).
+
+include/uapi/rdma/rdma_netlink.h and drivers/infiniband/core/nldev.c of the kernel. The kernel asks the card about each
+queue pair, so the answer may never come. Pids are as in the PID namespace of the parser.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from probing.api.errors import ProbingError, TargetError, UsageError
+from probing.daemon.ipc import Message
+from probing.daemon.net.netlink import attribute, attributes, dump, messages, text_of
+from probing.daemon.processes.procfs import clean_text
+
+__all__ = ("NETLINK_RDMA", "handlers", "read_qps")
+
+NETLINK_RDMA = 20
+_CLIENT = 5 << 10
+_GET, _QP_GET, _CM_ID_GET = _CLIENT + 1, _CLIENT + 10, _CLIENT + 11
+_INDEX, _NAME, _PORT, _QPS, _LQPN, _RQPN, _RQ_PSN, _SQ_PSN, _TYPE, _STATE, _PID, _CM_IDS, _DST = (
+    1, 2, 3, 19, 21, 22, 23, 24, 26, 27, 28, 30, 34
+)  # fmt: skip
+# enum ib_qp_type and enum ib_qp_state, include/rdma/ib_verbs.h.
+_TYPES = {0: "SMI", 1: "GSI", 2: "RC", 3: "UC", 4: "UD", 5: "RAW_IPV6", 6: "RAW_ETHERTYPE", 8: "RAW_PACKET",
+          9: "XRC_INI", 10: "XRC_TGT", 255: "DRIVER"}  # fmt: skip
+_STATES = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
+MAX_BYTES = 16 << 20
+MAX_DEVICES = 256
+MAX_QPS = 65_536
+TIMEOUT_S = 2.0
+
+
+def handlers() -> dict[str, Callable[[Message], bytes]]:
+    return {"rdma_qps": _answer}
+
+
+def read_qps(sock: socket.socket) -> dict[str, Any]:
+    """Returns ``qps``: hca, port, qpn, peer_qpn, peer_address, type, state, sq_psn, rq_psn and pid of each queue pair
+    of a process; values that the kernel leaves out are None. ``problems``: why those of a device are missing.
+
+    Raises TargetError where the kernel lists no devices.
+    """
+    found: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for index, name in list(_devices(sock))[:MAX_DEVICES]:
+        try:
+            peers = _peers(sock, index)
+            found += [{"hca": name, **qp, "peer_address": peers.get(qp["qpn"])} for qp in _qps(sock, index)]
+        except ProbingError as e:
+            problems.append(f"{name}: {e.message}")
+    return {"qps": found[:MAX_QPS], "problems": problems[:MAX_DEVICES]}
+
+
+def _devices(sock: socket.socket) -> Iterator[tuple[int, str]]:
+    for piece in dump(sock, _GET, b"", most_bytes=MAX_BYTES):
+        for kind, begin, end in messages(piece):
+            values = _values(piece, begin, end)
+            if kind == _GET and _INDEX in values and _NAME in values:
+                yield _number(values[_INDEX]), clean_text(text_of(values[_NAME]), 64)
+
+
+def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
+    for values in _entries(sock, _QP_GET, device, _QPS):
+        pid = _optional(values, _PID)
+        if pid and _LQPN in values:
+            kind, state = _optional(values, _TYPE), _optional(values, _STATE)
+            yield {
+                "port": _optional(values, _PORT), "qpn": _number(values[_LQPN]), "peer_qpn": _optional(values, _RQPN),
+                "type": None if kind is None else _TYPES.get(kind, f"type {kind}"),
+                "state": None if state is None else _STATES[state] if state < len(_STATES) else f"state {state}",
+                "sq_psn": _optional(values, _SQ_PSN), "rq_psn": _optional(values, _RQ_PSN), "pid": pid,
+            }  # fmt: skip
+
+
+def _peers(sock: socket.socket, device: int) -> dict[int, str]:
+    """The addresses of the peers of queue pairs that the connection manager made, by number."""
+    found = {}
+    for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
+        address = _address(values.get(_DST, b""))
+        if _LQPN in values and address:
+            found[_number(values[_LQPN])] = address
+    return found
+
+
+def _entries(sock: socket.socket, command: int, device: int, table: int) -> Iterator[dict[int, bytes]]:
+    request = attribute(_INDEX, struct.pack("=I", device))
+    for piece in dump(sock, command, request, most_bytes=MAX_BYTES):
+        for kind, begin, end in messages(piece):
+            if kind != command:
+                continue
+            for outer, first, last in attributes(piece, begin, end):
+                if outer == table:
+                    yield from (_values(piece, b, e) for _, b, e in attributes(piece, first, last))
+
+
+def _values(piece: bytes, begin: int, end: int) -> dict[int, bytes]:
+    return {kind: piece[b:e] for kind, b, e in attributes(piece, begin, end)}
+
+
+def _optional(values: dict[int, bytes], kind: int) -> int | None:
+    return _number(values[kind]) if kind in values else None
+
+
+def _number(value: bytes) -> int:
+    if len(value) not in (1, 2, 4, 8):
+        raise TargetError("the kernel gives a number of an impossible length")
+    return int.from_bytes(value, sys.byteorder)
+
+
+def _address(raw: bytes) -> str | None:
+    """The text of a struct sockaddr_storage of IPv4 or IPv6, with its port."""
+    if len(raw) < 28:
+        return None
+    (family,) = struct.unpack_from("=H", raw)
+    (port,) = struct.unpack_from("!H", raw, 2)
+    if family == socket.AF_INET:
+        return f"{ipaddress.IPv4Address(raw[4:8])}:{port}"
+    return f"[{ipaddress.IPv6Address(raw[8:24])}]:{port}" if family == socket.AF_INET6 else None
+
+
+def _answer(request: Message) -> bytes:
+    if len(request.fds) != 1:
+        raise UsageError("rdma_qps takes one socket")
+    try:
+        with socket.socket(fileno=request.take_fd()) as sock:
+            sock.settimeout(TIMEOUT_S)
+            return json.dumps(read_qps(sock)).encode()
+    except OSError as e:
+        if isinstance(e, ProbingError):
+            raise
+        raise UsageError(f"rdma_qps takes a socket of netlink: {e.strerror}") from e

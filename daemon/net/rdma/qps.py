@@ -1,0 +1,99 @@
+"""The source of rdma.qps: queue pairs with their processes, asked of the kernel for each query."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
+from probing.api.tables.rdma import QPS
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import ClockPair
+from probing.daemon.context import Context
+from probing.daemon.net.node_sysfs import node_processes
+from probing.daemon.net.pauses import Pauses
+from probing.daemon.net.rdma.nldev import NETLINK_RDMA
+from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.source import Identity, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
+
+__all__ = ("QueuePairs",)
+
+TIMEOUT_S = 3.0
+
+
+class _Live(Protocol):
+    """``processes.discovery.Discovery``."""
+
+    def live(self) -> list[Identity]: ...
+
+
+class QueuePairs(Source):
+    """A parser asks, over a socket made here: a card that hangs keeps the parser, not the collector."""
+
+    name = "rdma_qps"
+    table = QPS.name
+
+    def __init__(self, readers: Readers, parsers: Parsers, processes: _Live, node: str) -> None:
+        self._readers, self._parsers, self._processes, self._node = readers, parsers, processes, node
+        self._pauses = Pauses()
+        self._reason = ""
+
+    @classmethod
+    def make(cls, context: Context) -> QueuePairs:
+        return cls(context.readers, context.parsers.files, context.processes, context.node)
+
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {self.table: self.rows}
+
+    def rows(self, pair: ClockPair) -> pa.RecordBatch:
+        """Returns rdma.qps as of now; no rows, and a reason in ``states``, where the kernel does not answer."""
+        try:
+            found = self._read()
+            self._reason = first_of([str(problem) for problem in found["problems"]])
+        except ProbingError as e:
+            self._reason = e.message
+            return batch_of(self.table, [])
+        who = {identity.pid: identity for identity in self._processes.live()}
+        names = self._names({qp["pid"] for qp in found["qps"]} - who.keys())
+        common = {"node": self._node, "ts": pair.real_ns}
+        rows = [{**common, **qp, **_owner(who.get(qp["pid"]), names.get(qp["pid"]))} for qp in found["qps"]]
+        return batch_of(self.table, rows)
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, self.table, state="degraded" if self._reason else "", reason=self._reason)]
+
+    def _read(self) -> dict[str, Any]:
+        if not json.loads(self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes()).payload):
+            # The kernel would try to load a module for the socket.
+            return {"qps": [], "problems": []}
+        if self._pauses.held("netlink"):
+            raise UnsupportedTarget("queue pairs are not asked for, as the kernel did not answer lately")
+        try:
+            with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_RDMA) as sock:
+                found = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)
+        except TargetTimeout:
+            self._pauses.failed("netlink")
+            raise
+        except OSError as e:
+            raise UnsupportedTarget(f"the kernel does not list queue pairs: {e.strerror}") from e
+        self._pauses.worked(["netlink"])
+        return found
+
+    def _names(self, pids: set[int]) -> dict[int, list[Any]]:
+        """[pid, start_ns, ppid, state, comm, exe] of processes that are not watched, by pid."""
+        if not pids:
+            return {}
+        rows = json.loads(self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)).payload)
+        return {row[0]: row for row in rows}
+
+
+def _owner(who: Identity | None, other: list[Any] | None) -> dict[str, Any]:
+    if who is not None:
+        return {"job": who.job, "run": who.run, "start_ns": who.start_ns, "rank": who.rank}
+    return {"start_ns": other[1], "comm": other[4]} if other else {}

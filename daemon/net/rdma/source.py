@@ -1,0 +1,111 @@
+"""The source of rdma.ports: traffic, errors and state of all RDMA ports, with rates."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from probing.api.errors import ProbingError, TargetTimeout
+from probing.api.tables.rdma import PORTS
+from probing.daemon.clock import Clock
+from probing.daemon.context import Context
+from probing.daemon.net.counters import Counters
+from probing.daemon.net.node_sysfs import node_processes
+from probing.daemon.net.pauses import Pauses
+from probing.daemon.net.rdma.rows import Port, port_batch, readings
+from probing.daemon.processes.readers import Readers
+from probing.daemon.source import Sink, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
+
+__all__ = ("RdmaPorts",)
+
+TIMEOUT_S = 2.0
+# Asked alone, since another device did not answer with this one.
+ALONE_S = 0.5
+# State, rate and the list of devices change seldom, and a read of each asks the firmware.
+DETAILS_S = 5.0
+
+
+class RdmaPorts(Source):
+    """One request to a reader for all devices. When it gets no answer, each device is asked alone, and those that do
+    not answer are left alone for a while: their rows are missing, and the state says so."""
+
+    name = "rdma_ports"
+    table = PORTS.name
+
+    def __init__(
+        self, readers: Readers, sink: Sink, clock: Clock, node: str, interval_s: float, sysfs: str = ""
+    ) -> None:
+        self._readers, self._sink, self._clock, self._node = readers, sink, clock, node
+        self._interval_s = interval_s
+        self._where: dict[str, Any] = {"sysfs": sysfs, "node": node_processes()}
+        self._devices: list[str] = []
+        self._details: dict[tuple[str, int], Port] = {}
+        self._looked = -DETAILS_S
+        self._counters = Counters()
+        self._pauses = Pauses()
+        self._reason = ""
+
+    @classmethod
+    def make(cls, context: Context) -> RdmaPorts:
+        net = context.config.net
+        return cls(context.readers, context.sink, context.clock, context.node, net.interval_s, net.sysfs)
+
+    @property
+    def tick_s(self) -> Callable[[], float] | None:
+        return lambda: self._interval_s
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        details = now - self._looked >= DETAILS_S
+        try:
+            if details:
+                answer = self._readers.call("rdma_devices", timeout=TIMEOUT_S, **self._where)
+                self._devices = json.loads(answer.payload)
+                self._looked = now
+            ports = self._read(details)
+            self._reason = ""
+        except ProbingError as e:
+            self._reason = e.message
+            return
+        if details:
+            self._details = {(port["hca"], port["port"]): port for port in ports}
+        pair = self._clock.pair()
+        found = readings([{**self._details.get((p["hca"], p["port"]), {}), **p} for p in ports])
+        differences = self._counters.read(found.names, found.values, pair.mono_ns)
+        if ports:
+            self._sink.put(self.table, port_batch(self._node, pair.real_ns, found, differences))
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        held = self._pauses.names()
+        silent = [f"{first_of(held, ', ')} did not answer"] if held else []
+        reason = first_of([*silent, *([self._reason] if self._reason else [])])
+        detail = f"{len(self._details)} ports" if self._devices else "no RDMA devices"
+        return [totals.of(self.name, self.table, state="degraded" if held else "", reason=reason, detail=detail)]
+
+    def _read(self, details: bool) -> list[Port]:
+        wanted = [device for device in self._devices if not self._pauses.held(device)]
+        if not wanted:
+            return []
+        try:
+            ports = self._ask(wanted, details, TIMEOUT_S)
+        except TargetTimeout:
+            return [port for device in wanted for port in self._alone(device, details)]
+        self._pauses.worked(wanted)
+        return ports
+
+    def _alone(self, device: str, details: bool) -> Sequence[Port]:
+        try:
+            ports = self._ask([device], details, ALONE_S)
+        except TargetTimeout:
+            self._pauses.failed(device)
+            return ()
+        self._pauses.worked([device])
+        return ports
+
+    def _ask(self, devices: list[str], details: bool, timeout: float) -> list[Any]:
+        answer = self._readers.call("rdma_ports", timeout=timeout, devices=devices, details=details, **self._where)
+        ports: list[Any] = json.loads(answer.payload)
+        return ports

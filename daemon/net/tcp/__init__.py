@@ -1,0 +1,1 @@
+"""TCP connections of watched processes, by the kernel's sock_diag."""

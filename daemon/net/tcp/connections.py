@@ -1,0 +1,107 @@
+"""One reading of the connections of a network namespace, and what it says of watched processes and paths."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.net.tcp.figures import group, rises, summed
+from probing.daemon.net.tcp.rows import Columns
+from probing.daemon.net.tcp.sock_diag import address_text
+
+__all__ = ("Found", "Reading", "by_process", "found_of", "paths")
+
+_Array = npt.NDArray[Any]
+_Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All connections of a namespace at CLOCK_MONOTONIC ``mono_ns``."""
+
+    sockets: _Array
+    mono_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Connections of watched processes: ``process`` (index), addresses (indices in ``addresses``), what rose."""
+
+    sockets: _Array
+    process: _Integers
+    local: _Integers
+    peer: _Integers
+    peer_local: npt.NDArray[np.bool_]
+    rise: dict[str, _Integers]
+    addresses: list[str]
+    interval_ns: int
+
+
+def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
+    """Returns the connections in ``now`` that a watched process owns (``owners`` not -1) and what they did since
+    ``before``; None: there are none."""
+    own = np.flatnonzero(owners >= 0)
+    interval = now.mono_ns - before.mono_ns
+    if not len(own) or interval <= 0:
+        return None
+    sockets = now.sockets[own]
+    ends = np.concatenate([_key(sockets, "local"), _key(sockets, "peer")])
+    distinct, which = np.unique(ends, return_inverse=True)
+    which = which.reshape(2, -1)
+    addresses = [address_text(raw[0], raw[1:]) for raw in (key.tobytes() for key in distinct)]
+    here = np.isin(distinct, _key(now.sockets, "local")) | np.array([_loopback(text) for text in addresses])
+    return Found(
+        sockets, owners[own], which[0], which[1], here[which[1]], rises(sockets, before.sockets), addresses, interval
+    )
+
+
+def by_process(found: Found) -> tuple[Columns, Columns]:
+    """Returns places (see ``rows``) and figures of each process and pair of addresses."""
+    count = len(found.addresses)
+    groups = group((found.process * count + found.local) * count + found.peer)
+    first = groups.first
+    at: Columns = {
+        "process": found.process[first], "local": found.local[first], "peer": found.peer[first],
+        "peer_local": found.peer_local[first], "interval": np.full(len(first), found.interval_ns, np.int64),
+    }  # fmt: skip
+    return at, summed(found.sockets, found.rise, groups)
+
+
+def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
+    """Returns places and figures of each run and pair of addresses whose connections leave the namespace.
+
+    ``run_of``: the index of the run of each process. None: there are no such connections.
+    """
+    away = np.flatnonzero(~found.peer_local)
+    if not len(away):
+        return None
+    count = len(found.addresses)
+    run = np.array(run_of, np.int64)[found.process[away]]
+    local, peer = found.local[away], found.peer[away]
+    keys = (run * count + local) * count + peer
+    groups = group(keys)
+    first = groups.first
+    pairs = np.unique(np.stack([keys, found.process[away]]), axis=1)
+    at: Columns = {
+        "run": run[first], "local": local[first], "peer": peer[first],
+        "processes": np.unique(pairs[0], return_counts=True)[1].astype(np.int32),
+        "interval": np.full(len(first), found.interval_ns, np.int64),
+    }  # fmt: skip
+    rise = {name: values[away] for name, values in found.rise.items()}
+    return at, summed(found.sockets[away], rise, groups)
+
+
+def _key(sockets: _Array, end: str) -> _Array:
+    """Family and address as 17 bytes."""
+    keys = np.zeros(len(sockets), np.dtype([("family", "u1"), ("address", "V16")]))
+    keys["family"], keys["address"] = sockets["family"], sockets[end]
+    return keys.view("V17")
+
+
+def _loopback(text: str) -> bool:
+    return ipaddress.ip_address(text).is_loopback

@@ -1,0 +1,99 @@
+"""The reader's part: which sockets processes hold open, and sums of their network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Header, Message
+from probing.daemon.processes.target import Target
+
+__all__ = ("TOTALS", "handlers", "held_sockets", "namespace_totals")
+
+MAX_TARGETS = 4_096
+MAX_FDS = 16_384
+MAX_SOCKETS = 131_072
+MAX_SNMP = 64 << 10
+# Of /proc/PID/net/snmp.
+TOTALS = ("CurrEstab", "OutSegs", "InSegs", "RetransSegs")
+_SOCKET = re.compile(rb"socket:\[(\d{1,20})\]")
+_NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
+
+
+def handlers() -> dict[str, Any]:
+    return {"sockets": _answer_sockets, "tcp_totals": _answer_totals}
+
+
+def _answer_sockets(request: Header) -> Message:
+    """The reader's request ``sockets`` {targets [[pid, start_ns], ...], timeout_ms}: payload, JSON of
+    ``held_sockets``."""
+    deadline = time.monotonic() + min(float(request.get("timeout_ms") or 500), 5_000) / 1000
+    return Message({}, json.dumps(held_sockets(request.get("targets", []), deadline)).encode())
+
+
+def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:
+    """Returns [network namespace, [inode of each socket]] of each process; None for one that ended, may not be read, or
+    was not reached by ``deadline`` (time.monotonic())."""
+    found: list[list[Any] | None] = []
+    left = MAX_SOCKETS
+    for pid, start_ns in targets[:MAX_TARGETS]:
+        seen = _of_process(int(pid), int(start_ns), left) if time.monotonic() < deadline else None
+        left -= len(seen[1]) if seen else 0
+        found.append(seen)
+    return found
+
+
+def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
+    """Returns TOTALS of the network namespace of each process; None for one that cannot be read."""
+    found: list[list[int | None] | None] = []
+    for pid, start_ns in targets[:MAX_TARGETS]:
+        try:
+            with Target(int(pid), int(start_ns)) as target:
+                values = _tcp_values(target.read("net/snmp", MAX_SNMP))
+                found.append([values.get(name) for name in TOTALS])
+        except ProbingError:
+            found.append(None)
+    return found
+
+
+def _tcp_values(text: bytes) -> dict[str, int]:
+    """The line of values below the line of names, both of which begin with ``Tcp:``."""
+    lines = [line.split()[1:] for line in text.split(b"\n") if line.startswith(b"Tcp:")]
+    if len(lines) != 2:
+        return {}
+    pairs = zip(*lines, strict=False)
+    return {name.decode("ascii", "replace"): int(value) for name, value in pairs if value.isdigit() and len(value) < 19}
+
+
+def _answer_totals(request: Header) -> Message:
+    return Message({}, json.dumps(namespace_totals(request.get("targets", []))).encode())
+
+
+def _of_process(pid: int, start_ns: int, most: int) -> list[Any] | None:
+    try:
+        with Target(pid, start_ns) as target:
+            namespace = _NAMESPACE.fullmatch(target.link("ns/net"))
+            directory = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+            try:
+                inodes = _sockets(directory)
+            finally:
+                os.close(directory)
+    except (OSError, ProbingError):
+        return None
+    return [int(namespace[1]), inodes[:most]] if namespace else None
+
+
+def _sockets(directory: int) -> list[int]:
+    found = []
+    for name in os.listdir(directory)[:MAX_FDS]:
+        try:
+            match = _SOCKET.fullmatch(os.readlink(name.encode(), dir_fd=directory))
+        except OSError:
+            continue  # it was closed
+        if match:
+            found.append(int(match[1]))
+    return found

@@ -1,0 +1,195 @@
+"""The source of net.tcp and net.paths: TCP connections of watched processes, by sock_diag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.api.errors import ProbingError
+from probing.api.tables.net import PATHS, TCP
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.context import Context
+from probing.daemon.net.tcp.connections import Found, Reading, by_process, found_of, paths
+from probing.daemon.net.tcp.owners import Owners
+from probing.daemon.net.tcp.quiet import Quiet
+from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
+from probing.daemon.net.tcp.sock_diag import read_sockets
+from probing.daemon.net.tcp.sockets import DiagSockets
+from probing.daemon.net.tcp.totals import NamespaceTotals
+from probing.daemon.processes.readers import Readers
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
+from probing.daemon.source_state import SourceState, Totals, first_of
+
+__all__ = ("TcpSource",)
+
+MAX_ROWS = 4_096
+# Readings may take this part of a core: a node with very many connections is read less often.
+_SHARE = 1 / 200
+
+
+class _Live(Protocol):
+    """``processes.discovery.Discovery``."""
+
+    def live(self) -> list[Identity]: ...
+
+
+class TcpSource(Source):
+    """Reads all connections of each network namespace in which a watched process is; those of others give no rows."""
+
+    name = "tcp"
+    table = TCP.name
+
+    def __init__(
+        self, readers: Readers, processes: _Live, sink: Sink, clock: Clock, node: str, interval_s: float, *, on: bool
+    ) -> None:
+        self._processes, self._sink, self._clock = processes, sink, clock
+        self._node, self._interval_s, self._on = node, interval_s, on
+        self._owners = Owners(readers)
+        self._sockets = DiagSockets(readers)
+        self._before: dict[int, Reading] = {}
+        self._quiet = Quiet()
+        self._totals = NamespaceTotals(readers)
+        self._rest_until = 0.0
+        self._reasons: list[str] = []
+        self._detail = ""
+
+    @classmethod
+    def make(cls, context: Context) -> TcpSource:
+        net = context.config.net
+        return cls(
+            context.readers, context.processes, context.sink, context.clock, context.node, net.tcp_interval_s,
+            on=net.tcp,
+        )  # fmt: skip
+
+    @property
+    def tick_s(self) -> Callable[[], float] | None:
+        return lambda: self._interval_s
+
+    @property
+    def namespaces(self) -> Mapping[int, ProcessKey]:
+        """A watched process of each network namespace, by its inode. From any thread."""
+        return self._owners.namespaces
+
+    def stop(self) -> None:
+        self._sockets.close()
+
+    def tick(self) -> None:
+        began = time.monotonic()
+        if not self._on or began < self._rest_until:
+            return
+        spent = time.thread_time()
+        watched = self._processes.live()
+        try:
+            self._owners.refresh(watched)
+        except ProbingError as e:
+            self._reasons = [e.message]
+            return
+        who = {identity.key: identity for identity in watched}
+        self._reasons = self._sockets.open(self._owners.namespaces)
+        readings = {netns: self._read(netns) for netns in self._sockets.namespaces}
+        unknown = [self._rows(netns, reading, who) for netns, reading in readings.items() if reading is not None]
+        self._before = {netns: reading for netns, reading in readings.items() if reading is not None}
+        self._owners.unknown(any(unknown))
+        self._put_totals(who)
+        self._detail = f"{sum(len(reading.sockets) for reading in self._before.values())} connections"
+        self._rest_until = began + (time.thread_time() - spent) / _SHARE
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        if not self._on:
+            return [totals.of(self.name, self.table, state="stopped", reason="net.tcp is off")]
+        reason = first_of(self._reasons)
+        state = "degraded" if self._reasons and not self._before else ""
+        return [totals.of(self.name, self.table, state=state, reason=reason, detail=self._detail)]
+
+    def _read(self, netns: int) -> Reading | None:
+        try:
+            sockets = read_sockets(self._sockets.of(netns))
+        except ProbingError as e:
+            self._reasons.append(e.message)
+            self._sockets.drop(netns)
+            return None
+        return Reading(sockets, time.monotonic_ns())
+
+    def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
+        """Puts the rows of a namespace. Returns whether there are new connections that nobody was seen to hold."""
+        owners = self._owners.of(now.sockets["inode"].astype(np.int64))
+        before = self._before.get(netns)
+        if before is None:
+            return False
+        found = found_of(now, before, owners)
+        if found is not None:
+            self._put(netns, found, [who.get(key) for key in self._owners.processes], self._clock.pair())
+        strangers = now.sockets["cookie"][(owners < 0) & (now.sockets["inode"] != 0)]
+        return bool(len(strangers)) and not np.isin(strangers, before.sockets["cookie"]).all()
+
+    def _put(self, netns: int, found: Found, who: Sequence[Identity | None], pair: ClockPair) -> None:
+        at, figures = by_process(found)
+        at["netns"] = np.full(len(at["process"]), netns, np.int64)
+        known = np.array([identity is not None for identity in who], bool)
+        named = [identity or _NOBODY for identity in who]
+        keys = [
+            (*named[process].key, found.addresses[local], found.addresses[peer])
+            for process, local, peer in zip(*(at[name].tolist() for name in ("process", "local", "peer")), strict=True)
+        ]
+        wanted = known[at["process"]] & self._quiet.wanted(keys, _active(figures), pair.mono_ns)
+        kept = self._bounded(np.flatnonzero(wanted), figures, pair)
+        if len(kept):
+            rows = tcp_batch(self._node, pair.real_ns, named, _take(at, kept), found.addresses, _take(figures, kept))
+            self._sink.put(TCP.name, rows)
+        self._put_paths(found, named, known, pair)
+
+    def _put_paths(self, found: Found, who: Sequence[Identity], known: npt.NDArray[Any], pair: ClockPair) -> None:
+        runs = sorted({(one.job, one.run) for one in who})
+        place = {run: index for index, run in enumerate(runs)}
+        away = paths(found, [place[one.job, one.run] for one in who])
+        if away is None:
+            return
+        at, figures = away
+        keys = [
+            (*runs[run], found.addresses[local], found.addresses[peer])
+            for run, local, peer in zip(*(at[name].tolist() for name in ("run", "local", "peer")), strict=True)
+        ]
+        wanted = np.array([run[0] != "" for run in runs], bool)[at["run"]] & known.any()
+        kept = self._bounded(
+            np.flatnonzero(wanted & self._quiet.wanted(keys, _active(figures), pair.mono_ns)), figures, pair
+        )
+        if len(kept):
+            rows = path_batch(self._node, pair.real_ns, runs, _take(at, kept), found.addresses, _take(figures, kept))
+            self._sink.put(PATHS.name, rows)
+
+    def _put_totals(self, who: dict[ProcessKey, Identity]) -> None:
+        namespaces = self._owners.namespaces
+        refused = {netns: namespaces[netns] for netns in self._sockets.refused if netns in namespaces}
+        try:
+            rows = self._totals.rows(self._node, self._clock.pair(), refused, who)
+        except ProbingError as e:
+            self._reasons.append(e.message)
+            return
+        if rows is not None:
+            self._sink.put(TCP.name, rows)
+
+    def _bounded(self, rows: npt.NDArray[Any], figures: Columns, pair: ClockPair) -> npt.NDArray[Any]:
+        """The rows with the most retransmits and bytes, if there are too many."""
+        if len(rows) <= MAX_ROWS:
+            return rows
+        order = np.lexsort((figures["bytes_sent"][rows], figures["retrans"][rows]))
+        lost = len(rows) - MAX_ROWS
+        self._sink.lost(Loss(self.name, TCP.name, "read", "too many peers", pair.real_ns, pair.real_ns, lost))
+        return np.sort(rows[order[-MAX_ROWS:]])
+
+
+_NOBODY = Identity(0, 0, "", "", "other")
+
+
+def _active(figures: Columns) -> npt.NDArray[np.bool_]:
+    names = ("bytes_sent", "bytes_received", "retrans", "unacked", "connecting", "timeouts", "unread_bytes")
+    found: npt.NDArray[np.bool_] = np.any([figures[name] > 0 for name in names], axis=0)
+    return found
+
+
+def _take(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
+    return {name: values[rows] for name, values in columns.items()}

@@ -1,0 +1,175 @@
+"""Reads a process's condition once, in a reader. Counters are absolute: two readings give the differences."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Header, Message
+from probing.daemon.processes.conditions.asleep import asleep_ns
+from probing.daemon.processes.conditions.cgroups import read_cgroups
+from probing.daemon.processes.conditions.counters import parse_io, parse_schedstat, parse_task_stat, status_fields
+from probing.daemon.processes.conditions.mounts import (
+    MAX_MOUNTINFO,
+    Mount,
+    handle_of,
+    mount_of,
+    parse_mounts,
+    waits_for_others,
+)
+from probing.daemon.processes.conditions.neighbours import read_loads
+from probing.daemon.processes.conditions.waits import WaitReader
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.target import Target
+
+__all__ = ("answer_condition", "answer_loads", "read_condition")
+
+MAX_THREADS = 64
+MAX_CHILDREN = 16
+_BYTES = 16 << 10
+_SHM = b"/dev/shm"
+# The kernel shows no wchan and no system call of a thread in this state.
+_RUNS = "R"
+
+
+def answer_condition(target: Target, request: Header) -> Message:
+    """Answers the reader's request ``condition`` {pid, start_ns, timeout_ms} with ``read_condition`` as JSON."""
+    return Message({}, json.dumps(read_condition(target, _deadline(request))).encode())
+
+
+def answer_loads(request: Header) -> Message:
+    """Answers the reader's request ``loads`` {timeout_ms} with ``neighbours.read_loads`` as JSON."""
+    return Message({}, json.dumps(read_loads(_deadline(request))).encode())
+
+
+def read_condition(target: Target, deadline: float) -> dict[str, Any]:
+    """Returns the fields of ``diagnosis.facts.Condition`` with absolute counters, and:
+
+    * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
+    * ``asleep_ns``: the main thread has not run for at least this time.
+    * ``last_cpu``: the CPU on which the main thread last ran; ``target_fd``: the descriptor that ``target`` is.
+    * ``children``: up to 16 processes that it started: name, pid, state.
+    * ``thread_waits``: of up to 64 threads tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait``.
+      Those that are not reached by ``deadline`` (time.monotonic()) are left out.
+
+    Values that the kernel does not show are None. Raises ProcessGone.
+    """
+    mono_ns = time.monotonic_ns()
+    main = f"task/{target.pid}"
+    stat = parse_task_stat(target.read("stat", _BYTES))
+    cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"{main}/schedstat"))
+    read_bytes, write_bytes = parse_io(_read(target, "io"))
+    found: dict[str, Any] = {
+        "pid": target.pid,
+        "start_ns": target.start_ns,
+        "mono_ns": mono_ns,
+        **status_fields(_read(target, "status")),
+        "state": target.stat.state,
+        "asleep_ns": asleep_ns(target, stat.processor) if stat else None,
+        "last_cpu": stat.processor if stat else None,
+        "cpu_ns": cpu_ns,
+        "run_delay_ns": run_delay_ns,
+        "process_cpu_ns": stat.cpu_ns if stat else None,
+        "major_faults": stat.major_faults if stat else None,
+        "read_bytes": read_bytes,
+        "write_bytes": write_bytes,
+        **read_cgroups(_read(target, "cgroup"), _own_cgroups()),
+    }
+    found["tracer"] = _name(found["tracer_pid"])
+    mounts = parse_mounts(_read(target, "mountinfo", MAX_MOUNTINFO))
+    return {**found, **_shared_memory(target, mounts), **_threads(target, mounts, deadline)}
+
+
+def _threads(target: Target, mounts: list[Mount], deadline: float) -> dict[str, Any]:
+    children: list[list[Any]] = []
+    waits = WaitReader(target, ProcessMemory(target.pid, max_calls=4 * MAX_THREADS, max_bytes=1 << 20), mounts)
+    found: list[dict[str, Any]] = []
+    for tid in _tids(target):
+        if found and time.monotonic() > deadline:
+            break
+        stat = parse_task_stat(_read(target, f"task/{tid}/stat"))
+        if stat is None:
+            continue  # it ended
+        cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
+        wait = waits.read(tid) if stat.state != _RUNS else None
+        used = {"cpu_ns": cpu_ns, "run_delay_ns": run_delay_ns}
+        found.append({"tid": tid, "name": stat.name, "state": stat.state, **used, **(wait or {})})
+        if len(children) < MAX_CHILDREN:
+            children += _children(target, tid)
+    main = found[0] if found and found[0]["tid"] == target.pid else {}
+    own = {"target_fd": main.get("fd"), "children": children[:MAX_CHILDREN]}
+    names = ("wchan", "syscall", "target", "target_kind", "file_system")
+    return {**{name: main.get(name) for name in names}, **own, "thread_waits": found}
+
+
+def _tids(target: Target) -> list[int]:
+    """The main thread first, then the oldest."""
+    try:
+        directory = target.open("task")
+    except ProbingError:
+        return [target.pid]
+    try:
+        tids = [int(tid) for tid in os.listdir(directory) if tid.isdigit()]  # noqa: PTH208
+    except OSError:
+        tids = []
+    finally:
+        os.close(directory)
+    return [target.pid, *sorted(tid for tid in tids if tid != target.pid)][:MAX_THREADS]
+
+
+def _children(target: Target, tid: int) -> list[list[Any]]:
+    """[name, pid, state] of the processes that a thread started (CONFIG_PROC_CHILDREN)."""
+    found: list[list[Any]] = []
+    for word in _read(target, f"task/{tid}/children").split()[:MAX_CHILDREN]:
+        try:
+            with Target(int(word)) as child:
+                found.append([clean_text(child.stat.comm, 32), child.pid, child.stat.state])
+        except (ProbingError, ValueError):
+            continue  # it ended
+    return found
+
+
+def _shared_memory(target: Target, mounts: list[Mount]) -> dict[str, Any]:
+    unknown = {"shm_used_bytes": None, "shm_size_bytes": None}
+    if waits_for_others(mount_of(mounts, path=_SHM)):
+        return unknown
+    try:
+        with handle_of(target, _SHM) as handle:
+            found = os.fstatvfs(handle)
+    except OSError:
+        return unknown
+    size = found.f_blocks * found.f_frsize
+    return {"shm_used_bytes": size - found.f_bfree * found.f_frsize, "shm_size_bytes": size}
+
+
+def _own_cgroups() -> list[Mount]:
+    """The mounts of control groups that this process sees: of hundreds of mounts a few."""
+    with Target(os.getpid()) as own:
+        lines = _read(own, "mountinfo", MAX_MOUNTINFO).split(b"\n")
+    return parse_mounts(b"\n".join(line for line in lines if b" - cgroup" in line))
+
+
+def _name(pid: int | None) -> str | None:
+    if not pid:
+        return None
+    try:
+        with Target(pid) as other:
+            return clean_text(other.stat.comm, 64)
+    except ProbingError:
+        return None
+
+
+def _read(target: Target, name: str, limit: int = _BYTES) -> bytes:
+    # Each value is optional; the reader checks at the end of the request whether the process has ended.
+    try:
+        return target.read(name, limit)
+    except ProbingError:
+        return b""
+
+
+def _deadline(request: Header) -> float:
+    return time.monotonic() + min(float(request.get("timeout_ms") or 1000), 30_000) / 1000

@@ -1,0 +1,197 @@
+"""What a thread of another process waits for: its system call, and the file, pipe, socket or child of that call.
+
+No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only where its
+file system lies on this machine, since a dead server would keep the reader waiting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import struct
+from contextlib import suppress
+from typing import TypedDict
+
+from probing.api.errors import ProbingError
+from probing.daemon.processes.conditions.counters import parse_task_stat
+from probing.daemon.processes.conditions.mounts import Mount, handle_of, mount_of, plain_path, waits_for_others
+from probing.daemon.processes.conditions.sockets import SocketTables
+from probing.daemon.processes.conditions.system_calls import SystemCall, system_call
+from probing.daemon.processes.memory import Memory
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.target import Target
+
+__all__ = ("ThreadWait", "WaitReader")
+
+MAX_PATH = 512
+MAX_POLLED = 64
+_FD_SET_BYTES = 128
+_KINDS = {
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFDIR: "directory",
+    stat.S_IFBLK: "device",
+    stat.S_IFREG: "file",
+}
+_MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
+
+
+class ThreadWait(TypedDict):
+    """``fd``: the descriptor that ``target`` is. ``target_kind``: file, fifo, pipe, socket, tty, directory, device,
+    child or other. ``more``: how many more files the call is about (poll and select)."""
+
+    wchan: str | None
+    syscall: str | None
+    fd: int | None
+    target: str | None
+    target_kind: str | None
+    file_system: str | None
+    more: int
+
+
+class _Place(TypedDict):
+    target: str | None
+    target_kind: str | None
+    file_system: str | None
+
+
+_NOWHERE: _Place = {"target": None, "target_kind": None, "file_system": None}
+
+
+class WaitReader:
+    """Reads what the threads of one process wait for. ``mounts``: those that the process sees."""
+
+    def __init__(self, target: Target, memory: Memory, mounts: list[Mount]) -> None:
+        self._target = target
+        self._memory = memory
+        self._mounts = mounts
+        self._sockets = SocketTables(target)
+
+    def read(self, tid: int) -> ThreadWait:
+        """Returns what thread ``tid`` waits for; each value is None where the thread runs or the kernel does not show
+        it. Raises ProcessGone."""
+        words = _text(self._target, f"task/{tid}/syscall").split()
+        number = _integer(words[0]) if words else None
+        call = system_call(number) if number is not None else None
+        arguments = [_integer(word) or 0 for word in words[1:7]]
+        fds: list[int] = []
+        place = _NOWHERE
+        if call is not None and len(arguments) == 6:
+            fds = _descriptors(call, arguments, self._memory)
+            place = self._descriptor(fds[0]) if fds else self._named(call, arguments)
+        wchan = clean_text(_text(self._target, f"task/{tid}/wchan"), 64)
+        return {
+            "wchan": wchan if wchan not in ("", "0") else None,
+            "syscall": call.name if call else f"call {number}" if number is not None and number >= 0 else None,
+            "fd": fds[0] if fds else None,
+            **place,
+            "more": max(0, len(fds) - 1),
+        }
+
+    def _descriptor(self, fd: int) -> _Place:
+        try:
+            link = self._target.link(f"fd/{fd}")
+        except ProbingError:
+            return _NOWHERE
+        shown = clean_text(link, MAX_PATH)
+        if not link.startswith(b"/"):
+            kind = shown.partition(":")[0]
+            if kind == "socket":
+                shown = self._sockets.described(shown)
+            kind = kind if kind in ("pipe", "socket") else "other"
+            return {"target": shown, "target_kind": kind, "file_system": None}
+        match = _MOUNT_NUMBER.search(_text(self._target, f"fdinfo/{fd}"))
+        mount = mount_of(self._mounts, number=int(match[1])) if match else mount_of(self._mounts, path=link)
+        found: _Place = {"target": shown, "target_kind": None, "file_system": mount.text() if mount else None}
+        if not waits_for_others(mount):
+            with suppress(OSError):
+                found["target_kind"] = _kind(os.stat(f"fd/{fd}", dir_fd=self._target.dir_fd))
+        return found
+
+    def _named(self, call: SystemCall, arguments: list[int]) -> _Place:
+        """Returns what an argument names that is no descriptor: a path or a child."""
+        if call.about.startswith("path"):
+            at = arguments[int(call.about[4:])]
+            path = _memory(self._memory, at, MAX_PATH, text=True).partition(b"\0")[0]
+            return self._path(path) if path else _NOWHERE
+        if call.about.startswith("child"):
+            return _child(arguments[int(call.about[5:])])
+        return _NOWHERE
+
+    def _path(self, path: bytes) -> _Place:
+        found: _Place = {**_NOWHERE, "target": clean_text(path, MAX_PATH)}
+        plain = plain_path(path)
+        mount = mount_of(self._mounts, path=plain) if plain is not None else None
+        if plain is None or mount is None:
+            return found
+        kind = None
+        if not waits_for_others(mount):
+            try:
+                with handle_of(self._target, plain) as handle:
+                    kind = _kind(os.fstat(handle))
+            except OSError as e:
+                if e.errno == errno.ELOOP:
+                    # A link may lead to any file system.
+                    return found
+        return {**found, "target_kind": kind, "file_system": mount.text()}
+
+
+def _descriptors(call: SystemCall, arguments: list[int], memory: Memory) -> list[int]:
+    """Returns the descriptors that a call is about: one, or those that poll and select wait for."""
+    if call.about == "fd":
+        # The kernel takes an int: the upper half of the register means nothing.
+        fd = arguments[0] & 0xFFFF_FFFF
+        return [fd] if fd < 1 << 31 else []
+    if call.about == "poll":
+        data = _memory(memory, arguments[0], 8 * min(arguments[1], MAX_POLLED))
+        fds = [fd for fd, _, _ in struct.iter_unpack("=ihh", data)]
+        return [fd for fd in fds if fd >= 0]
+    if call.about == "select":
+        size = min((arguments[0] + 63) // 64 * 8, _FD_SET_BYTES)
+        bits = int.from_bytes(_memory(memory, arguments[1], size), "little")
+        return [fd for fd in range(min(arguments[0], 8 * size)) if bits >> fd & 1]
+    return []
+
+
+def _child(pid: int) -> _Place:
+    pid &= 0xFFFF_FFFF
+    if not 0 < pid < 1 << 31:
+        return {**_NOWHERE, "target": "any child", "target_kind": "child"}
+    try:
+        with Target(pid) as child:
+            found = parse_task_stat(child.read("stat", 4_096))
+            name = f"{found.name} (pid {pid}, state {found.state})" if found else f"pid {pid}"
+    except ProbingError:
+        name = f"pid {pid}"
+    return {**_NOWHERE, "target": name, "target_kind": "child"}
+
+
+def _kind(found: os.stat_result) -> str:
+    if stat.S_ISCHR(found.st_mode):
+        # Major numbers of terminals: Documentation/admin-guide/devices.txt.
+        return "tty" if os.major(found.st_rdev) in (4, 5, *range(136, 144)) else "device"
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "other")
+
+
+def _memory(memory: Memory, at: int, size: int, *, text: bool = False) -> bytes:
+    if not at or size <= 0:
+        return b""
+    # A text may end shortly before memory that cannot be read.
+    ranges = [(at, size), (at, min(size, 4_096 - at % 4_096))] if text else [(at, size)]
+    return next((data for data in memory.read_many(ranges) if data), b"")
+
+
+def _text(target: Target, name: str) -> bytes:
+    try:
+        return target.read(name, 4_096)
+    except ProbingError:
+        return b""
+
+
+def _integer(word: bytes) -> int | None:
+    try:
+        return int(word, 0) if len(word) <= 20 else None
+    except ValueError:
+        return None

@@ -1,0 +1,51 @@
+"""Network namespaces: ours, and sockets in those of processes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+
+from probing.api.errors import PrivilegeError, UnsupportedTarget
+
+__all__ = ("own_namespace", "socket_in")
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def own_namespace() -> tuple[int, int]:
+    """(device, inode) of our network namespace."""
+    found = Path("/proc/self/ns/net").stat()
+    return found.st_dev, found.st_ino
+
+
+def socket_in(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """Returns a socket in the network namespace whose descriptor ``namespace`` is.
+
+    A thread that enters the namespace makes it, and ends: a socket keeps the namespace of its creator. Raises
+    PrivilegeError for lack of CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.
+    """
+    made: list[socket.socket | int] = []
+
+    def make() -> None:
+        if _libc.setns(namespace, _CLONE_NEWNET):
+            made.append(ctypes.get_errno())
+            return
+        try:
+            made.append(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
+        except OSError as e:
+            made.append(e.errno or errno.EIO)
+
+    thread = threading.Thread(target=make, name="namespace")
+    thread.start()
+    thread.join()
+    (result,) = made
+    if isinstance(result, socket.socket):
+        return result
+    if result == errno.EPERM:
+        raise PrivilegeError("the process is in another network namespace, which needs CAP_SYS_ADMIN")
+    raise UnsupportedTarget(f"the network namespace of the process cannot be entered: {os.strerror(result)}")

@@ -1,0 +1,136 @@
+"""The HTTP server of /metrics and /healthz: one request a connection, each bounded in bytes and time.
+
+It is asyncio's, in the event loop of the service; nothing here waits but for the caller, and a page is made elsewhere.
+/metrics wants the token as gRPC over TCP does; /healthz says one word and wants none. RFC 9112 has the syntax.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from probing.api.errors import ProbingError, Unauthenticated
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.auth import Token
+
+__all__ = ("HttpServer",)
+
+MAX_REQUEST = 8 << 10
+MAX_CONNECTIONS = 32
+# For the whole of a request, and for the whole of an answer, s.
+READ_S = 5.0
+WRITE_S = 10.0
+# Delay of the answer to a wrong token, s.
+WRONG_TOKEN_S = 1.0
+_PAGE = "text/plain; version=0.0.4; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+_log = logging.getLogger(__name__)
+
+
+class _Pages(Protocol):
+    """``metrics.scrape.Scraper``."""
+
+    async def page(self) -> bytes: ...
+
+    async def health(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+    kind: str = _TEXT
+    headers: str = ""
+
+
+class HttpServer:
+    """Answers connections of the sockets given to ``serve``. Belongs to one event loop."""
+
+    def __init__(self, pages: _Pages, token: Token) -> None:
+        self._pages = pages
+        self._token = token
+        self._servers: list[asyncio.Server] = []
+        self._connections = 0
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accepts connections of ``listener`` and owns it."""
+        self._servers.append(await asyncio.start_server(self._connected, sock=listener, limit=MAX_REQUEST))
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._connections >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections += 1
+        try:
+            await self._exchange(reader, writer)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
+        except asyncio.LimitOverrunError:
+            answer, method = _Answer(400, b"the request is too long\n"), "GET"
+        else:
+            method, path, headers = _parsed(head)
+            address = writer.get_extra_info("peername")
+            answer = await self._answer(method, path, headers, Caller("http", str(address[0]) if address else "?"))
+        lines = (
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.kind}",
+            f"Content-Length: {len(answer.body)}", "Cache-Control: no-store", "Connection: close",
+        )  # fmt: skip
+        writer.write(("\r\n".join(lines) + f"\r\n{answer.headers}\r\n").encode())
+        if method != "HEAD":
+            writer.write(answer.body)
+        await asyncio.wait_for(writer.drain(), WRITE_S)
+        if writer.can_write_eof():
+            writer.write_eof()
+        # What the caller sent beside the request would otherwise reset the connection before it has read the answer.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(MAX_REQUEST), 1.0)
+
+    async def _answer(self, method: str, path: str, headers: Mapping[str, str], caller: Caller) -> _Answer:
+        if not method:
+            return _Answer(400, b"this is no HTTP request\n")
+        if method not in ("GET", "HEAD"):
+            return _Answer(405, b"GET and HEAD alone\n", headers="Allow: GET, HEAD\r\n")
+        if path == "/healthz":
+            state = await self._pages.health()
+            return _Answer(503 if state in ("lost", "starting") else 200, f"{state}\n".encode())
+        if path != "/metrics":
+            return _Answer(404, b"there are /metrics and /healthz\n")
+        try:
+            self._token.check(caller, (("authorization", headers.get("authorization", "")),))
+            return _Answer(200, await self._pages.page(), _PAGE)
+        except Unauthenticated as e:
+            await asyncio.sleep(WRONG_TOKEN_S)
+            return _Answer(401, f"{e.message}\n".encode(), headers="WWW-Authenticate: Bearer\r\n")
+        except ProbingError as e:
+            return _Answer(503, f"{e.message}\n".encode())
+        except Exception as e:
+            _log.exception("/metrics failed")
+            return _Answer(500, f"the page failed: {type(e).__name__}\n".encode())
+
+
+def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """Returns method, path without its query, and headers by lower-case name; no method for what is no request."""
+    first, *rest = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
+        return "", "", {}
+    pairs = (line.partition(":") for line in rest if ":" in line)
+    return words[0], words[1].partition("?")[0], {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,52 @@
+"""/metrics and /healthz of the service: the reading of rows, the HTTP server and its port, as one part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.query.engine import Engine
+from probing.daemon.service.auth import Token
+from probing.daemon.service.listening import TcpPort
+from probing.daemon.service.metrics.http import HttpServer
+from probing.daemon.service.metrics.scrape import Scraper
+
+__all__ = ("Metrics",)
+
+
+class Metrics:
+    """Answers on ``address`` (HOST:PORT). Belongs to one event loop.
+
+    ``status`` returns the collector's status within so many seconds, or raises PeerError.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        node: str,
+        version: str,
+        engine: Engine,
+        status: Callable[[float], Mapping[str, Any]],
+        token: Token,
+    ) -> None:
+        self._scraper = Scraper(node, version, engine, status)
+        self._http = HttpServer(self._scraper, token)
+        self._port = TcpPort("http", address, self._http.serve)
+
+    async def start(self) -> None:
+        """Listens; a port that is taken is tried again."""
+        await self._port.start()
+
+    def stop(self) -> None:
+        self._port.stop()
+        self._http.close()
+        self._scraper.close()
+
+    def sources(self) -> list[pb.Source]:
+        """Returns the state of the port for Status, if it is degraded."""
+        return self._port.sources()
+
+    def answered(self, seconds: float, outcome: str) -> None:
+        """Counts a query that took ``seconds``; ``outcome`` is ok, failed or cancelled."""
+        self._scraper.times.observe(seconds, outcome)

@@ -1,0 +1,106 @@
+"""Measures what one connection carries to a peer's daemon, by gRPC; and takes such bytes. Both are off by default.
+
+What is measured is the way between two services, so that it tells a link of 1 Gb/s from one of 10, and no more: at
+higher rates the services are the bound. One measurement runs at a time, and has a cap of bytes and of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from probing.api.errors import Overloaded, PrivilegeError, QueryError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.diagnosis.preflight.facts import Transfer
+
+__all__ = ("Bandwidth",)
+
+CHUNK = 512 << 10
+# For one peer, and between the ends of two measurements, s.
+PEER_S = 3.0
+PAUSE_S = 2.0
+_OFF = "cluster.bandwidth_test_bytes is not set"
+_BUSY = "another measurement runs here"
+
+
+class Bandwidth:
+    """``most``: bytes of one transfer, 0 for none. ``token`` returns the token that peers want. Belongs to one event
+    loop."""
+
+    def __init__(self, most: int, token: Callable[[], str] = str) -> None:
+        self._most = most
+        self._token = token
+        self._sending = self._taking = False
+        self._ended = -PAUSE_S
+
+    async def transfers(self, peers: Sequence[str], seconds: float) -> tuple[Transfer, ...]:
+        """Sends to each of ``peers`` (HOST:PORT) in turn, all within ``seconds``. Raises PrivilegeError, Overloaded."""
+        if not self._most:
+            raise PrivilegeError(_OFF, hint="set it in the configuration of the nodes")
+        if self._sending or time.monotonic() < self._ended + PAUSE_S:
+            raise Overloaded(_BUSY)
+        self._sending = True
+        limit = time.monotonic() + seconds
+        try:
+            return tuple([await self._transfer(peer, min(limit - time.monotonic(), PEER_S)) for peer in peers])
+        finally:
+            self._sending = False
+            self._ended = time.monotonic()
+
+    async def take(self, requests: AsyncIterator[Any]) -> int:
+        """Returns how many bytes came. Raises PrivilegeError, Overloaded, and QueryError above the cap."""
+        if not self._most:
+            raise PrivilegeError(_OFF, hint="set it in the configuration of this node")
+        if self._taking:
+            raise Overloaded(_BUSY)
+        self._taking = True
+        limit, taken = time.monotonic() + PEER_S, 0
+        try:
+            async for request in requests:
+                taken += len(request.data)
+                if taken > self._most or time.monotonic() > limit:
+                    raise QueryError("more bytes, or for longer, than a measurement may take")
+            return taken
+        finally:
+            self._taking = False
+
+    async def _transfer(self, peer: str, seconds: float) -> Transfer:
+        if seconds <= 0:
+            return Transfer(peer, why="there was no time left")
+        token = self._token() if _loopback(peer.rpartition(":")[0]) else ""
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        begun, sent = time.perf_counter_ns(), 0
+        # A part of the time for the answer; a link that is slow sends less.
+        until = time.monotonic() + 0.6 * seconds
+        chunk = pb.SinkRequest(data=bytes(CHUNK))
+
+        async def chunks() -> AsyncIterator[pb.SinkRequest]:
+            nonlocal sent
+            while sent + CHUNK <= self._most and time.monotonic() < until:
+                yield chunk
+                sent += CHUNK
+
+        options = (("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
+        async with grpc.aio.insecure_channel(f"dns:///{peer}", options=options) as channel:
+            stub: Any = NodeStub(channel)
+            try:
+                reply = await asyncio.wait_for(stub.Sink(chunks(), metadata=metadata), seconds)
+            except grpc.aio.AioRpcError as e:
+                return Transfer(peer, why=str(e.details() or e.code().name)[:200])
+            except asyncio.TimeoutError:
+                return Transfer(peer, why=f"no answer within {seconds:.1f} s")
+        return Transfer(peer, reply.received_bytes, time.perf_counter_ns() - begun)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

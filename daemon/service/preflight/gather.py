@@ -1,0 +1,139 @@
+"""Gathers the facts of this node for one request: each part by itself, and none later than the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from probing.api.errors import ProbingError
+from probing.daemon.diagnose.gather.tables import Queries
+from probing.daemon.service.preflight import network
+from probing.daemon.service.preflight.bandwidth import Bandwidth
+from probing.daemon.service.preflight.tables import Found, read_tables
+from probing.diagnosis.preflight.facts import Interface, Master, NodeFacts, Problem, Reached, Transfer, Version
+
+__all__ = ("Asked", "Preflight")
+
+# A part that is not there so long before the deadline is missing, s.
+MARGIN_S = 0.3
+MAX_FILE = 4096
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_DRIVER = Path("/sys/module/nvidia/version")
+_T = TypeVar("_T")
+
+
+class _Interpreters(Protocol):
+    """``preflight.versions.Interpreters``."""
+
+    def versions(self, python: str, timeout: float) -> list[Version]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for. ``refused``: problems of what the caller may not ask for."""
+
+    python: str = ""
+    master: tuple[str, int] | None = None
+    peers: tuple[str, ...] = ()
+    unmeasured: tuple[Reached, ...] = ()
+    bandwidth: bool = False
+    job: str = ""
+    refused: tuple[Problem, ...] = field(default_factory=tuple)
+
+
+class Preflight:
+    """Belongs to one event loop. What blocks runs in threads of its own, so that it holds up no other call."""
+
+    def __init__(
+        self, node: str, queries: Queries, interpreters: _Interpreters, bandwidth: Bandwidth | None = None
+    ) -> None:
+        self._node = node
+        self._queries = queries
+        self._interpreters = interpreters
+        self.bandwidth = bandwidth or Bandwidth(0)
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="preflight")
+
+    def close(self) -> None:
+        """Waits for no thread."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def facts(self, asked: Asked, timeout: float) -> NodeFacts:
+        """Returns the facts; a part that fails or is late is a problem in them."""
+        limit = time.monotonic() + timeout - MARGIN_S
+        if asked.bandwidth:
+            return await self._transfers(asked, limit - time.monotonic())
+        problems: list[Problem] = list(asked.refused)
+
+        async def part(what: str, function: Callable[[], _T], default: _T) -> _T:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, function)
+            try:
+                return await asyncio.wait_for(running, max(limit - time.monotonic(), 0.01))
+            except asyncio.TimeoutError:
+                problems.append(Problem(what, "it took too long"))
+            except ProbingError as e:
+                problems.append(Problem(what, e.message))
+            except OSError as e:
+                problems.append(Problem(what, e.strerror or str(e)))
+            return default
+
+        empty: tuple[Interface, ...] = ()
+        nothing: Master | None = None
+        versions: list[Version] = []
+        found, interfaces, master, of_python, of_node, reached = await asyncio.gather(
+            part("tables", lambda: read_tables(self._queries, asked.job, limit), Found({}, ())),
+            part("interfaces", network.interfaces, empty),
+            part("master", lambda: network.master(*asked.master) if asked.master else nothing, nothing),
+            part("versions", lambda: self._versions(asked.python, limit), versions),
+            part("kernel", _own_versions, versions),
+            network.round_trips(asked.peers, limit - time.monotonic()),
+        )
+        if late := [problem for problem in problems if problem.what == "tables"]:
+            names = ("gpus", "ports", "file_systems", "ranks")
+            problems += [Problem(name, late[0].why) for name in names]
+        driver = [Version("driver", found.driver)] if found.driver else []
+        return NodeFacts(
+            self._node,
+            boot_id=_text(_BOOT_ID),
+            versions=tuple({v.name: v for v in (*driver, *of_python, *of_node)}.values()),
+            interfaces=interfaces,
+            ports=found.ports,
+            file_systems=found.file_systems,
+            devices=found.devices,
+            master=master,
+            reached=(*reached, *asked.unmeasured),
+            ranks=found.ranks,
+            problems=(*problems, *found.problems),
+        )
+
+    async def _transfers(self, asked: Asked, seconds: float) -> NodeFacts:
+        """Measures instead of all else, so that the node is quiet otherwise."""
+        try:
+            transfers = await self.bandwidth.transfers(asked.peers, seconds)
+        except ProbingError as e:
+            transfers = tuple(Transfer(peer, why=e.message) for peer in asked.peers)
+        strange = (Transfer(one.address, why=one.why) for one in asked.unmeasured)
+        return NodeFacts(self._node, transfers=(*transfers, *strange))
+
+    def _versions(self, python: str, limit: float) -> list[Version]:
+        return self._interpreters.versions(python, max(limit - time.monotonic(), 0.1)) if python else []
+
+
+def _own_versions() -> list[Version]:
+    driver = _text(_DRIVER)
+    return [Version("kernel", os.uname().release), *([Version("driver", driver)] if driver else [])]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open() as file:
+            return file.read(MAX_FILE).strip()
+    except OSError:
+        return ""
+
+

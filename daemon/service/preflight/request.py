@@ -1,0 +1,63 @@
+"""Checks a request for facts before a job: its bounds, and what the caller may ask for."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Container
+
+from probing.api.errors import PrivilegeError, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.auth import Scope, require
+from probing.daemon.service.preflight.gather import Asked
+from probing.diagnosis.preflight.facts import Problem, Reached
+
+__all__ = ("asked_of",)
+
+MAX_PEERS = 1024
+MAX_NAME = 255
+MAX_JOB = 1024
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{1,64}\]|[\w.-]{1,255}):(\d{1,5})", re.ASCII)
+_audit = logging.getLogger("probing.audit")
+
+
+def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]) -> Asked:
+    """Returns what the request asks for. Raises UsageError for what is too long or no address.
+
+    To start a process needs the scope admin, to connect to addresses that are not ``known`` the scope probe: without
+    them that part is refused, and the facts say so.
+    """
+    if len(request.peers) > MAX_PEERS:
+        raise UsageError(f"more than {MAX_PEERS} peers", hint="ask about fewer nodes at once")
+    for peer in request.peers:
+        match = _ADDRESS.fullmatch(peer)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise UsageError(f"{peer[:80]!r} is no HOST:PORT")
+    if len(request.job) > MAX_JOB or len(request.master_addr) > MAX_NAME or not 0 <= request.master_port < 65536:
+        raise UsageError("the job or the master of the request is too long")
+    refused = _refusal(caller, Scope.ADMIN) if request.python else ""
+    if request.python:
+        asked = f"preflight python={request.python[:200]!r} asked by {caller}"
+        _audit.warning("%s: %s", asked, f"refused: {refused}" if refused else "started")
+    # Bytes are sent to known peers alone, whoever asks.
+    bound = request.bandwidth or _refusal(caller, Scope.PROBE)
+    strange = [peer for peer in request.peers if peer not in known] if bound else []
+    why = "not measured: the node connects only to its cluster.peers"
+    return Asked(
+        python="" if refused else request.python,
+        master=(request.master_addr, request.master_port) if request.master_addr else None,
+        peers=tuple(dict.fromkeys(peer for peer in request.peers if peer not in strange)),
+        unmeasured=tuple(Reached(peer, None, why) for peer in strange),
+        bandwidth=request.bandwidth,
+        job=request.job,
+        refused=(Problem("versions", refused),) if refused else (),
+    )
+
+
+def _refusal(caller: Caller, scope: Scope) -> str:
+    try:
+        require(caller, scope)
+    except PrivilegeError as e:
+        return e.message
+    return ""

@@ -1,0 +1,1 @@
+"""Activities: what a rank does, for people."""

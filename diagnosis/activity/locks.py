@@ -1,0 +1,147 @@
+"""The main thread waits for a lock, in its process or between processes, or for the GIL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from probing.diagnosis.activity.scene import Scene, Seen, innermost, letter, python_frames, user_frame
+from probing.diagnosis.facts import Frame, Thread
+from probing.diagnosis.words import clean, frame_text
+
+__all__ = ("find_gil", "find_lock")
+
+_SECOND_NS = 1_000_000_000
+_FUTEX = frozenset(("futex", "futex_waitv", "futex_wait"))
+_GIL = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
+# Functions of CPython and of glibc that take a lock.
+_LOCKS = (
+    "PyThread_acquire_lock", "acquire_timed", "rlock_acquire", "_PyMutex_Lock", "PyMutex_Lock", "_PyRecursiveMutex",
+    "_multiprocessing_SemLock_acquire", "semlock_acquire", "sem_wait", "sem_clockwait", "sem_timedwait",
+    "pthread_mutex_lock", "pthread_rwlock", "lll_lock_wait",
+)  # fmt: skip
+# What a function of Python's library waits for, by the end of its file and its name.
+_PYTHON = (
+    ("/threading.py", ("join", "_wait_for_tstate_lock", "_join"), "waits for another thread to end"),
+    ("/queue.py", ("get", "put", "join"), "waits in a queue"),
+    ("/concurrent/futures/_base.py", ("result", "exception", "wait"), "waits for the result of a future"),
+    ("/concurrent/futures/thread.py", ("shutdown",), "waits for the threads of a pool"),
+    ("/multiprocessing/queues.py", ("get", "put"), "waits in a queue between processes"),
+    ("/multiprocessing/synchronize.py", (), "waits for a lock between processes"),
+    ("/threading.py", ("acquire", "wait", "wait_for", "__enter__"), "waits for a lock or condition"),
+)
+# The libraries of a thread that waits for a lock of Python. Stripped ones have no names of functions.
+_OF_PYTHON = re.compile(r"libc[.-]|libpthread|ld-|\[vdso\]|(?:lib)?python3|_multiprocessing\.|_queue\.|_posixshmem\.|$")
+_CPYTHON = re.compile(r"(?:lib)?python3")
+_TIMED_WAITS = ("pthread_cond_timedwait", "pthread_cond_clockwait", "___pthread_cond_timedwait")
+_FILE_LOCKS = frozenset(("flock", "fcntl"))
+_OWNER = re.compile(r"owner=(\d+)")
+
+
+def find_gil(scene: Scene) -> Seen | None:
+    """Returns the thread that keeps the GIL: one that sleeps, or one whose stack stays the same while others wait."""
+    holder = next((thread for thread in scene.threads if thread.gil), None)
+    if holder is None or not _stands(scene, holder):
+        return None
+    asleep = letter(holder) in ("S", "D")
+    waiting = [t for t in scene.threads if t is not holder and _waits_for_gil(t)]
+    if not asleep and not waiting:
+        return None
+    frame = user_frame(holder.frames)
+    call = holder.syscall or (scene.condition.syscall if holder.main else None)
+    what = f" ({call})" if asleep and call else ""
+    calls = next((f.func for f in holder.frames if f.native), "")
+    c_code = f"its C code: {clean(calls)}" if calls else ""
+    does = f"holds the GIL{scene.at(frame)} and waits in C{what}" if asleep else f"holds the GIL{scene.at(frame)}"
+    if not holder.main:
+        does = f"waits for the GIL: thread {clean(holder.name)} {does}"
+    others = f"{len(waiting)} other threads wait for the GIL" if waiting else ""
+    stood = "its Python stack did not move" if holder.moving is False else ""
+    evidence = (f"thread {clean(holder.name)} ({holder.tid}) holds the GIL", c_code, others, stood, scene.kernel)
+    return Seen("gil_held", does, frame=frame, since_ns=_since(scene, holder), progressing=False, evidence=evidence)
+
+
+def find_lock(scene: Scene) -> Seen | None:
+    """Returns what the main thread waits for, and which thread holds it or may hold it."""
+    what = _what(scene)
+    if not what:
+        return None
+    owners = list(_owners(scene))
+    return Seen("lock", f"{what}{scene.where}", frame=scene.user, evidence=(*owners, scene.kernel))
+
+
+def _what(scene: Scene) -> str:
+    c = scene.condition
+    if c.syscall in _FILE_LOCKS:
+        return f"waits for the lock of file {clean(c.target or '')}"
+    if not scene.python:
+        return ""
+    for file, names, what in _PYTHON:
+        # The frames of the library, inside the user's call.
+        if innermost(_library(scene), file, names) is not None:
+            return what
+    if scene.runs_in(*_LOCKS) and not scene.runs_in(*_GIL):
+        return "waits for a lock"
+    if c.syscall not in _FUTEX or scene.letter != "S" or any(not _OF_PYTHON.match(_module(f)) for f in scene.native):
+        return ""
+    # A thread that waits for the GIL wakes every 5 ms (Python/ceval_gil.c).
+    return "waits for a lock or condition" if scene.slept and scene.python[0] is scene.user else ""
+
+
+def _module(frame: Frame) -> str:
+    return frame.file.rpartition("/")[2]
+
+
+def _library(scene: Scene) -> tuple[Frame, ...]:
+    """The frames inside the innermost one of the user."""
+    return scene.python[: scene.python.index(scene.user)] if scene.user in scene.python else scene.python
+
+
+def _owners(scene: Scene) -> Iterator[str]:
+    """Yields lines about the threads that hold or may hold the lock, from variables and stacks."""
+    threads = {thread.tid: thread for thread in scene.threads}
+    owner = next((int(m[1]) for f in scene.python[:4] for _, text in f.values if (m := _OWNER.search(text))), None)
+    if owner in threads:
+        yield f"the lock is held by {_thread(threads[owner])}"
+        return
+    others = [t for t in scene.threads if not t.main and python_frames(t.frames)]
+    near = [t for t in others if scene.user and any(f.file == scene.user.file for f in t.frames)]
+    for thread in near[:4]:
+        waits = " and waits for a lock itself: the two may wait for each other" if _waits(thread) else ""
+        yield f"{_thread(thread)} may hold it{waits}"
+    if not near:
+        yield "which thread holds it cannot be read"
+
+
+def _thread(thread: Thread) -> str:
+    frame = user_frame(thread.frames)
+    return f"thread {clean(thread.name)} ({thread.tid})" + (f" in {frame_text(frame)}" if frame else "")
+
+
+def _waits(thread: Thread) -> bool:
+    python = python_frames(thread.frames)
+    outer = user_frame(python)
+    inner = python[: python.index(outer)] if outer in python else python
+    native = [f.func for f in thread.frames[:8] if f.native]
+    shown = any(token in name for name in native for token in _LOCKS)
+    return shown or innermost(inner, "/threading.py", ("acquire", "__enter__")) is not None
+
+
+def _waits_for_gil(thread: Thread) -> bool:
+    # A stripped CPython does not name take_gil, the only function of it that waits on a condition of the C library.
+    frames = [frame for frame in thread.frames[:8] if frame.native]
+    timed = any(a.func.startswith(_TIMED_WAITS) and _CPYTHON.match(_module(b)) for a, b in pairwise(frames))
+    return timed or any("take_gil" in frame.func for frame in frames)
+
+
+def _stands(scene: Scene, holder: Thread) -> bool:
+    if holder.moving is not None:
+        return not holder.moving
+    since = _since(scene, holder)
+    return since is not None and scene.now_ns - since >= _SECOND_NS
+
+
+def _since(scene: Scene, holder: Thread) -> int | None:
+    asleep = scene.condition.asleep_since_ns if holder.main else None
+    return min((t for t in (holder.since_ns, asleep) if t is not None), default=None)

@@ -1,0 +1,100 @@
+"""The process runs, or would run but lacks CPU or memory."""
+
+from __future__ import annotations
+
+import re
+
+from probing.diagnosis.activity.scene import Scene, Seen, is_library
+from probing.diagnosis.words import clean
+
+__all__ = ("find_compiling", "find_computing", "find_hindered", "uses_cpu")
+
+# Shares of the time between the readings.
+_THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
+_FAULTS_A_SECOND = 100
+_SWAPPED_BYTES = 16 << 20
+_COMPILERS = re.compile(r"(?:cc1|cc1plus|gcc|g\+\+|c\+\+|clang.*|nvcc|cicc|ptxas|cudafe\+\+|ninja|ld|as|triton.*)")
+_COMPILING = re.compile(
+    r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|bytecode_\w+|variables/\w+)\.py"
+    r"|torch/_inductor/(?:graph|scheduler|lowering|async_compile|cpp_builder|cpu_vec_isa|autotune_process|ir)\.py"
+    r"|torch/_inductor/(?:select_algorithm|pattern_matcher|codegen/.*|compile_worker/.*|fx_passes/.*)\.py"
+    r"|torch/(?:fx/experimental|_subclasses)/\w+\.py"
+    r"|torch/_functorch/_aot_autograd/(?:dispatch_and_compile_graph|jit_compile|frontend_utils)\w*\.py"
+    r"|torch/utils/cpp_extension\.py|triton/compiler/\w+\.py"
+)
+
+
+def find_compiling(scene: Scene) -> Seen | None:
+    """Returns whether the process compiles, itself or in a child."""
+    frame = next((f for f in scene.python if _COMPILING.search(f.file)), None)
+    child = next((c for c in scene.condition.children if _COMPILERS.fullmatch(c[0]) and c[2] != "Z"), None)
+    waits = scene.condition.target_kind == "child" or frame is not None
+    if frame is None and (child is None or not waits):
+        return None
+    evidence = f"its child {clean(child[0])} (pid {child[1]}) is in state {child[2]}" if child else ""
+    # A compiler ends by itself, also one in a grandchild or of another rank.
+    runs = child is None or child[2] not in ("T", "t")
+    where = scene.where if scene.user is not None and not is_library(scene.user) else ""
+    return Seen("compiling", f"compiles{where}", frame=scene.user, progressing=runs, evidence=(evidence,))
+
+
+def find_hindered(scene: Scene) -> Seen | None:
+    """Returns whether the process is throttled, swaps, or waits for a CPU."""
+    return _throttled(scene) or _swapping(scene) or _starved(scene)
+
+
+def find_computing(scene: Scene) -> Seen | None:
+    """Returns whether the process runs, and where."""
+    moving = scene.main.moving if scene.main else None
+    if scene.letter != "R" and not moving and not uses_cpu(scene):
+        return None
+    return Seen("computing", f"runs{scene.where}", frame=scene.user, evidence=(_used(scene), scene.kernel))
+
+
+def uses_cpu(scene: Scene, share: float = _BUSY) -> bool:
+    """Returns whether the main thread used a CPU for this share of the time between the readings."""
+    return _share(scene, scene.condition.cpu_ns) >= share
+
+
+def _throttled(scene: Scene) -> Seen | None:
+    c = scene.condition
+    share = min(1.0, _share(scene, c.throttled_ns))
+    if share < _THROTTLED or not (scene.letter == "R" or uses_cpu(scene) or _share(scene, c.process_cpu_ns) > 0.05):
+        return None
+    quota = f" allows {c.cpu_quota:g} CPUs" if c.cpu_quota is not None else " limits its CPU time"
+    does = f"is throttled{scene.where}: its cgroup {clean(c.cgroup or '')}".rstrip() + quota
+    evidence = (f"it was throttled in {share:.0%} of the time", _used(scene))
+    return Seen("throttled", does, frame=scene.user, evidence=evidence)
+
+
+def _swapping(scene: Scene) -> Seen | None:
+    c = scene.condition
+    seconds = (c.interval_ns or 0) / 1e9
+    if not seconds or (c.major_faults or 0) < _FAULTS_A_SECOND * seconds or (c.swap_bytes or 0) < _SWAPPED_BYTES:
+        return None
+    rate = (c.major_faults or 0) / seconds
+    evidence = f"{rate:.0f} major page faults a second, {(c.swap_bytes or 0) >> 20} MiB in swap"
+    does = f"waits for memory that was swapped out{scene.where}"
+    return Seen("swapping", does, frame=scene.user, evidence=(evidence, scene.kernel))
+
+
+def _starved(scene: Scene) -> Seen | None:
+    c = scene.condition
+    share = _share(scene, c.run_delay_ns)
+    if share < _STARVED or c.interval_ns is None:
+        return None
+    others = [f"{clean(name)} (pid {pid}) used {ns / c.interval_ns:.0%}" for name, pid, ns in c.neighbours[:3]]
+    cpus = f" of CPUs {clean(c.cpu_list)}" if c.cpu_list else ""
+    evidence = f"on its CPUs: {', '.join(others)}" if others else ""
+    does = f"waits for a CPU {min(share, 1):.0%} of the time{scene.where}"
+    return Seen("starved", does, frame=scene.user, evidence=(evidence, f"it may use {c.cpus_allowed}{cpus}"))
+
+
+def _share(scene: Scene, ns: int | None) -> float:
+    interval = scene.condition.interval_ns
+    return ns / interval if ns is not None and interval else 0.0
+
+
+def _used(scene: Scene) -> str:
+    c = scene.condition
+    return f"it used a CPU for {_share(scene, c.cpu_ns):.0%} of the time" if c.interval_ns and c.cpu_ns else ""

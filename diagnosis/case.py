@@ -1,0 +1,232 @@
+"""A case: facts, and what several rules derive from them, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from probing.diagnosis.activity.activity import Activity, activity_of
+from probing.diagnosis.clocks import ClockOffset, clock_offsets
+from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
+from probing.diagnosis.facts import Communicator, Facts, Rank
+from probing.diagnosis.joins import Joins
+from probing.diagnosis.sample_difference import Work, work_of
+from probing.diagnosis.sequences import Sequence, sequences_of, world_of
+from probing.diagnosis.stalls import gate_ns, patience_ns, quiet_ns
+from probing.diagnosis.symptoms.all import symptoms_of
+from probing.diagnosis.symptoms.symptom import Symptom
+from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf
+from probing.diagnosis.wait_graph import WaitGraph
+from probing.diagnosis.waits import INIT, Wait, main_thread, wait_of
+from probing.diagnosis.words import clean, who
+
+__all__ = ("Case",)
+
+_MOST_STACKS = 3
+
+
+class Case:
+    """The facts of a job by rank and communicator. ``found``: the findings of earlier rules."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.found: list[Finding] = []
+        self._activities: dict[int, Activity] = {}
+        self._quiet: dict[int, int | None] = {}
+        self._works: dict[int, Work] = {}
+        self._now = {node.node: node.taken_ns for node in facts.nodes}
+
+    @cached_property
+    def ranks(self) -> Mapping[int, Rank]:
+        return {rank.rank: rank for rank in self.facts.ranks}
+
+    @property
+    def world(self) -> range:
+        """The ranks of the job by its world size; none where that is not known."""
+        return world_of(self.facts)
+
+    @cached_property
+    def communicators(self) -> Mapping[str, Communicator]:
+        return {communicator.comm: communicator for communicator in self.facts.communicators}
+
+    @cached_property
+    def clocks(self) -> Mapping[str, ClockOffset]:
+        return clock_offsets(self.facts)
+
+    @cached_property
+    def waits(self) -> Mapping[int, Wait]:
+        """The ranks that wait in an operation."""
+        found = {rank.rank: wait_of(rank, self.facts) for rank in self.facts.ranks}
+        return {rank: wait for rank, wait in found.items() if wait is not None}
+
+    @cached_property
+    def gate_ns(self) -> int:
+        """The time after which a wait counts as a stall: W, or more where the job is usually quiet for longer."""
+        return gate_ns(self.facts)
+
+    @cached_property
+    def patience_ns(self) -> int:
+        """The time after which a rank that makes progress elsewhere counts as holding the job up."""
+        return patience_ns(self.facts)
+
+    @cached_property
+    def may_hang(self) -> bool:
+        """Whether an operation is in flight, a rank waits, or the whole job is quiet for as long as a stall takes.
+
+        Cheap to compute.
+        """
+        if any(
+            o.t_call_ns is not None and self.now(rank.rank) - o.t_call_ns >= self.gate_ns
+            for rank in self.facts.ranks for o in rank.open
+        ):  # fmt: skip
+            return True
+        if any(self._waits_quietly(rank, wait) for rank, wait in self.waits.items()):
+            return True
+        quiet = (self.quiet_ns(rank.rank) for rank in self.facts.ranks if rank.exit is None)
+        return all(one is None or one >= self.gate_ns for one in quiet) and self.stalled_ns is not None
+
+    def _waits_quietly(self, rank: int, wait: Wait) -> bool:
+        # Where no operation was recorded the stack shows the wait; a rank that it waits for may wake up now and then.
+        if not wait.firm or wait.since_ns is None or wait.op == INIT:
+            return False
+        return min(self.wait_ns(rank) or 0, self.quiet_ns(rank) or 0) >= self.gate_ns
+
+    @cached_property
+    def stalled_ns(self) -> int | None:
+        """How long no living rank has begun or ended an operation or step, ns; None if not known."""
+        living = [quiet for r in self.facts.ranks if r.exit is None and (quiet := self.quiet_ns(r.rank)) is not None]
+        return min(living, default=None)
+
+    def quiet_ns(self, rank: int) -> int | None:
+        """Returns how long ``rank`` has begun or ended no operation or step, ns; None if not known."""
+        if rank not in self._quiet:
+            self._quiet[rank] = quiet_ns(self.ranks[rank], self.facts)
+        return self._quiet[rank]
+
+    def now(self, rank: int) -> int:
+        """Returns the moment of the facts by the clock of the rank's node."""
+        return self._now.get(self.ranks[rank].node, self.facts.taken_ns)
+
+    def wait_ns(self, rank: int) -> int | None:
+        """Returns how long ``rank`` waits, ns; None if it does not wait, or since an unknown time."""
+        wait = self.waits.get(rank)
+        if wait is None:
+            return None
+        if wait.since_ns is not None:
+            return max(0, self.now(rank) - wait.since_ns)
+        # It has begun nothing else for so long, but its wait may just have begun.
+        quiet = self.quiet_ns(rank)
+        return quiet if quiet is not None and quiet >= self.patience_ns else None
+
+    @property
+    def ripens_ns(self) -> int | None:
+        """How soon the next wait lasts as long as a stall, or the ranks that are waited for stand still as long, ns.
+
+        None where all do, or no wait's age is known.
+        """
+        ages = [self.wait_ns(rank) for rank, wait in self.waits.items() if wait.firm and wait.since_ns is not None]
+        ages += [self.stalled_ns] if ages else []
+        return min((self.gate_ns - age for age in ages if age is not None and age < self.gate_ns), default=None)
+
+    @cached_property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """The collectives of each communicator."""
+        return sequences_of(self.facts)
+
+    @cached_property
+    def graph(self) -> WaitGraph:
+        """The wait-for graph of the waits that last as long as a stall."""
+        if not self.may_hang:
+            return WaitGraph({})
+        if not any((self.wait_ns(rank) or 0) >= self.gate_ns for rank in self.waits):
+            return WaitGraph({})
+        old = {rank: wait for rank, wait in self.waits.items() if self._is_old(rank, wait)}
+        return Joins(self.ranks, self.waits, self.sequences, self.world, self.now).graph(old)
+
+    def _is_old(self, rank: int, wait: Wait) -> bool:
+        if wait.firm and wait.since_ns is not None:
+            return (self.wait_ns(rank) or 0) >= self.gate_ns
+        # A rank that begins other operations does not wait for the end of an asynchronous one. A rank that begins none
+        # and waits since an unknown time is not to blame either.
+        quiet, age = self.quiet_ns(rank), self.wait_ns(rank)
+        return (quiet is None or quiet >= self.gate_ns) and (age is None or age >= self.gate_ns)
+
+    @cached_property
+    def furthest(self) -> Mapping[str, int]:
+        """The highest sequence number that a rank has called, by communicator."""
+        found: dict[str, int] = {}
+        for rank in self.facts.ranks:
+            for one in rank.progress:
+                if one.seq is not None:
+                    found[one.comm] = max(found.get(one.comm, one.seq), one.seq)
+        return found
+
+    @cached_property
+    def disagreements(self) -> list[Disagreement]:
+        """The collectives that hang or failed and whose calls differ between ranks."""
+        bad = ended_badly(self.facts.ranks)
+        return disagreements(self.graph, self.sequences, bad) if bad or self.graph.waits else []
+
+    def work(self, rank: int) -> Work:
+        """Returns what the samples of ``rank`` show of its work."""
+        if rank not in self._works:
+            self._works[rank] = work_of(self.ranks[rank].samples)
+        return self._works[rank]
+
+    @cached_property
+    def symptoms(self) -> list[Symptom]:
+        """What is wrong with the parts of the nodes. Events from before the job count if the part fails since."""
+        begun = min((rank.started_ns for rank in self.facts.ranks if rank.started_ns is not None), default=0)
+        found = [symptom for node in self.facts.nodes for symptom in symptoms_of(node)]
+        return [one for one in found if one.fails or one.last_ns is None or one.last_ns >= begun]
+
+    def symptoms_of_rank(self, rank: int) -> list[Symptom]:
+        """Returns the symptoms of the parts that ``rank`` uses."""
+        return [symptom for symptom in self.symptoms if rank in symptom.ranks]
+
+    def activity(self, rank: int) -> Activity:
+        if rank not in self._activities:
+            self._activities[rank] = activity_of(self.ranks[rank], self.facts)
+        return self._activities[rank]
+
+    def time(self, rank: int, ns: int) -> int:
+        """Converts a time by the clock of the rank's node to the common clock, ns."""
+        clock = self.clocks.get(self.ranks[rank].node)
+        return ns - clock.offset_ns if clock else ns
+
+    def who(self, ranks: Iterable[int]) -> str:
+        """Returns "rank 1 (node b, pid 4711)", and of several "ranks 1-3"."""
+        return who([self.ranks[rank] for rank in ranks])
+
+    def comm_name(self, comm: str) -> str:
+        """Returns the name of a communicator, "communicator 3" where it has none."""
+        known = self.communicators.get(comm)
+        return clean(known.name if known and known.name else f"communicator {comm}")
+
+    def culprit(self, rank: int) -> Culprit:
+        """Returns ``rank`` as a culprit, with its activity."""
+        own, does = self.ranks[rank], self.activity(rank)
+        return Culprit(rank, own.node, own.pid, does.why, does.kind)
+
+    @property
+    def explained(self) -> frozenset[int]:
+        """The ranks that errors of earlier rules name, as culprits or victims."""
+        errors = [finding for finding in self.found if finding.severity == ERROR]
+        return frozenset(rank for f in errors for rank in (*(c.rank for c in f.culprits), *f.victims))
+
+    def stacks(self, culprits: Iterable[int], victims: Iterable[int]) -> tuple[StackOf, ...]:
+        """Returns the stacks of the main threads of the first culprits, and of the first victim that has one."""
+        chosen = [(rank, "culprit") for rank in list(culprits)[:_MOST_STACKS]]
+        chosen += [(rank, "victim") for rank in victims if rank in self.ranks and main_thread(self.ranks[rank])][:1]
+        found = []
+        for number, role in chosen:
+            rank = self.ranks.get(number)
+            main = main_thread(rank) if rank is not None else None
+            if rank is not None and main is not None:
+                found.append(StackOf(number, rank.node, rank.pid, role, main))
+        return tuple(found)
+
+    @property
+    def found_error(self) -> bool:
+        """Whether an earlier rule found an error."""
+        return any(finding.severity == ERROR for finding in self.found)

@@ -1,0 +1,190 @@
+"""Finds which rank died first, and whether of an own cause."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.clocks import apart_ns
+from probing.diagnosis.facts import Exit, Helper, Rank
+from probing.diagnosis.words import clean
+
+__all__ = ("Death", "First", "Kind", "behind", "deaths", "first_of", "lost_worker")
+
+# A process that fails closes its sockets before it unloads libraries, so its peers may end before it.
+_TEARDOWN_NS = 5_000_000_000
+# A launcher polls its workers every 0.1 s or less often, and ends them one after the other.
+_ORDER_NS = 50_000_000
+_WORKER_NS = 30_000_000_000
+_LONGEST = 200
+_ORDERS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_PEER_GONE = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|[Tt]imed out waiting|[Ss]ocket [Tt]imeout"
+    r"|remote process exited|ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted"
+    r"|[Ww]atchdog caught collective|recvValue failed"
+)
+_RANK = re.compile(r"^\[rank\d+\]:?\s*")
+_ERROR = re.compile(
+    r"(?:\[rank\d+\]:?\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault))(?::|$)"
+)
+
+
+class Kind(IntEnum):
+    """Why a process ended. The lower the value, the likelier it is the cause of the other deaths."""
+
+    OWN = 0
+    """An OOM kill, an error that it raised itself, or an end before a collective that others had called."""
+    UNKNOWN = 1
+    SUDDEN = 2
+    """A signal such as SIGSEGV or SIGKILL. A launcher sends SIGKILL to processes that do not end."""
+    CONSEQUENCE = 3
+    """It waited for other ranks, or its error is that a peer is gone."""
+    ORDERED = 4
+    """SIGTERM, SIGINT or SIGHUP, from a user, scheduler or launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended. ``at_ns``: on the common clock. ``error``: what it logged, or what its library reported."""
+
+    rank: Rank
+    exit: Exit
+    at_ns: int
+    kind: Kind
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first death. ``confidence``: that it was the first and no consequence. ``doubt``: why it may not be.
+
+    ``alike``: deaths with the same error at nearly the same time, which it did not cause.
+    """
+
+    death: Death
+    confidence: float
+    doubt: str = ""
+    alike: tuple[Death, ...] = ()
+
+
+def deaths(case: Case) -> list[Death]:
+    """Returns the ranks that ended by a signal or with a code other than 0, sorted by time."""
+    found = []
+    for rank in case.facts.ranks:
+        end = rank.exit
+        if end is not None and (end.signal or end.code or end.oom):
+            error = _error(case, rank)
+            found.append(Death(rank, end, case.time(rank.rank, end.ts_ns), _kind(case, rank, end, error), error))
+    return sorted(found, key=lambda death: death.at_ns)
+
+
+def first_of(case: Case, died: Sequence[Death]) -> First | None:
+    """Returns the first death with an own cause; None if a user, scheduler or launcher ended all ranks."""
+    first = died[0]
+    near = [d for d in died if d.at_ns - first.at_ns <= apart_ns(case.clocks, first.rank.node, d.rank.node)]
+    sudden = min(near, key=lambda d: (d.kind not in (Kind.SUDDEN, Kind.OWN), d.at_ns))
+    if sudden.kind in (Kind.SUDDEN, Kind.OWN):
+        return _first(sudden, died, case)
+    if first.kind is Kind.ORDERED:
+        return _ordered(died)
+    window = [d for d in died if d.at_ns - first.at_ns <= _TEARDOWN_NS and d.kind is not Kind.SUDDEN]
+    return _first(min(window, key=lambda d: (d.kind, d.at_ns)), died, case)
+
+
+def _ordered(died: Sequence[Death]) -> First | None:
+    first, others = died[0], died[1:]
+    if first.exit.signal == signal.SIGTERM:
+        if others and all(d.kind is Kind.CONSEQUENCE for d in others):
+            return First(first, 0.8)
+        if not others or (others[0].at_ns - first.at_ns > _ORDER_NS and others[0].rank.node == first.rank.node):
+            return First(first, 0.6, "who sent SIGTERM to it is not known")
+    own = [d for d in others if d.kind in (Kind.OWN, Kind.UNKNOWN)]
+    return First(own[0], 0.4, f"rank {first.rank.rank} was ended before it") if own else None
+
+
+def _first(death: Death, died: Sequence[Death], case: Case) -> First:
+    if death.kind is Kind.CONSEQUENCE:
+        return First(death, 0.4, "no rank shows an error of its own")
+    alike = tuple(d for d in died if d is not death and _alike(d, death))
+    if alike:
+        return First(death, 0.8, alike=alike)
+    # Only a process that ends by itself can come after those that end because of it.
+    before = [d for d in died if d.at_ns < death.at_ns]
+    rivals = [d for d in died if d is not death and _rivals(case, d, death)]
+    if rivals:
+        return First(death, 0.6, f"rank {rivals[0].rank.rank}, which ended soon after, may have failed before")
+    if before:
+        return First(death, 0.8, f"rank {before[0].rank.rank} ended before it, while it waited for others")
+    return First(death, 0.95 if death.kind is not Kind.UNKNOWN else 0.85)
+
+
+def _alike(one: Death, death: Death) -> bool:
+    same = _RANK.sub("", one.error) == _RANK.sub("", death.error)
+    return bool(death.error) and one.kind is death.kind is Kind.OWN and same and one.at_ns - death.at_ns <= _TEARDOWN_NS
+
+
+def _rivals(case: Case, one: Death, death: Death) -> bool:
+    """Whether ``one`` may have come before ``death`` and caused it."""
+    if one.kind > death.kind:
+        return False
+    # A process that was already ending may have closed the connection that ended the other.
+    unsure = _TEARDOWN_NS if one.kind is Kind.UNKNOWN else apart_ns(case.clocks, one.rank.node, death.rank.node)
+    return one.at_ns - death.at_ns <= unsure
+
+
+def _kind(case: Case, rank: Rank, end: Exit, error: str) -> Kind:
+    if end.oom:
+        return Kind.OWN
+    if end.signal in _ORDERS:
+        return Kind.ORDERED
+    if end.signal and end.signal != signal.SIGABRT:
+        return Kind.SUDDEN
+    if error and _PEER_GONE.search(error):
+        return Kind.CONSEQUENCE
+    if lost_worker(rank) is not None or error or behind(case, rank):
+        return Kind.OWN
+    return Kind.CONSEQUENCE if _in_operation(rank) else Kind.UNKNOWN
+
+
+def _in_operation(rank: Rank) -> bool:
+    """Whether the last recorded operation of a rank was in flight, or had failed, when it ended."""
+    if rank.open:
+        return True
+    newest = max(rank.done, key=lambda o: o.t_call_ns or 0, default=None)
+    return newest is not None and (newest.state in ("failed", "abandoned") or bool(newest.error))
+
+
+def behind(case: Case, rank: Rank) -> bool:
+    """Returns whether another rank has called an operation that ``rank`` never did."""
+    # If operations were lost, the last recorded one may not be the last.
+    return not rank.lost and any(p.seq is not None and p.seq < case.furthest[p.comm] for p in rank.progress)
+
+
+def _error(case: Case, rank: Rank) -> str:
+    """Returns the last error that a rank logged, else the one that its library reported; else an empty text."""
+    for line in reversed(rank.logs):
+        if _ERROR.match(line) or _PEER_GONE.search(line):
+            return clean(line.strip(), _LONGEST)
+    reported = [o.error for o in (*rank.done, *rank.open) if o.error]
+    reported += [w.async_error for w in rank.witnesses if w.async_error]
+    if not reported and len(case.facts.ranks) == 1:
+        reported = [c.async_error for c in case.facts.communicators if c.async_error]
+    return clean(reported[-1], _LONGEST) if reported else ""
+
+
+def lost_worker(rank: Rank) -> Helper | None:
+    """Returns a data-loader worker that was killed, or failed, shortly before the rank ended."""
+    end = rank.exit
+    if end is None:
+        return None
+    for helper in rank.helpers:
+        lost = helper.exit
+        if lost is None or not 0 <= end.ts_ns - lost.ts_ns <= _WORKER_NS:
+            continue
+        if lost.oom or (lost.signal and lost.signal not in _ORDERS) or (lost.code or 0) > 0:
+            return helper
+    return None

@@ -1,0 +1,143 @@
+"""Facts of a node's hardware: its GPUs, network ports, connections, disks and file systems, and what they reported.
+
+Values are of the last one or two minutes, those of events of the last hour; None: not known. ``ranks`` are those of the
+job that use the part. Times are UTC ns by the clock of the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = (
+    "NO_HARDWARE",
+    "Disk",
+    "FileSystem",
+    "Gpu",
+    "Hardware",
+    "HardwareEvent",
+    "NetworkPath",
+    "NetworkPort",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU. ``state``: ok, lost (it fell off the bus, or wants a reset) or gone; ``reason``: why it is not ok.
+
+    Parts of the time, 0 to 1: ``busy``, and those in which its clock was held down by the power limit, by heat and by
+    the external power brake. Clocks are in MHz, ``clock_mhz`` a median. ``remap_pending`` and ``remap_failed``: of rows
+    of its memory. ``recovery``: what the driver asks for. ``lanes``: of PCIe, as trained.
+    """
+
+    device: int
+    ranks: tuple[int, ...] = ()
+    name: str | None = None
+    state: str = "ok"
+    reason: str | None = None
+    busy: float | None = None
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_capped: float | None = None
+    thermal: float | None = None
+    power_brake: float | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    remapped_uncorrected: int | None = None
+    retired_pages: int | None = None
+    recovery: str | None = None
+    lanes: int | None = None
+    max_lanes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareEvent:
+    """Events of one kind and part. ``source``: gpu (``kind`` is that of gpu.events) or kernel (that of process.kmsg).
+
+    ``first_ns`` and ``last_ns``: the first and last of ``count``. ``gpu``: number of the GPU; ``part``: the device as
+    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: of the last one.
+    """
+
+    source: str
+    kind: str
+    first_ns: int
+    last_ns: int
+    count: int = 1
+    text: str = ""
+    gpu: int | None = None
+    part: str | None = None
+    code: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPort:
+    """A port of an InfiniBand or RoCE device. ``risen``: counters of errors, and by how much they rose in ``seconds``.
+    """
+
+    device: str
+    port: int
+    ranks: tuple[int, ...] = ()
+    netdev: str | None = None
+    state: str | None = None
+    physical_state: str | None = None
+    risen: tuple[tuple[str, int], ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPath:
+    """TCP connections of a rank with one peer host. ``segments`` were sent, ``resent`` of them again; ``timeouts``: the
+    most retransmissions in a row of a connection that waits for an answer now."""
+
+    rank: int
+    peer: str
+    segments: int
+    resent: int
+    timeouts: int = 0
+    round_trip_ns: int | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk. ``busy``: part of the time; latencies are means of a request, ns; ``in_flight``: requests without an end.
+    """
+
+    name: str
+    busy: float | None = None
+    read_latency_ns: float | None = None
+    write_latency_ns: float | None = None
+    in_flight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """A mounted file system. ``rank``: the rank in whose container it is mounted; None: that of the node.
+
+    ``used``: part of what processes may use, 0 to 1. ``answers``: False for one whose server did not answer.
+    """
+
+    mount_point: str
+    kind: str | None = None
+    rank: int | None = None
+    used: float | None = None
+    available_bytes: int | None = None
+    answers: bool | None = None
+    read_only: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The parts of a node, of which something was recorded."""
+
+    gpus: tuple[Gpu, ...] = ()
+    events: tuple[HardwareEvent, ...] = ()
+    ports: tuple[NetworkPort, ...] = ()
+    paths: tuple[NetworkPath, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    file_systems: tuple[FileSystem, ...] = ()
+
+
+NO_HARDWARE = Hardware()

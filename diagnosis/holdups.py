@@ -1,0 +1,154 @@
+"""Hold-ups: ranks at the ends of the wait-for graph; and texts and confidence of findings about waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.wait_graph import Edge
+from probing.diagnosis.waits import INIT, Wait, main_thread
+from probing.diagnosis.words import call_text, clean, frame_text, ranks_of, time_text
+
+__all__ = (
+    "HoldUp",
+    "LongestWait",
+    "about",
+    "doubts",
+    "edge_text",
+    "hold_ups",
+    "longest_wait",
+    "lowered",
+    "oldest",
+    "operation_text",
+    "place_text",
+    "site",
+)
+
+_LEAST = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class HoldUp:
+    """``ranks`` wait for no rank, and ``victims`` wait for them. ``edge``: the oldest wait, for ``age_ns``.
+
+    ``age_ns`` and ``since_ns`` are None if not known.
+    """
+
+    ranks: tuple[int, ...]
+    victims: tuple[int, ...]
+    edge: Edge
+    since_ns: int | None
+    age_ns: int | None
+    waiters: tuple[int, ...]
+    """The victims that wait directly for one of ``ranks``."""
+
+
+def hold_ups(case: Case) -> list[HoldUp]:
+    """Returns the hold-ups, those with most victims first. Ranks that one operation lacks are in one hold-up."""
+    graph = case.graph
+    by_call: dict[tuple[str | None, int | None, str | None], set[int]] = {}
+    for one in graph.operations:
+        if ends := one.awaited & graph.sinks:
+            by_call.setdefault((one.comm, one.seq, one.op), set()).update(ends)
+    groups: list[set[int]] = []
+    for ranks in by_call.values():
+        touching = [group for group in groups if group & ranks]
+        groups = [group for group in groups if group not in touching] + [ranks.union(*touching)]
+    found = []
+    for group in groups:
+        pending = graph.awaiting(group)
+        edge = oldest(case, (one.edge(rank, min(one.awaited & group)) for one in pending for rank in one.waiters))
+        wait = longest_wait(case, (edge.waiter,))
+        waiters = tuple(sorted(rank for one in pending for rank in one.waiters))
+        victims = graph.victims(group)
+        found.append(HoldUp(tuple(sorted(group)), victims, edge, wait.since_ns, wait.age_ns, waiters))
+    return sorted(found, key=lambda h: (-len(h.victims), h.ranks))
+
+
+def oldest(case: Case, edges: Iterable[Edge]) -> Edge:
+    """Returns the edge of the rank that waits longest."""
+    return min(edges, key=lambda e: (-(case.wait_ns(e.waiter) or 0), str(e.comm), e.waiter, e.awaited))
+
+
+class LongestWait(NamedTuple):
+    """``since_ns`` is on the common clock. Both are None if not known."""
+
+    age_ns: int | None
+    since_ns: int | None
+
+
+def longest_wait(case: Case, ranks: Iterable[int]) -> LongestWait:
+    """Returns the longest wait of ``ranks``."""
+    ages = [(age, rank) for rank in ranks if (age := case.wait_ns(rank)) is not None]
+    if not ages:
+        return LongestWait(None, None)
+    age, rank = max(ages, key=lambda a: a[0])
+    return LongestWait(age, case.time(rank, case.now(rank) - age))
+
+
+def site(case: Case, rank: int) -> str | None:
+    """Returns the innermost frame of a rank's own code, as "evaluate, train.py:60"; None without a stack."""
+    own = case.ranks.get(rank)
+    main = main_thread(own) if own else None
+    frames = [f for f in main.frames if not f.native and "torch/" not in f.file] if main else []
+    return frame_text(frames[0]) if frames else None
+
+
+def operation_text(case: Case, comm: str | None, op: str | None, seq: int | None) -> str:
+    """Returns "all_reduce seq 7 of default_pg", with a known role of the communicator "of tp (NAME)"."""
+    if op == INIT:
+        return "the creation of a communicator"
+    return call_text(op, _group_text(case, comm), seq)
+
+
+def place_text(case: Case, comm: str | None, seq: int | None) -> str:
+    """Returns "at seq 7 of default_pg", or "on default_pg" where the number is unknown."""
+    name = clean(_group_text(case, comm))
+    return f"on {name}" if seq is None else f"at seq {seq} of {name}"
+
+
+def _group_text(case: Case, comm: str | None) -> str:
+    if comm is None:
+        return "an unknown group"
+    known = case.communicators.get(comm)
+    name = known.name if known and known.name else comm
+    return f"{known.role} ({name})" if known and known.role not in (None, "unknown", "world") else name
+
+
+def about(edge: Edge | Wait) -> str:
+    """Returns ``Finding.about`` of a wait in an operation."""
+    return f"{edge.comm} {edge.seq} {edge.op}"
+
+
+def edge_text(case: Case, edge: Edge, *, timed: bool = True) -> str:
+    """Returns "rank 0 waits in all_reduce seq 5 of tp for rank 1 for 12 s", or without the time."""
+    call = operation_text(case, edge.comm, edge.op, edge.seq)
+    tail = f" for {time_text(case.wait_ns(edge.waiter))}" if timed else ""
+    return f"rank {edge.waiter} waits in {call} for rank {edge.awaited}{tail}"
+
+
+def doubts(case: Case, ranks: Iterable[int], waiters: Iterable[int]) -> list[str]:
+    """Returns the gaps in what is known of ``ranks`` and of the operations in which ``waiters`` wait."""
+    found = []
+    own, waiting = sorted(set(ranks)), sorted(set(waiters))
+    if lossy := [r for r in (*own, *waiting) if r in case.ranks and case.ranks[r].lost]:
+        found.append(f"operations of {ranks_of(lossy)} were lost")
+    if unseen := [r for r in own if r in case.ranks and not case.ranks[r].threads]:
+        found.append(f"no stack of {ranks_of(unseen)}")
+    pending = case.graph.pending_of(waiting)
+    if unknown := {rank for one in pending for rank in one.unknown}:
+        found.append(f"nothing shows whether {ranks_of(unknown)} joined")
+    if unidentified := max((one.unidentified for one in pending), default=0):
+        found.append(f"{unidentified} members of the communicator were not seen")
+    if late := [r for r in waiting if r in case.waits and "probe" not in case.waits[r].witnesses]:
+        unseen_from = any(case.ranks[r].seen_from_ns is not None for r in late)
+        why = ": it began before it could be seen" if unseen_from else ""
+        found.append(f"only the stack of {ranks_of(late)} shows the operation{why}")
+    return found
+
+
+def lowered(base: float, found: Iterable[str]) -> float:
+    """Returns the confidence ``base``, lowered for each doubt in ``found``."""
+    return max(_LEAST, round(base - 0.12 * len(list(found)), 2))

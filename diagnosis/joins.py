@@ -1,0 +1,163 @@
+"""Finds which ranks have joined the operations that others wait in, by their operations and stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from probing.diagnosis.facts import Rank, Thread
+from probing.diagnosis.sequences import Sequence
+from probing.diagnosis.wait_graph import Pending, WaitGraph
+from probing.diagnosis.waits import INIT, Wait, halted, is_p2p, main_thread, outside
+
+__all__ = ("Joins",)
+
+_RECEIVES = ("recv", "recv_any_source")
+
+
+@dataclass(frozen=True)
+class Joins:
+    """``waits``: all waits, also short ones. ``now``: when the facts were taken, by the clock of a rank's node."""
+
+    ranks: Mapping[int, Rank]
+    waits: Mapping[int, Wait]
+    sequences: Mapping[str, Sequence]
+    world: Iterable[int]
+    now: Callable[[int], int]
+
+    def graph(self, old: Mapping[int, Wait]) -> WaitGraph:
+        """Returns the graph of the ``old`` waits. A rank whose wait is short makes progress: it waits for no rank."""
+        alike: dict[object, list[int]] = {}
+        for waiter, wait in old.items():
+            # All ranks that wait in one collective at one line have the same edges.
+            place = waiter if is_p2p(wait.op) else _place(main_thread(self.ranks[waiter]))
+            alike.setdefault((wait.comm, self._number(waiter, wait), wait.op, place), []).append(waiter)
+        return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
+
+    def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
+        # Of the others, all operations since the first call must have been recorded.
+        waiter = max(waiters, key=lambda rank: self._age(rank, old[rank]))
+        wait = old[waiter]
+        sequence = self._sequence(wait)
+        states = {other: self.joined(other, waiter, wait) for other in self._members(wait)}
+        if wait.comm is None and not self._single and wait.op != INIT and not is_p2p(wait.op):
+            states = self._in_some_group(states)
+        own = waiters if len(waiters) == 1 else ()
+        return Pending(
+            wait.comm, self._number(waiter, wait), wait.op, tuple(sorted(waiters)),
+            frozenset(o for o, s in states.items() if s is False).difference(waiters),
+            frozenset(o for o, s in states.items() if s is None).difference(own),
+            0 if sequence is None or is_p2p(wait.op) else sequence.unidentified,
+        )  # fmt: skip
+
+    def _number(self, waiter: int, wait: Wait) -> int | None:
+        sequence = self._sequence(wait)
+        return sequence.number(waiter, wait.seq) if sequence else wait.seq
+
+    def _age(self, waiter: int, wait: Wait) -> int:
+        return self.now(waiter) - wait.since_ns if wait.since_ns is not None else -1
+
+    def joined(self, other: int, waiter: int, wait: Wait) -> bool | None:
+        """Returns whether ``other`` has called the operation that ``waiter`` waits in; None if not known."""
+        rank = self.ranks.get(other)
+        if rank is None:
+            return None
+        own = self.waits.get(other)
+        if wait.op == INIT:
+            return _in_init(rank, own)
+        called = self._has_called(rank, waiter, wait)
+        if called:
+            # A process that is stopped in an operation takes no part in it.
+            return not (halted(rank) and any(o.comm == wait.comm for o in rank.open))
+        if halted(rank):
+            return False
+        shown = self._shown(own, waiter, wait) if own is not None and own.seq is None else False
+        if shown is not False:
+            return shown
+        if is_p2p(wait.op) and wait.peer is None:
+            # Any of several ranks may be the sender.
+            return None
+        elsewhere = _elsewhere(rank, own, self.ranks.get(waiter))
+        return False if elsewhere or self._complete(rank, waiter, wait) else None
+
+    @cached_property
+    def _single(self) -> bool:
+        # Whether the job has only one group, so that an operation of an unknown group is one of it. A daemon that
+        # started late may not have recorded the other groups.
+        return len(self.sequences) == 1 and not any(rank.seen_from_ns is not None for rank in self.ranks.values())
+
+    def _sequence(self, wait: Wait) -> Sequence | None:
+        return self.sequences.get(wait.comm) if wait.comm is not None else None
+
+    def _members(self, wait: Wait) -> tuple[int, ...]:
+        sequence = self._sequence(wait)
+        members = sequence.members if sequence else tuple(dict.fromkeys((*self.ranks, *self.world)))
+        if is_p2p(wait.op) and wait.peer is not None:
+            peer = sequence.job_rank(wait.peer) if sequence else wait.peer
+            members = (peer,) if peer is not None else members
+        return members
+
+    def _in_some_group(self, states: Mapping[int, bool | None]) -> dict[int, bool | None]:
+        # The group of the operation is not known: a rank in a collective may be in the same one, and of several ranks
+        # that are in none, or of which nothing is known, some may be no members.
+        apart = [other for other, state in states.items() if state is not True and other not in self.waits]
+        return {other: False if apart == [other] and state is False else None for other, state in states.items()}
+
+    def _has_called(self, rank: Rank, waiter: int, wait: Wait) -> bool:
+        # Whether its operations show that it has called the same one, or the counterpart of a send or receive.
+        sequence = self._sequence(wait)
+        if is_p2p(wait.op):
+            wanted = _RECEIVES if wait.op == "send" else ("send",)
+            peers = [o.peer for o in rank.open if o.comm == wait.comm and o.op in wanted]
+            return any((sequence.job_rank(p) if sequence else p) in (None, waiter) for p in peers)
+        number = sequence.number(waiter, wait.seq) if sequence else None
+        if number is not None and sequence is not None:
+            return sequence.called.get(rank.rank, -1) >= number
+        return any(o.comm == wait.comm and not is_p2p(o.op) for o in rank.open)
+
+    def _shown(self, own: Wait, waiter: int, wait: Wait) -> bool | None:
+        # Whether ``own``, which only a stack shows, is the same operation as ``wait``, or its counterpart.
+        if own.op == INIT or own.comm not in (None, wait.comm) or is_p2p(own.op) != is_p2p(wait.op):
+            return False
+        if not is_p2p(wait.op):
+            return True if own.comm == wait.comm or self._single else None
+        if (own.op == "send") == (wait.op == "send"):
+            return False
+        return True if own.peer == waiter else None
+
+    def _complete(self, rank: Rank, waiter: int, wait: Wait) -> bool:
+        # Whether all its operations since the call of ``waiter`` were recorded. Clocks of nodes differ, so ages are
+        # compared.
+        sequence = self._sequence(wait)
+        if rank.lost or (sequence is not None and rank.rank in sequence.gaps):
+            return False
+        if rank.seen_from_ns is None:
+            return True
+        seen = self.now(rank.rank) - rank.seen_from_ns
+        return wait.since_ns is not None and seen >= self.now(waiter) - wait.since_ns
+
+
+def _in_init(rank: Rank, own: Wait | None) -> bool | None:
+    # Whether it also waits in a store or creates a communicator.
+    if own is not None and own.op == INIT:
+        return True
+    return None if not rank.threads and not rank.progress else False
+
+
+def _elsewhere(rank: Rank, own: Wait | None, waiter: Rank | None) -> bool:
+    # Whether its stack shows that it is not in the operation, but in another one or in none.
+    if own is not None:
+        return own.firm and own.comm is not None
+    main = main_thread(rank)
+    if main is None or outside(rank, main):
+        return main is not None
+    # Without native frames, a wait for an asynchronous operation looks like the line that calls it.
+    place = _place(main)
+    return place is not None and "torch/" not in place[1] and place != _place(main_thread(waiter) if waiter else None)
+
+
+def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
+    # The innermost Python frame. Its variables differ between ranks.
+    frames = thread.frames if thread is not None else ()
+    return next(((f.func, f.file, f.line) for f in frames if not f.native), None)

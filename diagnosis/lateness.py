@@ -1,0 +1,120 @@
+"""Finds ranks that are persistently last at collectives, and what that costs the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.diagnosis.arrivals import Arrivals
+
+__all__ = ("Late", "by_rank", "late_ranks")
+
+MIN_OPERATIONS = 20
+MIN_LAG_NS = 5_000_000
+MIN_SHARE = 0.1
+_LAST_IN = 0.6
+_CLOCK_ERRORS = 3
+# The highest probability that chance alone makes the same rank last so often: many jobs are judged each minute.
+_BY_CHANCE = 1e-6
+_SLOW_AS_THE_WORST = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Late:
+    """``ranks`` are late on a communicator. ``lag_ns``: the median lag of the worst one. ``share``: of the time, lost.
+
+    Of all ``of`` operations, any rank was late in ``compared``; in ``last_in`` of these one of ``ranks`` was the last.
+    """
+
+    arrivals: Arrivals
+    ranks: tuple[int, ...]
+    lag_ns: float
+    share: float
+    last_in: int
+    compared: int
+    of: int
+
+
+def late_ranks(found: Iterable[Arrivals]) -> list[Late]:
+    """Returns the late ranks of each communicator, without those that are late because they wait in another one."""
+    late = [one for a in found if (one := _late(a)) is not None]
+    kept = [(one, tuple(r for r in one.ranks if not _victim(r, one, late))) for one in late]
+    return [replace(one, ranks=ranks) for one, ranks in kept if ranks]
+
+
+def _late(a: Arrivals) -> Late | None:
+    if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
+        return None
+    least = max(MIN_LAG_NS, _CLOCK_ERRORS * a.error_ns)
+    # No rank is late right after a collective that all have left. Only collectives with a late rank count.
+    rows = np.nanmax(a.lag_ns, axis=1) > least
+    compared = int(rows.sum())
+    if not compared or not _still(rows):
+        return None
+    lag, own = a.lag_ns[rows], a.own_ns[rows]
+    medians = {r: m for column, r in enumerate(a.ranks) if (m := _median_if_late(own[:, column], least)) is not None}
+    worst = max(medians.values(), default=0.0)
+    slow = tuple(r for r, m in medians.items() if m >= _SLOW_AS_THE_WORST * worst)
+    share = worst * compared / a.covered_ns
+    if not slow or len(slow) > len(a.ranks) // 2 or share < MIN_SHARE:
+        return None
+    last, counted = _last_in(lag, a.ranks, slow)
+    if last < _LAST_IN * counted or _chance(last, counted, len(slow) / len(a.ranks)) > _BY_CHANCE:
+        return None
+    return Late(a, slow, worst, min(share, 1.0), last, counted, len(a.seqs))
+
+
+def _median_if_late(own: npt.NDArray[np.float64], least: float) -> float | None:
+    """Returns the median own lag of a rank that is late in most operations; None for another rank."""
+    known = own[np.isfinite(own)]
+    if len(known) * 2 < len(own) or (known > least).mean() < _LAST_IN:
+        return None
+    return float(np.median(known))
+
+
+def _still(rows: npt.NDArray[np.bool_]) -> bool:
+    """Whether ranks are late in the newest quarter of the operations about as often as before."""
+    newest = rows[-max(1, len(rows) // 4) :]
+    return bool(newest.mean() >= rows.mean() / 3)
+
+
+def _last_in(lag: npt.NDArray[np.float64], ranks: Sequence[int], slow: Sequence[int]) -> tuple[int, int]:
+    """Returns in how many operations one of ``slow`` was the last, and in how many that is known."""
+    columns = [ranks.index(r) for r in slow]
+    rows = lag[np.isfinite(lag[:, columns]).all(axis=1)]
+    if not len(rows):
+        return 0, 0
+    last = np.nanargmax(rows, axis=1)
+    return int(np.isin(last, columns).sum()), len(rows)
+
+
+def _chance(hits: int, of: int, each: float) -> float:
+    """Returns the chance of at least so many hits, each with probability ``each``."""
+    return float(sum(comb(of, k) * each**k * (1 - each) ** (of - k) for k in range(hits, of + 1)))
+
+
+def _victim(rank: int, one: Late, late: Sequence[Late]) -> bool:
+    """Whether ``rank`` waits in another communicator for a rank that is late there.
+
+    Two ranks that wait for each other in two communicators are both late by themselves.
+    """
+    for other in late:
+        if other is one or rank in other.ranks or rank not in other.arrivals.ranks:
+            continue
+        if any(culprit not in one.arrivals.ranks or culprit in one.ranks for culprit in other.ranks):
+            return True
+    return False
+
+
+def by_rank(late: Iterable[Late]) -> Mapping[int, Late]:
+    """Returns, for each late rank, its lateness on the communicator that loses most by it."""
+    found: dict[int, Late] = {}
+    for one in late:
+        for rank in one.ranks:
+            if rank not in found or found[rank].share < one.share:
+                found[rank] = one
+    return found

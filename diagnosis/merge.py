@@ -1,0 +1,134 @@
+"""Merges the facts of several nodes about one run of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from probing.diagnosis.facts import Communicator, Facts, Member, Missing, NodeFacts, Process, Rank
+
+__all__ = ("merge", "merge_runs")
+
+_T = TypeVar("_T", bound=int)
+
+
+def merge_runs(found: Iterable[Facts], silent: Mapping[str, str] | None = None) -> list[Facts]:
+    """Returns the merged facts of each run, sorted by job and run.
+
+    ``silent``: the nodes that did not answer, and why; each is added to ``missing`` of every run.
+    """
+    runs: dict[tuple[str, str], list[Facts]] = {}
+    for facts in found:
+        runs.setdefault((facts.job, facts.run), []).append(facts)
+    return [merge(runs[key], silent) for key in sorted(runs)]
+
+
+def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Facts:
+    """Returns the facts of one run, merged from one or more parts. ``silent``: as in ``merge_runs``.
+
+    If several processes claim a rank, the newest one counts, and ``missing`` says so. Raises ValueError for facts of
+    several runs.
+    """
+    first = found[0]
+    if any((facts.job, facts.run) != (first.job, first.run) for facts in found):
+        raise ValueError("facts of several runs")
+    ranks, notes = _ranks([rank for facts in found for rank in facts.ranks])
+    communicators, more = _communicators([one for facts in found for one in facts.communicators])
+    unanswered = [Missing("node", f"node {node} did not answer: {why}", node=node)
+                  for node, why in sorted((silent or {}).items())]  # fmt: skip
+    missing = [one for facts in found for one in facts.missing]
+    return replace(
+        first,
+        world_size=_highest(facts.world_size for facts in found),
+        stall_s=max(facts.stall_s for facts in found),
+        taken_ns=max(facts.taken_ns for facts in found),
+        nodes=_nodes(node for facts in found for node in facts.nodes),
+        ranks=ranks,
+        communicators=communicators,
+        processes=_processes(process for facts in found for process in facts.processes),
+        missing=tuple(dict.fromkeys([*missing, *unanswered, *notes, *more])),
+        usual_gap_ns=_highest(facts.usual_gap_ns for facts in found),
+        # All nodes record the same steps; the longest history has most of them.
+        step_history=max((facts.step_history for facts in found), key=len),
+    )
+
+
+def _highest(values: Iterable[_T | None]) -> _T | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _nodes(nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
+    newest: dict[str, NodeFacts] = {}
+    for node in nodes:
+        if node.node not in newest or newest[node.node].taken_ns < node.taken_ns:
+            newest[node.node] = node
+    return tuple(newest[name] for name in sorted(newest))
+
+
+def _processes(processes: Iterable[Process]) -> tuple[Process, ...]:
+    return tuple({(p.node, p.pid, p.start_ns): p for p in processes}.values())
+
+
+def _ranks(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], list[Missing]]:
+    chosen: dict[int, Rank] = {}
+    notes = []
+    for rank in ranks:
+        known = chosen.setdefault(rank.rank, rank)
+        if known is rank:
+            continue
+        older, newer = sorted((known, rank), key=_age)
+        chosen[rank.rank] = newer
+        if _process(older) != _process(newer):
+            text = f"rank {rank.rank} is claimed by {_name(older)} and {_name(newer)}; the newer process counts"
+            notes.append(Missing("rank", text, rank.rank, newer.node))
+    return tuple(chosen[number] for number in sorted(chosen)), notes
+
+
+def _age(rank: Rank) -> tuple[bool, int, int, bool]:
+    # ``start_ns`` counts from the boot of a node, so it orders the processes of one node only.
+    return rank.exit is None, rank.started_ns or 0, rank.start_ns, bool(rank.threads)
+
+
+def _process(rank: Rank) -> tuple[str, int, int]:
+    return rank.node, rank.pid, rank.start_ns
+
+
+def _name(rank: Rank) -> str:
+    return f"pid {rank.pid} on node {rank.node}"
+
+
+def _communicators(found: Iterable[Communicator]) -> tuple[tuple[Communicator, ...], list[Missing]]:
+    parts: dict[str, list[Communicator]] = {}
+    for one in found:
+        parts.setdefault(one.comm, []).append(one)
+    notes: list[Missing] = []
+    return tuple(_united(parts[comm], notes) for comm in sorted(parts)), notes
+
+
+def _united(parts: Sequence[Communicator], notes: list[Missing]) -> Communicator:
+    best = min(parts, key=lambda one: one.witness != "probe")
+    members: dict[int, Member] = {}
+    for member in (member for one in parts for member in one.members):
+        known = members.setdefault(member.comm_rank, member)
+        if known.rank != member.rank:
+            text = (
+                f"ranks {known.rank} and {member.rank} both are member {member.comm_rank} of communicator {best.comm}"
+            )
+            notes.append(Missing("rank", text, member.rank))
+    return replace(
+        best,
+        name=_first(one.name for one in parts),
+        backend=_first(one.backend for one in parts),
+        size=_highest(one.size for one in parts),
+        members=tuple(members[number] for number in sorted(members)),
+        role=_first(one.role for one in parts),
+        async_error=_first(one.async_error for one in parts),
+        aborted=_highest(one.aborted for one in parts),
+        # A state other than active, on any member, counts.
+        state=_first(one.state for one in parts if one.state != "active") or _first(one.state for one in parts),
+    )
+
+
+def _first(values: Iterable[str | None]) -> str | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,187 @@
+"""What one node says of itself before a job, and what several say together. None is what a node does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = (
+    "Case",
+    "Device",
+    "FileSystem",
+    "Interface",
+    "Master",
+    "NodeFacts",
+    "NodeRank",
+    "Port",
+    "Problem",
+    "Reached",
+    "Transfer",
+    "Variable",
+    "Version",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a part of the facts is missing. ``what``: versions, gpus, interfaces, ports, file_systems, ranks, master."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """``name``: python, torch, cuda, nccl, driver or kernel."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface of the node. ``state`` as the kernel's operstate."""
+
+    name: str
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of an RDMA device, as in ``rdma.ports``."""
+
+    hca: str
+    port: int
+    link_layer: str | None = None
+    state: str | None = None
+    phys_state: str | None = None
+    rate_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """A mounted file system, as in ``host.file_systems``."""
+
+    mount_point: str
+    fs_type: str | None = None
+    answers: bool | None = None
+    read_only: bool | None = None
+    size_bytes: int | None = None
+    available_bytes: int | None = None
+    inodes: int | None = None
+    inodes_used: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or MIG device, as in ``gpu.devices`` and its last row of ``gpu.utilization``."""
+
+    device_id: int | None = None
+    uuid: str | None = None
+    mig: int | None = None
+    name: str | None = None
+    state: str | None = None
+    reason: str | None = None
+    total_bytes: int | None = None
+    temperature_c: float | None = None
+    clock_event_reasons: str | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retirement_pending: bool | None = None
+    recovery_action: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """MASTER_ADDR as the node resolves it. ``port``, where an address is its own: free, listening or taken."""
+
+    addresses: tuple[str, ...] = ()
+    local: bool = False
+    port: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Round trip to the daemon at ``address``, the shortest of several; None where it did not answer, and ``why``."""
+
+    address: str
+    round_trip_ns: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What was sent to the daemon at ``address`` in ``duration_ns``; ``why`` where it failed."""
+
+    address: str
+    sent_bytes: int = 0
+    duration_ns: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRank:
+    """A rank of the job that is to run, or runs, on the node. ``variables`` are NCCL_*, TORCH_* and others."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    node_rank: int | None = None
+    pid: int = 0
+    box: str = ""
+    variables: tuple[Variable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The facts of a node. ``boot_id`` tells machines apart: two daemons may share one."""
+
+    node: str
+    boot_id: str = ""
+    versions: tuple[Version, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    ports: tuple[Port, ...] = ()
+    file_systems: tuple[FileSystem, ...] = ()
+    devices: tuple[Device, ...] = ()
+    master: Master | None = None
+    reached: tuple[Reached, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    ranks: tuple[NodeRank, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def problem(self, what: str) -> str:
+        """Returns why the facts of ``what`` are missing; empty: they are not."""
+        return "; ".join(problem.why for problem in self.problems if problem.what == what)
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that the checks look at.
+
+    ``silent``: why nodes gave no facts, by name or address. ``addresses``: HOST:PORT at which other nodes reach a node,
+    by name. ``offsets``: clock of a node minus that of the asker in ns, and how far that may be off. ``variables`` are
+    those that all ranks are to have, by --env-file. ``planned``: whether the ranks are from there too, not of a job
+    that runs. ``python``: the interpreter that was asked for; ``iface``: an interface that every node must have.
+    """
+
+    nodes: tuple[NodeFacts, ...]
+    silent: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    planned: bool = False
+    python: str = ""
+    iface: str = ""
+    bandwidth: bool = False
+
+    def variable(self, node: NodeFacts, name: str) -> str:
+        """Returns the value of ``name`` for the first rank on ``node``, or for all ranks; empty where it is not set."""
+        own = (v.value for rank in node.ranks for v in rank.variables if v.name == name)
+        return next(own, self.variables.get(name, ""))

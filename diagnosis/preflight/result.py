@@ -1,0 +1,72 @@
+"""The result of a check, and helpers that say which nodes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ("FAIL", "PASS", "SKIPPED", "STATES", "WARN", "Result", "by_value", "compared", "names", "skipped")
+
+PASS, WARN, FAIL, SKIPPED = "pass", "warn", "fail", "skipped"
+# The worst first.
+STATES = (FAIL, WARN, SKIPPED, PASS)
+_MOST_NAMED = 6
+_K = TypeVar("_K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``text`` says what was found in a sentence, for ``skipped`` why; ``hint`` what to do. ``nodes``: those that it
+    is about; none: all."""
+
+    check: str
+    state: str
+    text: str
+    nodes: tuple[str, ...] = ()
+    hint: str = ""
+
+
+def names(nodes: Iterable[str]) -> str:
+    """Returns the nodes in a text, the first few of many."""
+    found = sorted(nodes)
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return ", ".join(found[:_MOST_NAMED]) + more
+
+
+def by_value(pairs: Iterable[tuple[str, _K]]) -> dict[_K, list[str]]:
+    """Returns the nodes of each value, the value of most nodes first."""
+    found: dict[_K, list[str]] = {}
+    for node, value in pairs:
+        found.setdefault(value, []).append(node)
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), str(item[0]))))
+
+
+def compared(
+    check: str,
+    what: str,
+    values: Mapping[str, str],
+    *,
+    state: str = FAIL,
+    hint: str = "",
+    show: Callable[[str], str] = str,
+) -> Iterator[Result]:
+    """Yields that all nodes have the same value, or which have another than most.
+
+    ``values``: by node. ``state``: that of a difference.
+    """
+    found = by_value(values.items())
+    if len(found) == 1:
+        [(value, nodes)] = found.items()
+        where = f"on all {len(nodes)} nodes" if len(nodes) > 1 else f"on {nodes[0]}"
+        yield Result(check, PASS, f"{what} {show(value)} {where}")
+    elif found:
+        text = "; ".join(f"{show(value)} on {names(nodes)}" for value, nodes in found.items())
+        most, *others = found.values()
+        odd = others if len(most) > len(others[0]) else [most, *others]
+        yield Result(check, state, f"{what} differs: {text}", tuple(sorted(n for own in odd for n in own)), hint)
+
+
+def skipped(check: str, why: str, nodes: Sequence[str] = ()) -> Result:
+    """Returns that the check could not be made, and why."""
+    return Result(check, SKIPPED, why, tuple(nodes))

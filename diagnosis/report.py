@@ -1,0 +1,117 @@
+"""Diagnoses and findings as plain objects: what `diagnose -f json` prints and hooks receive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from probing.diagnosis.facts import Facts, Frame, Missing
+from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.verdict import NOTE, Finding, StackOf
+
+__all__ = ("CANNOT_TELL", "HEALTHY", "as_dict", "finding_dict", "stack_dict", "utc_text")
+
+HEALTHY = "healthy"
+CANNOT_TELL = "cannot_tell"
+# Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
+_WITNESSES = frozenset({"node", "rank", "operations", "rule"})
+_SECOND_NS = 1_000_000_000
+
+
+def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns the object of a job: its worst finding, and the other ones as ``others``.
+
+    Notes are never the worst finding: a job with nothing else is healthy, or cannot_tell if no rank of it was seen.
+    """
+    facts = diagnosis.facts
+    worst = next((finding for finding in diagnosis.findings if finding.severity != NOTE), None)
+    first = _nothing(facts, diagnosis.missing) if worst is None else finding_dict(worst)
+    missing = [*first["missing"], *(m.text for m in diagnosis.missing)]
+    return {
+        "job": facts.job,
+        "run": facts.run,
+        "taken": utc_text(facts.taken_ns),
+        **first,
+        "missing": list(dict.fromkeys(missing)),
+        "others": [finding_dict(finding) for finding in diagnosis.findings if finding is not worst],
+    }
+
+
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """Returns a finding without its job. Times are UTC texts, unknown ones None."""
+    return {
+        "verdict": finding.verdict.id,
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "sentence": finding.sentence,
+        "culprits": [
+            {"rank": c.rank, "node": c.node, "pid": c.pid, "why": c.why, "activity": c.activity}
+            for c in finding.culprits
+        ],
+        "victims": list(finding.victims),
+        "since": utc_text(finding.since_ns),
+        "about": finding.about,
+        "evidence": list(finding.evidence),
+        "missing": list(finding.missing),
+        "refuted_by": list(finding.refuted_by),
+        "next_steps": list(finding.next_steps),
+        "stacks": [stack_dict(stack) for stack in finding.stacks],
+    }
+
+
+def stack_dict(stack: StackOf) -> dict[str, Any]:
+    """Returns a stack with the fields of `stacks -f json`, and ``role``, ``since`` and ``moving``."""
+    thread = stack.thread
+    return {
+        "role": stack.role,
+        "node": stack.node,
+        "rank": stack.rank,
+        "pid": stack.pid,
+        "tid": thread.tid,
+        "thread": thread.name,
+        "state": thread.state,
+        "gil": thread.gil,
+        "since": utc_text(thread.since_ns),
+        "moving": thread.moving,
+        "native_missing": thread.native_missing or None,
+        "frames": [_frame(frame) for frame in thread.frames],
+    }
+
+
+def utc_text(ns: int | None) -> str | None:
+    """Returns UTC ns as docs/json.md writes times: 2026-11-21T08:19:20.123456789Z."""
+    if ns is None:
+        return None
+    seconds, rest = divmod(ns, _SECOND_NS)
+    try:
+        moment = datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "func": frame.func,
+        "file": frame.file,
+        "lineno": frame.line,
+        "frame_type": "Native" if frame.native else "Python",
+    }
+    if frame.values:
+        found["values"] = dict(frame.values)
+    return found
+
+
+def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
+    seen = bool(facts.ranks)
+    lacks = any(m.kind in _WITNESSES for m in missing)
+    return {
+        "verdict": HEALTHY if seen else CANNOT_TELL,
+        "severity": None,
+        "confidence": 0.0 if not seen else 0.5 if lacks else 1.0,
+        "sentence": "nothing is wrong with the job" if seen else "no rank of the job was seen",
+        **{name: [] for name in ("culprits", "victims", "evidence", "missing", "refuted_by", "next_steps", "stacks")},
+        "since": None,
+        "about": "",
+    }

@@ -1,0 +1,240 @@
+"""A rank died: which one was the first, of what, and which ranks died of it or wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.deaths import Death, First, Kind, behind, deaths, first_of, lost_worker
+from probing.diagnosis.facts import Rank
+from probing.diagnosis.holdups import operation_text
+from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
+from probing.diagnosis.waits import INIT, Wait, is_p2p
+from probing.diagnosis.words import (
+    clean,
+    duration_text,
+    exit_text,
+    listed,
+    ranks_of,
+    ranks_wait,
+    who,
+)
+
+__all__ = ("RANK_DIED", "VERDICTS", "find")
+
+RANK_DIED = Verdict(
+    "rank_died",
+    "death",
+    "A rank died",
+    "The first rank that ended by a signal or with a code other than 0, of its own cause: no launcher ended it, it did"
+    " not wait for others, and its error is not that a peer is gone. Or a rank exited with code 0 while others wait for"
+    " it in an operation that it never called. If all ranks of a run have ended and its launcher lives, the run is"
+    " being restarted: that is no finding.",
+    "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; lost data-loader workers.",
+    "0.95 if the first exit is clear; 0.4 to 0.8 if others ended at the same time, or no error of its own is known.",
+    "Another rank ended earlier, or the error of this one says that a peer is gone.",
+    (
+        "Read the last lines of that rank: `probingctl logs --rank R`, or the output of the launcher.",
+        "Look for OOM kills and hardware errors of its node in the kernel's log.",
+    ),
+    situations=("dead_rank",),
+    tests=(
+        "test_a_killed_rank_and_those_that_wait_for_it",
+        "test_who_died_of_it",
+        "test_a_rank_that_exits_early_with_0",
+    ),
+)
+VERDICTS: tuple[Verdict, ...] = (RANK_DIED,)
+
+# Within this time a launcher has noticed a death, and begun to end or restart the others.
+_GRACE_NS = 5_000_000_000
+_RESTART_NS = 60_000_000_000
+_MOST = 8
+_UNEVEN = (
+    "Compare the number of batches and steps of the ranks: these had fewer.",
+    "Use a sampler that gives each rank equally many batches, or torch's Join context manager.",
+)
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Returns one finding: the first death, else the ranks that exited early with code 0."""
+    died = deaths(case)
+    if died and not _restarting(case, died):
+        first = first_of(case, died)
+        # A mismatch explains the deaths that it causes, but not a kill.
+        if first is not None and (first.death.rank.rank not in case.explained or first.death.kind is Kind.SUDDEN):
+            yield _death(case, first, died)
+            return
+    if not died:
+        yield from _left(case)
+
+
+def _restarting(case: Case, died: Sequence[Death]) -> bool:
+    """Whether a launcher may still start the ranks anew."""
+    age = min(case.now(death.rank.rank) - death.exit.ts_ns for death in died)
+    if any(r.exit is None and r.state not in ("exited", "zombie") for r in case.facts.ranks):
+        return age < min(_GRACE_NS, case.facts.stall_s * 1e9)
+    launchers = [p for p in case.facts.processes if p.role == "launcher"]
+    return any(p.exit is None and p.state not in ("exited", "zombie") for p in launchers) and age < _RESTART_NS
+
+
+def _death(case: Case, first: First, died: Sequence[Death]) -> Finding:
+    death = first.death
+    if death.kind is Kind.CONSEQUENCE and (left := _gone(case)):
+        return _leavers(case, left, died)
+    if death.kind is Kind.CONSEQUENCE and (absent := _absent(case)):
+        return _absentee(case, absent, died)
+    first_ones = (death, *first.alike)
+    dead = {d.rank.rank for d in died}
+    waiting = tuple(sorted(set(case.waits) - dead))
+    later = tuple(sorted(dead - {d.rank.rank for d in first_ones}))
+    missing = [first.doubt] if first.doubt else []
+    if not death.error and not death.exit.signal and not death.rank.logs:
+        missing.append(f"what rank {death.rank.rank} logged: process.logs has no line of it")
+    names = who([d.rank for d in first_ones])
+    return Finding(
+        RANK_DIED,
+        ERROR,
+        first.confidence,
+        f"{names} {_why(death)}{_toll(waiting, later)}",
+        culprits=tuple(Culprit(d.rank.rank, d.rank.node, d.rank.pid, _why(d), "exited") for d in first_ones),
+        victims=tuple(sorted({*waiting, *later})),
+        since_ns=death.at_ns,
+        evidence=tuple(_evidence(case, death, died)),
+        missing=tuple(missing),
+        refuted_by=(RANK_DIED.refuted_by,),
+        next_steps=RANK_DIED.next_steps,
+    )
+
+
+def _why(death: Death) -> str:
+    worker = lost_worker(death.rank)
+    if worker is not None and worker.exit is not None:
+        after = f" after its data-loader worker {worker.pid} {exit_text(worker.exit)}"
+    else:
+        after = f" after {death.error}" if death.error else ""
+    return f"{exit_text(death.exit, death.rank.condition)}{after}"
+
+
+def _toll(waiters: Sequence[int], later: Sequence[int]) -> str:
+    parts = []
+    if later:
+        parts.append(f"{ranks_of(later)} ended after it")
+    if waiters:
+        parts.append(f"{ranks_wait(waiters)} for it")
+    return f"; {listed(parts)}" if parts else ""
+
+
+def _evidence(case: Case, death: Death, died: Sequence[Death]) -> Iterator[str]:
+    yield from (_exit_line(other, death) for other in died[:_MOST])
+    if len(died) > _MOST:
+        yield f"{len(died) - _MOST} more ranks ended"
+    calls: dict[str, list[int]] = {}
+    for rank in sorted(set(case.waits) - {d.rank.rank for d in died}):
+        wait = case.waits[rank]
+        call = f"in {operation_text(case, wait.comm, wait.op, wait.seq)}"
+        calls.setdefault("for other ranks to come" if wait.op == INIT else call, []).append(rank)
+    for call, ranks in list(calls.items())[:_MOST]:
+        yield f"{ranks_wait(ranks)} {call}"
+    for process in case.facts.processes:
+        if process.role == "launcher" and process.exit is not None:
+            yield f"the launcher (node {clean(process.node)}, pid {process.pid}) {exit_text(process.exit)}"
+
+
+def _exit_line(one: Death, first: Death) -> str:
+    after = one.at_ns - first.at_ns
+    when = "" if one is first else f" {duration_text(abs(after))} {'later' if after >= 0 else 'earlier'}"
+    error = f": {one.error}" if one.error else ""
+    return f"rank {one.rank.rank} {exit_text(one.exit, one.rank.condition)}{when}{error}"
+
+
+def _absent(case: Case) -> list[Rank]:
+    """Returns the living ranks that wait in no operation and have not called what others have."""
+    return [r for r in case.facts.ranks if r.exit is None and r.rank not in case.waits and behind(case, r)]
+
+
+def _absentee(case: Case, absent: Sequence[Rank], died: Sequence[Death]) -> Finding:
+    culprits = tuple(case.culprit(rank.rank) for rank in absent)
+    victims = tuple(sorted(d.rank.rank for d in died))
+    alive, whys = ("is alive", f": {culprits[0].why}") if len(absent) == 1 else ("are alive", "")
+    return Finding(
+        RANK_DIED,
+        ERROR,
+        0.6,
+        f"{ranks_of(victims)} died while waiting for {who(absent)}, which {alive}{whys}",
+        culprits=culprits,
+        victims=victims,
+        since_ns=died[0].at_ns,
+        evidence=tuple(_evidence(case, died[0], died)),
+        refuted_by=(RANK_DIED.refuted_by,),
+        next_steps=("Look at what that rank does: `probingctl stacks --rank R --native`.", *RANK_DIED.next_steps),
+    )
+
+
+def _gone(case: Case) -> list[Rank]:
+    """Returns the ranks that exited with code 0 before they had called what others have."""
+    return [rank for rank in case.facts.ranks if rank.exit is not None and rank.exit.code == 0 and behind(case, rank)]
+
+
+def _leavers(case: Case, left: Sequence[Rank], died: Sequence[Death]) -> Finding:
+    """Returns the finding that ranks died because others exited early, with code 0."""
+    victims = tuple(sorted(d.rank.rank for d in died))
+    return Finding(
+        RANK_DIED,
+        ERROR,
+        0.9 if len(left) <= len(died) else 0.6,
+        f"{who(left)} exited with code 0 before the others; {ranks_of(victims)} died of it",
+        culprits=tuple(Culprit(g.rank, g.node, g.pid, "exited with code 0", "exited") for g in left),
+        victims=victims,
+        since_ns=max(case.time(g.rank, g.exit.ts_ns) for g in left if g.exit),
+        evidence=(*_evidence(case, died[0], died), *_never(left)),
+        refuted_by=(RANK_DIED.refuted_by,),
+        next_steps=_UNEVEN,
+    )
+
+
+def _never(left: Sequence[Rank]) -> Iterator[str]:
+    yield from (f"rank {g.rank} exited with code 0 and never called the last operation of the others" for g in left)
+
+
+def _left(case: Case) -> Iterator[Finding]:
+    """Ranks that exited with code 0 while others wait for an operation that they never called."""
+    gone = [rank for rank in case.facts.ranks if rank.exit is not None and rank.exit.code == 0]
+    waiting = {}
+    for number, wait in case.waits.items():
+        rank, own = case.ranks[number], wait.since_ns
+        since = max([own or 0, *(g.exit.ts_ns for g in gone if g.exit and g.node == rank.node)])
+        if wait.comm is not None and case.now(number) - since >= case.facts.stall_s * 1e9:
+            waiting[number] = wait
+    left = [g for g in gone if any(_never_called(case, g, wait) for wait in waiting.values())]
+    if not left:
+        return
+    culprits = tuple(Culprit(g.rank, g.node, g.pid, "exited with code 0", "exited") for g in left)
+    calls = sorted({operation_text(case, w.comm, w.op, w.seq) for w in waiting.values()})
+    yield Finding(
+        RANK_DIED,
+        ERROR,
+        0.9 if len(left) <= len(waiting) else 0.6,
+        f"{who(left)} exited with code 0 while {ranks_wait(waiting)} for {'it' if len(left) == 1 else 'them'}",
+        culprits=culprits,
+        victims=tuple(sorted(waiting)),
+        since_ns=max(case.time(g.rank, g.exit.ts_ns) for g in left if g.exit),
+        evidence=(f"{ranks_wait(waiting)} in {listed(calls)}", *(f"rank {g.rank} never called it" for g in left)),
+        refuted_by=(RANK_DIED.refuted_by,),
+        next_steps=_UNEVEN,
+    )
+
+
+def _never_called(case: Case, rank: Rank, wait: Wait) -> bool:
+    """Whether ``rank``, which has exited, takes part in the operation of ``wait`` and never called it."""
+    sequence = case.sequences.get(wait.comm or "")
+    if sequence is None or rank.lost:
+        return False
+    if is_p2p(wait.op):
+        # Each rank counts its sends and receives for itself.
+        return sequence.job_rank(wait.peer) == rank.rank
+    own = next((p.seq for p in rank.progress if p.comm == wait.comm), None)
+    if own is not None:
+        return wait.seq is None or own < wait.seq
+    known = case.communicators.get(sequence.comm)
+    return rank.seen_from_ns is None and known is not None and any(m.rank == rank.rank for m in known.members)

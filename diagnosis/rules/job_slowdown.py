@@ -1,0 +1,114 @@
+"""All ranks of a job are slower than the job was before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.change_point import ChangePoint, change_point
+from probing.diagnosis.facts import Sample
+from probing.diagnosis.sample_difference import Difference, difference, growth, work_of
+from probing.diagnosis.verdict import ERROR, WARNING, Finding, Verdict
+from probing.diagnosis.words import duration_text, frame_text, ranks_of, share_text, time_text
+
+__all__ = ("JOB_SLOWDOWN", "VERDICTS", "find")
+
+JOB_SLOWDOWN = Verdict(
+    "job_slowdown",
+    "slow",
+    "All ranks are slower than the job was",
+    "Steps take at least 1.3 times as long as before: ten steps or more, for 30 s or more, up to the newest one; and"
+    " nine in ten of the earlier ones were shorter. No finding in an evaluation or checkpoint, or if one rank is slow.",
+    "Durations of the job's steps in the last hour; what the stacks of all ranks show more of than before.",
+    "0.8; 0.7 if stacks show no difference; 0.6 without stacks.",
+    "The next steps are as short as before, or the job went on to longer ones by itself: another sequence length, say.",
+    ("Look at what all ranks share: storage, network, power and clocks of the nodes.",),
+    situations=("job_slowdown",),
+    tests=("test_all_ranks_are_slower_and_what_they_do_more", "test_a_real_change_is_found_where_it_is"),
+)
+VERDICTS: tuple[Verdict, ...] = (JOB_SLOWDOWN,)
+
+_PERSISTS_NS = 30_000_000_000
+_STEPS = 3
+_FRESH_NS = 15_000_000_000
+_OTHER_WORK = re.compile(r"eval|valid|checkpoint|save|test_(?:epoch|step|loop)", re.IGNORECASE)
+_WAITS_MORE = 0.15
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Returns a finding if the steps became longer, and no earlier rule names the cause."""
+    history = case.facts.step_history
+    if not history or any(f.severity == ERROR or f.verdict.id == "slow_rank" for f in case.found):
+        return
+    change = change_point([float(duration) for _, duration in history])
+    if change is None or not _lasts(case, change):
+        return
+    recent = _all(rank.samples for rank in case.facts.ranks)
+    past = _all(rank.past_samples for rank in case.facts.ranks)
+    more = difference(recent, [work_of(past)])
+    if more is not None and _OTHER_WORK.search(f"{more.frame.func} {more.frame.file.rpartition('/')[2]}"):
+        return
+    since = history[change.index - 1][0]
+    ranks = ranks_of(rank.rank for rank in case.facts.ranks)
+    yield Finding(
+        JOB_SLOWDOWN,
+        WARNING,
+        0.8 if more else 0.7 if recent and past else 0.6,
+        f"{ranks} {'is' if len(case.facts.ranks) == 1 else 'are'} slower than before: a step takes"
+        f" {duration_text(change.after)} instead of {duration_text(change.before)}{_why(more)}",
+        victims=tuple(rank.rank for rank in case.facts.ranks),
+        since_ns=since,
+        evidence=tuple(_evidence(case, change, since, more, recent, past)),
+        missing=() if recent and past else ("samples of the stacks now and before",),
+        refuted_by=(JOB_SLOWDOWN.refuted_by,),
+        next_steps=(*((f"Look at {frame_text(more.frame)}.",) if more else ()), *JOB_SLOWDOWN.next_steps),
+    )
+
+
+def _lasts(case: Case, change: ChangePoint) -> bool:
+    """Whether the slow steps have lasted for long enough, up to now."""
+    history = case.facts.step_history
+    newest = history[-1][0]
+    # The history is that of one node, but it is not known which one.
+    quiet = min((abs(node.taken_ns - newest) for node in case.facts.nodes), default=abs(case.facts.taken_ns - newest))
+    lasts = newest - history[change.index - 1][0]
+    return lasts >= _PERSISTS_NS and quiet <= max(_STEPS * case.gate_ns, _STEPS * change.after, _FRESH_NS)
+
+
+def _all(samples: Iterable[tuple[Sample, ...]]) -> list[Sample]:
+    """Returns the samples of all ranks as those of one rank, with shares of the whole."""
+    known = [own for own in samples if own]
+    return [replace(sample, share=sample.share / len(known)) for own in known for sample in own]
+
+
+def _why(more: Difference | None) -> str:
+    if more is None:
+        return ""
+    return (
+        f"; {share_text(more.share)} of the time is spent in {frame_text(more.frame)}, before {share_text(more.others)}"
+    )
+
+
+def _evidence(
+    case: Case, change: ChangePoint, since: int, more: Difference | None, recent: list[Sample], past: list[Sample]
+) -> Iterator[str]:
+    lasts = time_text(case.facts.step_history[-1][0] - since)
+    yield f"median step {duration_text(change.after)} for {lasts}, {duration_text(change.before)} before"
+    if more is not None:
+        blocked = ", mostly off the CPU" if more.blocked() else ""
+        shares = f"{share_text(more.share)} of the time{blocked}, before {share_text(more.others)}"
+        yield f"stacks of all ranks: {frame_text(more.frame)} {shares}"
+    elif recent and past:
+        longer = growth(past, change.before, recent, change.after)
+        now, before = 1 - work_of(recent).total, 1 - work_of(past).total
+        if longer is not None:
+            takes = f"{duration_text(longer.after)} of each step, before {duration_text(longer.before)}"
+            yield f"stacks of all ranks: {frame_text(longer.frame)} takes {takes}"
+        elif now - before >= _WAITS_MORE:
+            shares = f"{share_text(now)} of the time, before {share_text(before)}"
+            yield f"the ranks wait for each other or for the network {shares}"
+        elif case.facts.step_history[-1][0] - since <= 2 * _PERSISTS_NS:
+            # Later, the past samples are of slow steps, too.
+            yield "the stacks of all ranks are as before"

@@ -1,0 +1,177 @@
+"""The memory of a rank grows towards its limit, or is much larger than that of the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Rank, Series
+from probing.diagnosis.growth import DEVICE, RESIDENT, Growth, growths
+from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, Verdict
+from probing.diagnosis.words import bytes_text, time_text, who
+
+__all__ = ("MEMORY_GROWTH", "MEMORY_IMBALANCE", "VERDICTS", "find")
+
+MEMORY_GROWTH = Verdict(
+    "memory_growth",
+    "memory",
+    "The memory of a rank grows towards its limit",
+    "The resident or device memory of a rank has grown steadily over 20 readings or more, by at least 64 MB and a"
+    " tenth, and lately no slower. At that rate it reaches the limit of its cgroup, node or device within an hour, and"
+    " within ten times the time over which it was recorded.",
+    "Readings of the rank's memory, and the limits.",
+    "0.8; 0.6 for the limit of the node, which other processes share.",
+    "The memory stops growing: a cache that is full, or an evaluation that ends.",
+    (
+        "Look for lists that keep tensors, losses with their graphs, or caches without a bound in that rank's code.",
+        "Save a checkpoint before the memory ends.",
+    ),
+    situations=("memory_growth",),
+    tests=("test_a_leak_is_named_before_it_ends", "test_ranks_of_a_node_share_its_memory"),
+)
+MEMORY_IMBALANCE = Verdict(
+    "memory_imbalance",
+    "memory",
+    "A rank has much more memory than the others",
+    "The resident or device memory of a rank is at least 1.5 times the median of the others and 256 MB more, and is"
+    " stable: its last five readings differ by 5 % at most. Fewer than half of the ranks have so much.",
+    "The last readings of the ranks' memory.",
+    "0.8.",
+    "The rank is meant to have more: it holds the data, or another part of the model.",
+    ("Look for what only this rank keeps: tensors moved to one device, results gathered on one rank, or data.",),
+    situations=("memory_imbalance",),
+    tests=("test_a_rank_with_twice_the_memory",),
+)
+VERDICTS: tuple[Verdict, ...] = (MEMORY_GROWTH, MEMORY_IMBALANCE)
+
+_KINDS = {RESIDENT: "resident memory", DEVICE: "device memory"}
+_MIN_MORE = 256 << 20
+_RATIO = 1.5
+_HORIZON_NS = 3600e9
+_TIMES_SEEN = 10
+_LAST = 5
+_SETTLED = 0.05
+_MOST = 8
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Returns findings for each kind of memory: ranks whose memory grows, and ranks with more than the others."""
+    living = [rank for rank in case.facts.ranks if rank.exit is None]
+    for name in _KINDS:
+        known = [(rank, series) for rank in living for series in rank.series if series.name == name]
+        growing = growths(case, name)
+        ending = [g for g in growing if _ends(g)]
+        if ending:
+            yield _growth(name, ending)
+        elif unlimited := [g for g in growing if g.rank.condition is None]:
+            yield _unlimited(name, unlimited)
+        named = {g.rank.rank for g in ending}
+        if more := [one for one in _more(known) if one[0].rank not in named]:
+            yield _imbalance(name, more)
+
+
+def _ends(g: Growth) -> bool:
+    seen = g.series.ts_ns[-1] - g.series.ts_ns[0]
+    return g.left_ns is not None and g.left_ns <= min(_HORIZON_NS, _TIMES_SEEN * seen)
+
+
+def _growth(name: str, ending: Sequence[Growth]) -> Finding:
+    soonest = min(ending, key=lambda g: g.left_ns or 0)
+    one = len(ending) == 1
+    names = who([g.rank for g in ending])
+    does = f"{'runs' if one else 'run'} out of memory in about {time_text(int(soonest.left_ns or 0))}"
+    return Finding(
+        MEMORY_GROWTH,
+        WARNING,
+        0.6 if any(g.shared for g in ending) else 0.8,
+        f"{names} {does}: {_KINDS[name]} grows by {_per_minute(soonest)}",
+        culprits=tuple(Culprit(g.rank.rank, g.rank.node, g.rank.pid, _grows(name, g)) for g in ending),
+        about=name,
+        evidence=tuple(f"rank {g.rank.rank}: {_seen(g)}" for g in ending[:_MOST]),
+        refuted_by=(MEMORY_GROWTH.refuted_by,),
+        next_steps=MEMORY_GROWTH.next_steps,
+    )
+
+
+def _unlimited(name: str, growing: Sequence[Growth]) -> Finding:
+    """Returns a note: the limits of the cgroups have not been read yet."""
+    verb = "uses" if len(growing) == 1 else "use"
+    return Finding(
+        MEMORY_GROWTH,
+        NOTE,
+        0.5,
+        f"{who([g.rank for g in growing])} {verb} more and more {_KINDS[name]}: {_per_minute(growing[0])}",
+        about=f"{name} without a limit",
+        evidence=tuple(f"rank {g.rank.rank}: {_grown(g)}" for g in growing[:_MOST]),
+        missing=("the limits of the cgroups",),
+    )
+
+
+def _per_minute(g: Growth) -> str:
+    return f"{bytes_text(g.rate * 60e9)} a minute"
+
+
+def _grows(name: str, g: Growth) -> str:
+    left = time_text(int(g.left_ns or 0))
+    return f"its {_KINDS[name]} grows by {_per_minute(g)} and reaches the limit {g.limit}, in {left}"
+
+
+def _seen(g: Growth) -> str:
+    return f"{_grown(g)}; the limit is that {g.limit}"
+
+
+def _grown(g: Growth) -> str:
+    first, last = g.series.values[0], g.series.values[-1]
+    took = time_text(g.series.ts_ns[-1] - g.series.ts_ns[0])
+    return f"{bytes_text(first)} to {bytes_text(last)} in {took} ({len(g.series.values)} readings)"
+
+
+def _more(known: Sequence[tuple[Rank, Series]]) -> list[tuple[Rank, float, float]]:
+    """Returns the ranks with more memory than the others: (rank, its memory, the median of the others)."""
+    now = [(rank, median(series.values[-_LAST:])) for rank, series in known if _settled(series)]
+    ordered = sorted(own for _, own in now)
+    medians = ((rank, own, _median_without(ordered, own)) for rank, own in now if len(now) > 1)
+    found = [one for one in medians if one[1] >= _RATIO * one[2] and one[1] - one[2] >= _MIN_MORE]
+    return found if len(found) < max(2, len(now) / 2) else []
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Returns the median of sorted values, at least two, without one of them."""
+    left_out, last = bisect_left(ordered, value), len(ordered) - 2
+    low, high = (ordered[at + (at >= left_out)] for at in (last // 2, (last + 1) // 2))
+    return (low + high) / 2
+
+
+def _settled(series: Series) -> bool:
+    """Whether the last readings are nearly equal: the rank neither starts nor leaks."""
+    last = series.values[-_LAST:]
+    return len(last) == _LAST and max(last) - min(last) <= _SETTLED * max(last)
+
+
+def _compared(own: float, usual: float) -> str:
+    return f"{own / usual:.1f} times as much as the others" if usual > 0 else "and the others have none"
+
+
+def _imbalance(name: str, more: Sequence[tuple[Rank, float, float]]) -> Finding:
+    _, own, usual = max(more, key=lambda one: one[1])
+    has = f"{who([r for r, _, _ in more])} {'has' if len(more) == 1 else 'have'}"
+    return Finding(
+        MEMORY_IMBALANCE,
+        WARNING,
+        0.8,
+        f"{has} {bytes_text(own)} of {_KINDS[name]}, {_compared(own, usual)}",
+        culprits=tuple(
+            Culprit(
+                r.rank, r.node, r.pid, f"it has {bytes_text(mine)} of {_KINDS[name]}, the others {bytes_text(others)}"
+            )
+            for r, mine, others in more
+        ),
+        about=name,
+        evidence=tuple(
+            f"rank {r.rank}: {bytes_text(mine)}; median of the others {bytes_text(others)}" for r, mine, others in more
+        ),
+        refuted_by=(MEMORY_IMBALANCE.refuted_by,),
+        next_steps=MEMORY_IMBALANCE.next_steps,
+    )

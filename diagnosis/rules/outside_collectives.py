@@ -1,0 +1,105 @@
+"""No rank waits in an operation, and none makes progress: ranks are stuck outside of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Rank
+from probing.diagnosis.holdups import lowered, site
+from probing.diagnosis.verdict import ERROR, Finding, Verdict
+from probing.diagnosis.votes import vote
+from probing.diagnosis.waits import halted, main_thread
+from probing.diagnosis.words import ranks_of, time_text
+
+__all__ = ("VERDICTS", "find")
+
+_MOST_NAMED = 4
+_FRAMES = 3
+# Activities that do not exclude that the rank is only starting, if no operation or step of it was recorded.
+_VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
+
+OUTSIDE = Verdict(
+    "stuck_outside", "hang", "Ranks are stuck outside of collectives",
+    "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress. Ranks are"
+    " grouped by stack: the minority is named, or all ranks if there is none.",
+    "What each group of ranks does, and since when.",
+    "0.8 if the activity of the named ranks is known, else 0.5.",
+    "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
+    ("Look at what the named ranks do: `probingctl stacks --job J --native` has their whole stacks.",),
+    ("blocked_storage", "starved_loader", "blocked_rank"),
+    ("test_ranks_that_block_outside_are_named", "test_the_smaller_group_outside_is_named"),
+)  # fmt: skip
+VERDICTS = (OUTSIDE,)
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Returns a finding if the whole job makes no progress and no rank waits in an operation."""
+    living = [rank for rank in case.facts.ranks if rank.exit is None and rank.state not in ("exited", "zombie")]
+    if case.found_error or not living or not case.may_hang or case.waits:
+        return
+    stalled = case.stalled_ns or 0
+    if stalled < case.gate_ns or len(living) < len(case.facts.ranks) or any(rank.open for rank in living):
+        return
+    numbers = [rank.rank for rank in living]
+    if any(_makes_progress(case, rank, stalled) for rank in numbers):
+        return
+    groups = vote({rank: _signature(case, rank) for rank in numbers})
+    named = groups.odd if len(groups.groups) > 1 and not groups.tied else tuple(numbers)
+    worked = any(rank.progress or rank.done or rank.steps for rank in living)
+    if worked or all(case.activity(rank).kind not in _VAGUE for rank in named):
+        yield _finding(case, named, stalled, len(living))
+
+
+def _makes_progress(case: Case, rank: int, stalled: int) -> bool:
+    own, activity = case.ranks[rank], case.activity(rank)
+    if halted(own):
+        return False
+    main = main_thread(own)
+    if activity.progressing or (main is not None and main.moving):
+        return True
+    # Two readings are also equal if a rank sleeps between its steps, so it must have been still for as long as W.
+    return not _still(case, own) and stalled < case.patience_ns
+
+
+def _still(case: Case, own: Rank) -> bool:
+    """Whether the main thread did not run for W, or every sample of that time showed the same place."""
+    main, condition = main_thread(own), own.condition
+    since = [
+        main.since_ns if main is not None else None,
+        condition.asleep_since_ns if condition is not None else None,
+    ]
+    return any(ns is not None and case.now(own.rank) - ns >= case.gate_ns for ns in since)
+
+
+def _signature(case: Case, rank: int) -> tuple[object, ...]:
+    own = case.ranks[rank]
+    main = main_thread(own)
+    frames = [(f.func, f.file) for f in main.frames if not f.native][:_FRAMES] if main is not None else []
+    return halted(own), *frames
+
+
+def _finding(case: Case, named: tuple[int, ...], stalled: int, living: int) -> Finding:
+    first = case.activity(named[0])
+    subject = case.who(named)
+    verb = "is" if len(named) == 1 else "are"
+    why = first.why if len(named) == 1 else f"rank {named[0]}: {first.why}"
+    others = sorted(case.ranks.keys() - {*named})
+    unseen = [rank for rank in named if not case.ranks[rank].threads]
+    missing = [f"no stack of {ranks_of(unseen)}"] if unseen else []
+    lines = [f"no rank has begun or ended an operation for {time_text(stalled)}, and none of {living} waits in one"]
+    lines += [f"rank {r}: {case.activity(r).why}{_at(case, r)}" for r in (*named[:_MOST_NAMED], *others[:2])]
+    lines += [line for rank in named[:_MOST_NAMED] for line in case.activity(rank).evidence]
+    steps = dict.fromkeys(step for rank in named[:_MOST_NAMED] for step in case.activity(rank).next_steps)
+    return Finding(
+        OUTSIDE, ERROR, lowered(0.5 if first.kind == "unknown" else 0.8, missing),
+        f"{subject} {verb} stuck outside of collectives for {time_text(stalled)}: {why}",
+        tuple(case.culprit(rank) for rank in named), tuple(others), case.time(named[0], case.now(named[0]) - stalled),
+        "", tuple(lines), tuple(missing), (OUTSIDE.refuted_by,), (*steps, *OUTSIDE.next_steps),
+        case.stacks(named, others),
+    )  # fmt: skip
+
+
+def _at(case: Case, rank: int) -> str:
+    place = site(case, rank)
+    return f" (in {place})" if place else ""

@@ -1,0 +1,38 @@
+"""Ranks wait for long, and the facts do not show for which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.holdups import doubts
+from probing.diagnosis.unseen import unseen
+from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Finding
+from probing.diagnosis.words import clean, ranks_of
+
+__all__ = ("VERDICTS", "find")
+
+# The next facts may show more, so the finding comes only after so many times W.
+_PATIENCE = 2
+_MOST_NAMED = 4
+
+VERDICTS = (CANNOT_TELL,)
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Returns one finding for all unexplained waits, if no earlier rule found an error."""
+    places = [place for place in unseen(case) if (place.age_ns or 0) >= _PATIENCE * case.gate_ns]
+    if case.found_error or not places:
+        return
+    waiters = sorted({rank for place in places for rank in place.waiters})
+    unknown = {rank for place in places for rank in place.unknown}
+    unidentified = max(place.unidentified for place in places)
+    candidates = ranks_of(unknown) if unknown else f"{unidentified} unknown members"
+    silent = [clean(m.text) for m in case.facts.missing if m.kind == "node"]
+    yield Finding(
+        CANNOT_TELL, ERROR, 0.3,
+        f"{places[0].text}; which rank holds them up cannot be told: {candidates} may",
+        (), tuple(sorted({rank for place in places for rank in place.victims})), places[0].since_ns, "",
+        (*(place.text for place in places[:_MOST_NAMED]), *silent), tuple(doubts(case, (), waiters)),
+        (CANNOT_TELL.refuted_by,), CANNOT_TELL.next_steps, case.stacks((), waiters),
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Finds the code in which samples differ: those of a rank from its peers', or of a job from its past."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from probing.diagnosis.facts import Frame, Sample
+
+__all__ = ("Difference", "Growth", "Work", "difference", "growth", "work_of")
+
+_LEAST = 0.15
+"""The least part of the working time by which a frame must exceed the others."""
+_NEAR = 0.8
+_COLLECTIVES = "/distributed/distributed_c10d.py"
+_LOADER = "torch/utils/data/"
+# A thread off the CPU in torch's own code waits for a CUDA stream or for other ranks.
+_TORCH = "/torch/"
+_Key = tuple[str, str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank does when it does not wait for others, as shares of the window.
+
+    ``shares``: by frame, with and without its line, at any depth of a stack. ``leaves``: of innermost frames.
+    ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share off the CPU.
+    """
+
+    total: float
+    shares: Mapping[_Key, float]
+    leaves: Mapping[_Key, float]
+    depths: Mapping[_Key, float]
+    blocked: Mapping[_Key, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``frame`` takes ``share`` of the window, ``off_cpu`` of it off the CPU, and on the others ``others`` (median).
+
+    ``loader``: the frame is in a data loader, or called by one.
+    """
+
+    frame: Frame
+    share: float
+    others: float
+    off_cpu: float
+    loader: bool = False
+
+    def blocked(self, waits_for_cpu: float = 0.0) -> bool:
+        """Whether it is mostly off the CPU, ``waits_for_cpu`` of the window not counted: it could run then."""
+        return self.off_cpu - waits_for_cpu > 0.6 * self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """``frame``, an innermost one, takes ``after`` of each step, and took ``before``; ns."""
+
+    frame: Frame
+    before: float
+    after: float
+
+
+def growth(past: Iterable[Sample], before: float, recent: Iterable[Sample], after: float) -> Growth | None:
+    """Returns the innermost frame that takes most of the time by which steps grew from ``before`` to ``after``, ns.
+
+    None: no frame takes half of it.
+    """
+    was, now = work_of(past).leaves, work_of(recent).leaves
+    grown = {key: share * after - was.get(key, 0.0) * before for key, share in now.items()}
+    key = max(grown, key=grown.__getitem__, default=None)
+    if key is None or not was or grown[key] * 2 < after - before:
+        return None
+    return Growth(Frame(*key), was.get(key, 0.0) * before, now[key] * after)
+
+
+def work_of(samples: Iterable[Sample]) -> Work:
+    """Returns the work in ``samples`` of one rank."""
+    shares: defaultdict[_Key, float] = defaultdict(float)
+    leaves: defaultdict[_Key, float] = defaultdict(float)
+    blocked: defaultdict[_Key, float] = defaultdict(float)
+    depths: defaultdict[_Key, float] = defaultdict(float)
+    total = 0.0
+    for sample, keys in _stacks(samples):
+        total += sample.share
+        leaves[next(iter(keys))] += sample.share
+        for key, depth in keys.items():
+            shares[key] += sample.share
+            blocked[key] += 0.0 if sample.on_cpu else sample.share
+            depths[key] += depth * sample.share
+    means = {key: depths[key] / share if share else 0.0 for key, share in shares.items()}
+    return Work(total, shares, leaves, means, blocked)
+
+
+def _stacks(samples: Iterable[Sample]) -> Iterator[tuple[Sample, dict[_Key, int]]]:
+    """Yields the samples of work, with the depth of each frame in Python."""
+    for sample in samples:
+        frames = [f for f in sample.frames if not f.native]
+        if not frames or _waits(sample, frames):
+            continue
+        keys: dict[_Key, int] = {}
+        for depth, frame in enumerate(frames):
+            for key in (_line(frame), (frame.func, frame.file, None)):
+                keys.setdefault(key, depth)
+        yield sample, keys
+
+
+def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | None:
+    """Returns the innermost frame that takes a larger part of the work of ``one`` than of ``others``.
+
+    None: there is no such frame; ``one`` does the same as the others, perhaps for longer.
+    """
+    mine, theirs = work_of(one), [work for work in others if work.total > 0]
+    if mine.total <= 0 or not theirs:
+        return None
+    more: defaultdict[_Key, float] = defaultdict(float)
+    for sample, keys in _stacks(one):
+        # A caller of its own is no difference if what it calls takes as long as usual.
+        excess = _excess(next(iter(keys)), mine, theirs) * sample.share / mine.total
+        for key in keys:
+            more[key] += excess
+    most = max(more.values())
+    if most < _LEAST:
+        return None
+    near = [key for key, extra in more.items() if extra >= _NEAR * most]
+    # The innermost; of a function and its line, the line.
+    key = min(near, key=lambda k: (mine.depths[k], k[2] is None, -more[k]))
+    func, file, line = key
+    if line is None:
+        line = max((k for k in mine.shares if k[:2] == key[:2] and k[2] is not None), key=lambda k: mine.shares[k],
+                   default=key)[2]  # fmt: skip
+    return Difference(
+        Frame(func, file, line),
+        mine.shares[key],
+        median(work.shares.get(key, 0.0) for work in theirs),
+        mine.blocked[key],
+        _in_loader(one, key),
+    )
+
+
+def _excess(leaf: _Key, mine: Work, theirs: Sequence[Work]) -> float:
+    """Returns the part of an innermost frame's share that exceeds that of the others."""
+    usual = median(work.leaves.get(leaf, 0.0) / work.total for work in theirs)
+    return max(0.0, 1 - usual * mine.total / mine.leaves[leaf]) if mine.leaves[leaf] > 0 else 0.0
+
+
+def _line(frame: Frame) -> _Key:
+    return frame.func, frame.file, frame.line
+
+
+def _waits(sample: Sample, frames: Sequence[Frame]) -> bool:
+    """Whether a sample shows a wait for other ranks."""
+    if any(f.file.endswith(_COLLECTIVES) for f in frames):
+        return True
+    return not sample.on_cpu and _TORCH in frames[0].file and not any(_LOADER in f.file for f in frames)
+
+
+def _in_loader(samples: Iterable[Sample], key: _Key) -> bool:
+    """Whether the frame mostly stands in stacks of a data loader."""
+    inside = outside = 0.0
+    for sample in samples:
+        if any((f.func, f.file) == key[:2] for f in sample.frames):
+            if any(_LOADER in f.file for f in sample.frames):
+                inside += sample.share
+            else:
+                outside += sample.share
+    return inside > outside

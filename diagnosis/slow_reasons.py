@@ -1,0 +1,231 @@
+"""Finds why a rank is slower than its peers. Each reason is a function in REASONS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Condition, Rank
+from probing.diagnosis.sample_difference import Difference, difference
+from probing.diagnosis.words import bytes_text, clean, frame_text, share_text
+
+__all__ = ("REASONS", "Reason", "SlowReason", "reason_of")
+
+_LEAST = 0.05
+_CONTENDED = 0.1
+_RATIO = 1.5
+_FAULTS_PER_S = 20.0
+_READS_PER_S = 1 << 20
+_LONGER = 1.1
+_COMMON = 0.08
+_TIMES = 8
+_MOST_PEERS = 64
+_IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReason:
+    """``activity``: a key of ACTIVITIES. ``why``: a clause that follows "rank 1 (node b, pid 4)". ``sure``: 0 to 1."""
+
+    activity: str
+    why: str
+    evidence: tuple[str, ...]
+    next_steps: tuple[str, ...] = ()
+    sure: float = 1.0
+
+
+Reason = Callable[[Case, Rank, Sequence[Rank]], SlowReason | None]
+"""(case, the slow rank, the ranks that wait for it) -> why it is slow; None if this reason does not hold."""
+
+
+def reason_of(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    """Returns the first of REASONS that holds; None if none does. Of many peers only some are compared."""
+    some = peers[:: len(peers) // _MOST_PEERS + 1]
+    return next((found for reason in REASONS if (found := reason(case, rank, some)) is not None), None)
+
+
+def _throttled(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    del case
+    own, usual = _share(rank, _throttled_ns), _usual(peers, _throttled_ns)
+    if rank.condition is None or own < max(_LEAST, 2 * usual):
+        return None
+    quota = rank.condition.cpu_quota
+    limit = "" if quota is None else f" to {quota:g} CPUs"
+    return SlowReason(
+        "throttled",
+        f"its cgroup throttles it{limit}, {share_text(own)} of the time",
+        (f"throttled {share_text(own)} of the time; the others {share_text(usual)}", *_cgroup(rank)),
+        ("Raise the CPU limit of the container or cgroup, or let the rank use fewer threads.",),
+    )
+
+
+def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    del case
+    condition = rank.condition
+    own, usual = _share(rank, _run_delay_ns), _usual(peers, _run_delay_ns)
+    if condition is None or own < max(_CONTENDED, 2 * usual):
+        return None
+    # On a busy node a rank that computes for longer waits for longer, by no fault of its CPU.
+    ratios = [_delay_ratio(peer) for peer in peers if _rate(peer, _cpu_ns)]
+    if _delay_ratio(rank) < _RATIO * median(ratios or [0.0]):
+        return None
+    interval = condition.interval_ns or 1
+    rivals = [
+        f"{clean(name)} (pid {pid}) uses {share_text(ns / interval)} of a CPU"
+        for name, pid, ns in condition.neighbours[:3]
+    ]
+    cpus = f" on CPUs {clean(condition.cpu_list)}" if condition.cpu_list else ""
+    rival = f": {clean(condition.neighbours[0][0])} (pid {condition.neighbours[0][1]}) runs there" if rivals else ""
+    return SlowReason(
+        "computing",
+        f"it waits for a CPU {share_text(own)} of the time{rival}",
+        (
+            f"ready to run and without a CPU{cpus} {share_text(own)} of the time; the others {share_text(usual)}",
+            *rivals,
+        ),
+        ("Move the other processes off its CPUs, or change its CPU affinity.",),
+    )
+
+
+def _swapping(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    del case
+    own, usual = _rate(rank, _faults), median([_rate(peer, _faults) for peer in peers] or [0.0])
+    if rank.condition is None or own < max(_FAULTS_PER_S, 4 * usual):
+        return None
+    swap = rank.condition.swap_bytes or 0
+    what = "its memory is swapped out" if swap else "it reads pages of files back into memory"
+    return SlowReason(
+        "swapping",
+        f"{what}, {own:.0f} major faults a second",
+        (f"{own:.0f} major faults a second, the others {usual:.0f}; {bytes_text(swap)} of its memory are swapped out",),
+        ("Free memory on the node or in the cgroup: the rank waits for the disk at each fault.",),
+    )
+
+
+def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    """Code that takes a larger part of its work than of the others' work."""
+    found = difference(rank.samples, [case.work(peer.rank) for peer in peers])
+    if found is None or found.share - found.others < _LEAST or _common(rank, found):
+        return None
+    kind, does = _kind(rank, peers, found)
+    place, shares = (
+        frame_text(found.frame),
+        f"{share_text(found.share)} of the time; the others {share_text(found.others)}",
+    )
+    return SlowReason(
+        kind,
+        f"it {does} {place}, {shares}",
+        (f"samples of its main thread: {place} {shares}",),
+        (f"Look at {place}: only this rank spends so much time there.",),
+    )
+
+
+def _blocked(rank: Rank, found: Difference) -> bool:
+    """Whether it is mostly off the CPU there, for other reasons than that it waits for a CPU."""
+    return found.blocked(_share(rank, _run_delay_ns))
+
+
+def _common(rank: Rank, found: Difference) -> bool:
+    """Whether all ranks compute there for a notable time, so that this one only has more to compute."""
+    return not _blocked(rank, found) and not found.loader and found.others >= max(_COMMON, found.share / _TIMES)
+
+
+def _kind(rank: Rank, peers: Sequence[Rank], found: Difference) -> tuple[str, str]:
+    if found.loader:
+        return "data_loader", "waits for its data loader in"
+    if not _blocked(rank, found):
+        return "computing", "computes in"
+    reads = _rate(rank, _io_bytes)
+    if found.frame.func in _IO or reads > max(_READS_PER_S, 2 * median([_rate(p, _io_bytes) for p in peers] or [0.0])):
+        return "disk_io", "waits for I/O in"
+    return "sleeping", "is blocked in"
+
+
+def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    """The same code for longer. This needs the rank's condition: a rank that lacks CPU looks the same."""
+    if rank.condition is None or rank.condition.interval_ns is None:
+        return None
+    theirs = [case.work(peer.rank) for peer in peers if peer.samples]
+    own, usual = case.work(rank.rank).total, median([work.total for work in theirs] or [1.0])
+    if own < _LONGER * usual:
+        return None
+    found = difference(rank.samples, theirs)
+    place = f", most of it in {frame_text(found.frame)}" if found else ""
+    shares = f"{share_text(own)} of the time, the others {share_text(usual)}"
+    return SlowReason(
+        "computing",
+        f"uneven work: it is busy {shares}, in the same code{place}",
+        ("the stacks of its main thread are those of the others, for longer", _no_other_cause(rank)),
+        ("Compare the sizes of the ranks' batches, their sequence lengths and their parts of the model.",),
+    )
+
+
+def _hardware(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    """Hardware of its own that works worse; what its peers have as well explains no difference."""
+    common = [{symptom.kind for symptom in case.symptoms_of_rank(peer.rank)} for peer in peers]
+    shared = set.intersection(*common) if common else set()
+    own = [symptom for symptom in case.symptoms_of_rank(rank.rank) if symptom.kind not in shared]
+    if not own:
+        return None
+    first = own[0]
+    evidence = (*first.evidence, *(symptom.text for symptom in own[1:4]))
+    return SlowReason("bad_hardware", first.why, evidence, first.next_steps)
+
+
+REASONS: list[Reason] = [_throttled, _contended, _swapping, _hardware, _slow_code, _uneven]
+
+
+def _no_other_cause(rank: Rank) -> str:
+    waits, throttled = _share(rank, _run_delay_ns), _share(rank, _throttled_ns)
+    return f"it waits for a CPU {share_text(waits)} of the time and is throttled {share_text(throttled)}"
+
+
+def _cgroup(rank: Rank) -> tuple[str, ...]:
+    cgroup = rank.condition.cgroup if rank.condition else None
+    return (f"cgroup {clean(cgroup)}",) if cgroup else ()
+
+
+def _delay_ratio(rank: Rank) -> float:
+    """Returns how long the main thread waited for a CPU for each second on one."""
+    delay, ran = _rate(rank, _run_delay_ns), _rate(rank, _cpu_ns)
+    return delay / ran if ran else inf
+
+
+def _cpu_ns(condition: Condition) -> int | None:
+    return condition.cpu_ns
+
+
+def _throttled_ns(condition: Condition) -> int | None:
+    return condition.throttled_ns
+
+
+def _run_delay_ns(condition: Condition) -> int | None:
+    return condition.run_delay_ns
+
+
+def _faults(condition: Condition) -> int | None:
+    return condition.major_faults
+
+
+def _io_bytes(condition: Condition) -> int | None:
+    return (condition.read_bytes or 0) + (condition.write_bytes or 0)
+
+
+def _rate(rank: Rank, what: Callable[[Condition], int | None]) -> float:
+    """Returns a value of the rank's condition per second; 0 if not known."""
+    condition = rank.condition
+    if condition is None or not condition.interval_ns:
+        return 0.0
+    return (what(condition) or 0) * 1e9 / condition.interval_ns
+
+
+def _share(rank: Rank, what: Callable[[Condition], int | None]) -> float:
+    """Returns a value of the rank's condition, in ns, as a share of the time."""
+    return min(1.0, _rate(rank, what) / 1e9)
+
+
+def _usual(peers: Sequence[Rank], what: Callable[[Condition], int | None]) -> float:
+    return median([_share(peer, what) for peer in peers if peer.condition] or [0.0])

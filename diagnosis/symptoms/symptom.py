@@ -1,0 +1,37 @@
+"""A symptom: one thing that is wrong with a part of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from probing.diagnosis.facts import NodeFacts
+
+__all__ = ("FindSymptoms", "Symptom")
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """``kind``: gpu_fault, gpu_throttled, network_fault, packet_loss, storage_fault or host_fault; ``part``: "GPU 3".
+
+    ``ranks``: those that use the part; empty: any process of the node may meet it. ``fails``: the part does not work,
+    else it works worse. ``why``: a clause that follows "rank 1 (node b, pid 4711)", as "its GPU 3 is lost"; ``text``:
+    the same of the part alone, as "GPU 3 is lost". ``since_ns`` and ``last_ns``: the first and the last event, by the
+    clock of the node; None: it lasts.
+    """
+
+    kind: str
+    node: str
+    part: str
+    ranks: tuple[int, ...]
+    fails: bool
+    why: str
+    text: str
+    since_ns: int | None = None
+    evidence: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    last_ns: int | None = None
+
+
+FindSymptoms = Callable[[NodeFacts], Iterator[Symptom]]
+"""Returns what is wrong with one kind of part of a node."""

@@ -1,0 +1,97 @@
+"""Verdicts, which are what rules may conclude, and findings, which apply them to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from probing.diagnosis.facts import Thread
+
+__all__ = ("CANNOT_TELL", "ERROR", "NOTE", "WARNING", "Culprit", "Finding", "StackOf", "Verdict")
+
+ERROR = "error"
+"""The job stands still, died or computes wrongly."""
+WARNING = "warning"
+"""The job runs, and is slow or will fail."""
+NOTE = "note"
+"""Worth knowing; `diagnose` still exits 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A conclusion, as docs/verdicts.md describes it. ``group``: hang, slow, death, memory, numbers or hardware.
+
+    ``situations``: ids of ``situations.SITUATIONS`` that it recognises. ``tests``: the test functions that show it.
+    """
+
+    id: str
+    group: str
+    title: str
+    rule: str
+    evidence: str
+    confidence: str
+    refuted_by: str
+    next_steps: tuple[str, ...]
+    situations: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+
+
+CANNOT_TELL = Verdict(
+    "cannot_tell",
+    "general",
+    "The facts do not suffice",
+    "No rank of the job was seen, or ranks wait and the facts do not show for which ranks.",
+    "What is known, and under `missing` what is not.",
+    "Low by nature.",
+    "Nothing: it claims nothing.",
+    ("Ask all nodes: `probingctl diagnose --all-nodes`.", "Look at `probingctl stacks --job J --native`."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A rank to blame. ``activity``: a key of ``activity.kinds.ACTIVITIES``.
+
+    ``why``: the same for people, a clause that follows "rank 1 (node b, pid 4711)", as "its data loader waits in
+    fetch_shard, data.py:12".
+    """
+
+    rank: int
+    node: str
+    pid: int
+    why: str
+    activity: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StackOf:
+    """A stack that is kept with a finding. ``role``: culprit or victim."""
+
+    rank: int
+    node: str
+    pid: int
+    role: str
+    thread: Thread
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found. ``sentence``: the first line for people. ``confidence``: 0 to 1. ``since_ns``: on the common
+    clock. ``victims``: the ranks that wait for the culprits.
+
+    ``about``: distinguishes this finding from others of its verdict, as communicator and seq. Job, run, verdict,
+    culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts.
+    """
+
+    verdict: Verdict
+    severity: str
+    confidence: float
+    sentence: str
+    culprits: tuple[Culprit, ...] = ()
+    victims: tuple[int, ...] = ()
+    since_ns: int | None = None
+    about: str = ""
+    evidence: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    refuted_by: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    stacks: tuple[StackOf, ...] = field(default=())

@@ -1,0 +1,169 @@
+"""The operation that a rank waits in, by its recorded operations and by its stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from probing.diagnosis.facts import Facts, Operation, Rank, Thread
+from probing.diagnosis.stack_calls import StackCall, native_wait, python_wait
+
+__all__ = ("INIT", "P2P", "Wait", "halted", "is_p2p", "main_thread", "native_wait", "outside", "python_wait", "wait_of")
+
+P2P = frozenset(("send", "recv", "recv_any_source"))
+INIT = "init"
+"""``Wait.op`` of a rank that waits in a store, or for others to create a communicator."""
+_DEFAULT = "default_pg"
+# An open collective was missed to end if so many later ones have completed.
+_STALE_AFTER = 8
+# A thread that waits for a collective sleeps in a futex, or spins.
+_WAITING_SYSCALLS = frozenset(("futex", "futex_waitv", "sched_yield", ""))
+# The main thread waits for another of its threads in these functions.
+_JOINS = frozenset(("join", "_wait_for_tstate_lock", "result", "wait", "get", "acquire", "_engine_run_backward"))
+_JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch/autograd/graph.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The operation that a rank waits in. ``seq``: None if only a stack shows it. ``peer``: of send and recv.
+
+    ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank may
+    not wait for it. ``dtype``, ``count``: of the data, where known.
+    """
+
+    comm: str | None
+    seq: int | None
+    op: str | None
+    since_ns: int | None
+    peer: int | None = None
+    witnesses: tuple[str, ...] = ()
+    firm: bool = True
+    dtype: str | None = None
+    count: int | None = None
+
+
+def wait_of(rank: Rank, facts: Facts) -> Wait | None:
+    """Returns the operation that ``rank`` waits in; None if it waits in none, or none is known."""
+    if halted(rank):
+        return None
+    own = _open(rank)
+    main = main_thread(rank)
+    if main is None:
+        return None if not own else _of(own[0], ("probe",), own[0].async_op is not True)
+    call, thread = _call(rank, main)
+    if call is not None:
+        return _matched(rank, thread, call, own, facts)
+    if not own or _contradicts(rank, main, own[0]):
+        return None
+    return _of(own[0], ("probe",), own[0].async_op is not True)
+
+
+def halted(rank: Rank) -> bool:
+    """Returns whether the process of a rank has ended or is stopped."""
+    condition = rank.condition
+    state = condition.state if condition else None
+    frozen = condition is not None and condition.frozen is True
+    return rank.exit is not None or rank.state in ("exited", "zombie", "stopped") or state in ("T", "t", "Z") or frozen
+
+
+def main_thread(rank: Rank) -> Thread | None:
+    """Returns the main thread; None if its stack was not read."""
+    return next((thread for thread in rank.threads if thread.main and thread.frames), None)
+
+
+def outside(rank: Rank, main: Thread) -> bool:
+    """Returns whether native frames or the system call show that ``main``, whose stack has no call of a communication
+    library, waits in none."""
+    if any(f.native for f in main.frames) and not main.native_missing:
+        return True
+    return rank.condition is not None and rank.condition.syscall not in (None, *_WAITING_SYSCALLS)
+
+
+def is_p2p(op: str | None) -> bool:
+    """Returns whether ``op`` is a send or a receive."""
+    return op in P2P
+
+
+def _open(rank: Rank) -> list[Operation]:
+    # The oldest first, without those whose end was not recorded.
+    ended: dict[str, list[int]] = {}
+    if rank.open:
+        for one in rank.done:
+            if one.seq is not None and not is_p2p(one.op):
+                ended.setdefault(one.comm, []).append(one.seq)
+    live = [o for o in rank.open if o.seq is None or sum(s > o.seq for s in ended.get(o.comm, ())) < _STALE_AFTER]
+    return sorted(live, key=lambda o: o.t_call_ns or 0)
+
+
+def _of(one: Operation, witnesses: tuple[str, ...], firm: bool = True) -> Wait:
+    if one.source != "probe":
+        witnesses = (one.source, *witnesses[1:])
+    return Wait(one.comm, one.seq, one.op, one.t_call_ns, one.peer, witnesses, firm, one.dtype, one.count)
+
+
+def _call(rank: Rank, main: Thread) -> tuple[StackCall | None, Thread]:
+    # The call in which the main thread waits, or the thread that it joins.
+    call = _thread_call(main, rank.open)
+    if call is not None or not _joins(main):
+        return call, main
+    for thread in rank.threads:
+        if not thread.main and any(not f.native for f in thread.frames):
+            call = _thread_call(thread, rank.open)
+            if call is not None:
+                return call, thread
+    return None, main
+
+
+def _joins(main: Thread) -> bool:
+    inner = next((f for f in main.frames if not f.native), None)
+    return inner is not None and inner.func.rpartition(".")[2] in _JOINS and inner.file.endswith(_JOIN_FILES)
+
+
+def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
+    call = python_wait(thread.frames)
+    if call is not None:
+        return call
+    native = native_wait(takewhile(lambda f: f.native, thread.frames))
+    if native is None:
+        return None
+    if "Store::" in native:
+        return StackCall("store", INIT)
+    if native.startswith(("ncclCommInit", "pncclCommInit", "ncclCommSplit", "pncclCommSplit")):
+        return StackCall("init", INIT)
+    if native.startswith("cu"):
+        # Without an operation of NCCL in flight it waits for its own kernels.
+        return StackCall("device") if own else None
+    return StackCall("collective")
+
+
+def _matched(rank: Rank, thread: Thread, call: StackCall, own: Sequence[Operation], facts: Facts) -> Wait:
+    if call.kind in ("store", "init"):
+        # A rank that polls a store wakes up now and then.
+        known = [t for t in (_since(rank, thread), thread.since_ns) if t is not None]
+        return Wait(None, None, INIT, min(known, default=None), None, ("stack",))
+    same = [o for o in own if o.op == call.op and call.comm in (None, o.comm)]
+    if not same and call.op is not None:
+        # Python's name may differ from that of the operation, as for coalesced ones; whether it has a peer never does.
+        same = [o for o in own if is_p2p(o.op) == (call.kind == "p2p") and o.async_op is not True]
+    if same or (own and call.op is None):
+        # An asynchronous call returns at once, so its frame is not on the stack.
+        return _of(min(same, key=lambda o: o.async_op is True) if same else own[0], ("probe", "stack"))
+    comm = _default_group(facts) if call.comm is None and call.default else call.comm
+    return Wait(comm, None, call.op, _since(rank, thread), call.peer, ("stack",), True, call.dtype, call.count)
+
+
+def _default_group(facts: Facts) -> str:
+    known = (c.comm for c in facts.communicators if c.name == _DEFAULT or c.role == "world")
+    return next(known, _DEFAULT)
+
+
+def _since(rank: Rank, thread: Thread) -> int | None:
+    # A rank may leave a frame between two samples that show it; a thread that sleeps has not left it.
+    asleep = rank.condition.asleep_since_ns if rank.condition is not None and thread.main else None
+    return asleep if asleep is not None else thread.since_ns
+
+
+def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
+    # A synchronous call waits in a frame of torch. The wait for an asynchronous one may be in C, called from any line.
+    return outside(rank, main) or (oldest.async_op is False and "torch/" not in main.frames[0].file)

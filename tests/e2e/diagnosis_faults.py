@@ -1,0 +1,67 @@
+"""The cases of the corpus of diagnosis: what is wrong with each job of tests/jobs/faults, and who is to blame."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from diagnosis_corpus import Case
+
+__all__ = ("DEATHS", "HANGS", "LATE", "MEMORY", "SLOW")
+
+NOTED = "the rank writes it down"
+NOBODY: frozenset[str] = frozenset()
+ONE = frozenset({1})
+hang = partial(Case, script="hangs.py", culprits=ONE, truth=NOTED)
+load = partial(Case, script="loaders.py", culprits=ONE, truth=NOTED)
+outside = partial(hang, ranks=2, verdict="not_joined")
+death = partial(Case, script="deaths.py", culprits=ONE, ranks=2, verdict="rank_died", stacks=NOBODY, truth=NOTED)
+slow = partial(Case, script="slow.py", culprits=ONE, ranks=2, verdict="slow_rank", stacks=NOBODY, truth=NOTED)
+
+HANGS = (
+    hang("rank0_broadcasts", ranks=3, verdict="operation_mismatch", culprits=frozenset({0}), words=("broadcast",)),
+    hang("batch_less", ranks=3, verdict="operation_mismatch", words=("barrier",)),
+    hang("time_loop", ranks=3, verdict="operation_mismatch", words=("all_gather",)),
+    hang("swallowed", ranks=3, verdict="shifted_sequence"),
+    outside("stopped", activity="stopped"),
+    outside("gil", activity="gil_held", words=("tokenize",)),
+    outside("lock", activity="lock", words=("record_metrics",)),
+    outside("stdin", activity="stdin", words=("inspect_batch",)),
+    outside("checkpoint", culprits=frozenset({0}), activity="checkpoint", words=("save_checkpoint",), place="mount"),
+    outside("fsdp", activity="sleeping", words=("place_experts",)),
+    outside("groups", ranks=8, activity="sleeping", words=("place_experts",), culprits=frozenset({5})),
+    hang("cross_group", ranks=4, verdict="deadlock", culprits=frozenset({0, 1, 2}), truth="a ring of three groups"),
+    hang("unmatched", ranks=3, verdict="unmatched_p2p", culprits=frozenset({0}), words=("send",)),
+    outside("dead_at_store", ranks=3, verdict="rank_died", stacks=NOBODY, words=("SIGKILL",)),
+    outside("absent", verdict="init_stuck", words=("prepare_data",), joins=False),
+    load("sleeping", ranks=2, verdict="not_joined", activity="data_loader", words=("read_object",)),
+    load("worker_stuck", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("read_object",)),
+    load("worker_gone", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("SIGKILL",)),
+)
+# Cases that a daemon recognises that starts late. Not cross_group: stacks do not show the group of a call.
+LATE = ("batch_less", "stopped", "lock", "checkpoint", "worker_stuck")
+
+DEATHS = (
+    death("killed", ranks=3, words=("SIGKILL",)),
+    death("leaves", words=("code 0",)),
+    death("raises"),
+    death("out_of_memory", words=("out of memory",), place="memory:400"),
+    death("worker_killed", script="loaders.py", also=("not_joined",)),
+    death("worker_oom", script="loaders.py", also=("not_joined",), words=("out of memory",), place="memory:400"),
+    death("shm_full", script="loaders.py", place="shm"),
+    death("sizes", script="hangs.py", ranks=3, verdict="size_mismatch"),
+    death("dtypes", script="hangs.py", ranks=3, verdict="dtype_mismatch"),
+)
+
+MEMORY = (
+    death("twice", ranks=3, verdict="memory_imbalance"),
+    death("leak", verdict="memory_growth", place="memory:1200"),
+)
+
+# The first takes as long as all others together: a slowdown has to last.
+SLOW = (
+    slow("all_slower", verdict="job_slowdown", culprits=frozenset(), noted=ONE, words=("read_batch",)),
+    slow("sleeps", words=("augment",)),
+    slow("quota", activity="throttled", words=("cgroup",), place="cpu:0.2"),
+    slow("bigger_batch", words=("uneven",)),
+    slow("beside_a_hog", words=("waits for a CPU", "hog"), beside=("hog.py", "1")),
+)

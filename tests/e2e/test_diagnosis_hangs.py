@@ -1,0 +1,63 @@
+"""Real jobs that hang: the daemon names the culprits and what they do, also when it restarts or starts late."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from diagnosis_corpus import (
+    Case,
+    Corpus,
+    await_fault,
+    await_steps,
+    check,
+    corpus_beside,
+    observe,
+    selected,
+    start,
+    watching,
+)
+from diagnosis_faults import HANGS, LATE
+from e2e_support import Daemon, remove
+
+CASES = {case.name: case for case in HANGS}
+
+
+@pytest.fixture(scope="module")
+def corpus(shared_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
+    with corpus_beside(Daemon(shared_base, "n1"), selected(HANGS, request), 3, keep=LATE) as corpus:
+        yield corpus
+
+
+@pytest.fixture(scope="module")
+def late_daemon(shared_base: Path, corpus: Corpus) -> Iterator[Daemon]:
+    """A daemon that starts when the jobs of LATE hang already."""
+    for name in LATE:
+        corpus.outcome(CASES[name])
+    daemon = watching(Daemon(shared_base, "n2")).start()
+    yield daemon
+    remove(daemon)
+
+
+@pytest.mark.parametrize("case", HANGS, ids=lambda case: case.name)
+def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
+    check(case, corpus.outcome(case))
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_daemon_that_comes_late_names_the_culprit(corpus: Corpus, late_daemon: Daemon, name: str) -> None:
+    check(CASES[name], observe(late_daemon, CASES[name], corpus.kept[name]))
+
+
+def test_a_daemon_that_restarts_during_the_stall_names_the_culprit(make_daemon: Callable[..., Daemon]) -> None:
+    daemon, case = watching(make_daemon("n3")).start(), CASES["lock"]
+    with contextlib.ExitStack() as stack:
+        ranks = start(case, daemon.name, stack)
+        await_steps(daemon, case, ranks)
+        ranks.go()
+        await_fault(case, ranks)
+        daemon.stop()
+        daemon.start()
+        check(case, observe(daemon, case, ranks))

@@ -1,0 +1,34 @@
+"""Healthy jobs that look as if they hung for a while: the daemon finds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from diagnosis_corpus import watching
+from diagnosis_healthy import HEALTHY, HealthyJobs, complaints
+from e2e_support import Daemon
+
+SECONDS = 45
+LONG_S = 6.0
+
+
+# The jobs run for SECONDS, and their normal end takes two minutes at most.
+@pytest.mark.timeout(300)
+def test_nothing_is_wrong_with_healthy_jobs(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = watching(make_daemon()).start()
+    jobs = HealthyJobs(daemon, LONG_S)
+    jobs.run(SECONDS)
+    by_job = {ranks.job: healthy.name for healthy, ranks in jobs.started}
+    assert set(by_job.values()) == {healthy.name for healthy in HEALTHY}
+    found = [f"{by_job.get(r['job'])}: {r['verdict']} {r['ranks']!r}: {r['sentence']}" for r in complaints(daemon)]
+    assert found == []
+    for job in by_job:
+        shown = daemon.ctl("diagnose", "--job", job, check=None)
+        assert shown.returncode == 0, f"{by_job[job]}:\n{shown.stdout}\n{shown.stderr}"
+    # Jobs with the same script, and the runs of one job, are not mixed.
+    sizes = daemon.rows(
+        "SELECT job, run, count(DISTINCT rank) AS ranks, count(*) AS processes FROM process.processes "
+        "WHERE role = 'trainer' GROUP BY ALL"
+    )
+    assert all(row["ranks"] == row["processes"] for row in sizes)

@@ -1,0 +1,117 @@
+"""Findings of the daemon by itself: opened, stored, kept over restarts, closed; hooks fire once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_support import JOBS, Daemon
+from ports import free_port
+from waiting import until
+
+_SERVICE = "probing.daemon.service"
+TorchRun = Callable[..., subprocess.Popen[Any]]
+
+
+@pytest.fixture
+def port() -> int:
+    """The port of the job, which names it: others may run on this machine."""
+    return free_port()
+
+
+@pytest.fixture
+def stalling(torchrun_job: TorchRun, tmp_path: Path, port: int) -> Callable[[], tuple[subprocess.Popen[Any], Path]]:
+    """Starts a job whose last rank sleeps for ever once the returned file is there."""
+    gate = tmp_path / "go"
+    return lambda: (torchrun_job(JOBS / "stops.py", 100, "sleep", gate, port=port), gate)
+
+
+def hook_into(base: Path) -> tuple[str, Path]:
+    """A command that the daemon's user may start, and the folder into which it writes each finding."""
+    folder = base / "hooked"
+    folder.mkdir()
+    folder.chmod(0o777)
+    command = base / "hook.sh"
+    command.write_text(f"#!/bin/sh\ncat >{folder}/$PROBING_FINDING_ID.$$\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH | stat.S_IROTH)
+    return str(command), folder
+
+
+def rows(daemon: Daemon, port: int, state: str = "") -> list[dict[str, Any]]:
+    found = daemon.query(f"SELECT * FROM diagnosis.findings WHERE job LIKE '%:{port}' ORDER BY ts")
+    return [row for row in found if state in ("", row["state"])]
+
+
+def opened(daemon: Daemon, port: int) -> dict[str, Any]:
+    return until(lambda: rows(daemon, port, "open"), what=lambda: f"a finding: {daemon.ctl('status').stdout}")[0]
+
+
+def test_a_stall_is_named_once_and_closed_with_the_job(
+    make_daemon: Callable[..., Daemon],
+    base: Path,
+    stalling: Callable[[], tuple[subprocess.Popen[Any], Path]],
+    port: int,
+) -> None:
+    command, folder = hook_into(base)
+    daemon = make_daemon("n1", "--diagnose.stall_s", "2", "--diagnose.hook", command).start()
+    job, gate = stalling()
+    own = f"job LIKE '%:{port}'"
+    until(lambda: daemon.query(f"SELECT * FROM comm.progress WHERE calls > 50 AND {own}"), what="operations")
+    gate.touch()
+    found = opened(daemon, port)
+    assert (found["node"], found["ranks"], found["victims"]) == ("n1", "1", "0")
+    assert found["severity"] == "error"
+    # A machine that is busy may need a second look for them.
+    until(
+        lambda: any(stack["role"] == "culprit" for row in rows(daemon, port) for stack in json.loads(row["stacks"])),
+        what="the stack of the rank",
+    )
+    hooks = until(lambda: list(folder.glob(f"{found['finding_id']}.*")), what=lambda: f"the hook: {daemon.tail()}")
+    assert json.loads(hooks[0].read_text())["sentence"] == found["sentence"]
+    # A service that starts again knows the finding, and stores that it still holds.
+    before = len(rows(daemon, port, "open"))
+    (pid,) = daemon.children()[_SERVICE]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid not in daemon.children().get(_SERVICE, [pid]), what="the next service")
+    until(lambda: daemon.ctl("status", check=None).returncode == 0, what=lambda: f"the service: {daemon.tail()}")
+    until(lambda: len(rows(daemon, port, "open")) > before, what=lambda: f"the finding again: {daemon.tail()}")
+    job.terminate()
+    closed = until(lambda: rows(daemon, port, "closed"), what="the end of the finding")[0]
+    same = ("finding_id", "opened", "verdict", "ranks")
+    assert {name: closed[name] for name in same} == {name: found[name] for name in same}
+    assert {row["finding_id"] for row in rows(daemon, port)} == {found["finding_id"]}
+    assert len(list(folder.glob(f"{found['finding_id']}.*"))) == 1
+
+
+def test_a_daemon_that_comes_late_names_the_rank(
+    make_daemon: Callable[..., Daemon],
+    stalling: Callable[[], tuple[subprocess.Popen[Any], Path]],
+    port: int,
+    tmp_path: Path,
+) -> None:
+    stalling()[1].touch()
+    log = tmp_path / "torchrun.log"
+    until(lambda: log.exists() and log.read_text().count("waits") == 2, what="ranks that wait")
+    daemon = make_daemon("n1").start()
+    found = opened(daemon, port)
+    assert (found["ranks"], found["victims"]) == ("1", "0")
+
+
+def test_a_job_that_advances_and_ends_has_no_finding(
+    make_daemon: Callable[..., Daemon], torchrun: TorchRun, port: int
+) -> None:
+    daemon = make_daemon("n1", "--diagnose.stall_s", "2", "--diagnose.review_s", "1").start()
+    job = torchrun("--steps", "60", port=port)
+    assert job.wait(120) == 0
+    own = f"job LIKE '%:{port}'"
+    until(lambda: daemon.query(f"SELECT * FROM comm.progress WHERE ended IS NOT NULL AND {own}"), what="the end")
+    assert rows(daemon, port) == []
+    sources = daemon.json("status")["sources"]
+    assert [source["state"] for source in sources if source["name"] == "diagnose"] == ["running"]

@@ -1,0 +1,141 @@
+"""Trees of files as kernels write them: /proc of processes and threads, control groups of version 1 and 2."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from probing.daemon.ipc import Message
+from probing.daemon.source import Identity, Loss
+
+__all__ = ("Answers", "FakeProc", "Known", "Rows", "group_tree", "rows_of")
+
+# Fields of stat behind the name: Linux 3.10 has 42 of them, 5.17 and later 50.
+_STAT = "{state} 1 {pid} {pid} 0 -1 {flags} 100 0 {major} 0 {user} {sys} 0 0 20 0 {threads} 0 {start} 9999 {rss} 1" + (
+    " 0" * 14 + " {cpu}" + " 0" * 13
+)
+_STATUS = """Name:\tpython
+Umask:\t0022
+State:\tS (sleeping)
+Pid:\t{pid}
+VmRSS:\t    4096 kB
+Cpus_allowed:\tff
+Cpus_allowed_list:\t{cpus}
+Mems_allowed_list:\t0
+voluntary_ctxt_switches:\t{voluntary}
+nonvoluntary_ctxt_switches:\t{involuntary}
+"""
+
+
+class FakeProc:
+    """A procfs in a folder. Values that are not named are zero; ``start`` is in ticks since boot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "self").mkdir(parents=True)
+        (root / "self" / "mountinfo").write_text("")
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def process(self, pid: int, *, name: bytes = b"python", threads: int = 1, **values: Any) -> None:
+        path = self.root / str(pid)
+        self._task(path, pid, name, threads=threads, **values)
+        (path / "cgroup").write_text(values.get("cgroup", "0::/\n"))
+
+    def thread(self, pid: int, tid: int, *, name: bytes = b"python", **values: Any) -> None:
+        path = self.root / str(pid) / "task" / str(tid)
+        self._task(path, tid, name, **values)
+        times = values.get("exec_ns", 0), values.get("delay_ns", 0)
+        self._write(path / "schedstat", b"%d %d 7\n" % times)
+
+    def ends(self, pid: int) -> None:
+        shutil.rmtree(self.root / str(pid))
+
+    def _task(self, path: Path, pid: int, name: bytes, **values: Any) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        known = {"state": "S", "flags": 0, "major": 0, "user": 0, "sys": 0, "threads": 1, "start": 100, "rss": 1,
+                 "cpu": 0, "cpus": "0-3", "voluntary": 0, "involuntary": 0, "wchan": "do_wait", **values}  # fmt: skip
+        self._write(path / "stat", b"%d (%s) %s\n" % (pid, name, _STAT.format(pid=pid, **known).encode()))
+        self._write(path / "status", _STATUS.format(pid=pid, **known).encode())
+        self._write(path / "wchan", known["wchan"].encode())
+
+    def _write(self, path: Path, data: bytes) -> None:
+        # In place, as a counter changes: a descriptor that is open sees the new value.
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.truncate()
+            file.write(data)
+
+
+def group_tree(root: Path, version: int, files: dict[str, str], path: str = "job/rank") -> tuple[str, str]:
+    """Makes a hierarchy with ``files`` in the group ``path``; returns its mountinfo and the cgroup file of a member."""
+    folder = root / path
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    if version == 2:
+        return f"30 20 0:26 / {root} rw - cgroup2 cgroup2 rw\n", f"0::/{path}\n"
+    options = "rw,cpu,cpuacct,memory"
+    return f"30 20 0:26 / {root} rw - cgroup cgroup {options}\n", f"5:memory:/{path}\n4:cpu,cpuacct:/{path}\n0::/\n"
+
+
+class Answers:
+    """The readers of a source: requests are answered in this process, by ``handlers``."""
+
+    size = 1
+
+    def __init__(self, **handlers: Callable[[dict[str, Any]], Message]) -> None:
+        self.handlers = handlers
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.failure: Exception | None = None
+
+    def call(self, op: str, *, timeout: float = 2.0, patience: float | None = None, **args: Any) -> Message:
+        del timeout, patience
+        self.asked.append((op, args))
+        if self.failure is not None:
+            raise self.failure
+        return self.handlers[op](args)
+
+    def call_each(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("one request is enough")
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        del pid, start_ns
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows; times are ns since 1970, which a datetime cannot hold."""
+    columns = [column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+
+
+class Rows:
+    """A sink that keeps the rows of each table."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+        self.losses: list[Loss] = []
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        self.tables.setdefault(table, []).extend(rows_of(batch))
+
+    def lost(self, loss: Loss) -> None:
+        self.losses.append(loss)
+
+    def take(self, table: str) -> list[dict[str, Any]]:
+        """The rows since the last call."""
+        return self.tables.pop(table, [])
+
+
+class Known:
+    """The watched processes."""
+
+    def __init__(self, *who: Identity) -> None:
+        self.who = list(who)
+
+    def live(self) -> list[Identity]:
+        return self.who

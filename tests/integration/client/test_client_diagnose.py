@@ -1,0 +1,202 @@
+"""``diagnose`` over two nodes: one request, merged facts, nodes that are missing, jobs that have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fcntl import ioctl
+from pathlib import Path
+from struct import pack
+from termios import TIOCSWINSZ
+from typing import Any
+
+import pytest
+from client_fake_node import SECOND, FakeNode
+from diagnosis_cases import comm, elsewhere, facts, history, in_collective, op, rank
+
+from probing.diagnosis.facts import Exit, Facts
+from probing.diagnosis.facts_file import load, to_json
+
+Run = Callable[..., tuple[int, str, str]]
+_PROGRAM = "from probing.client.main import main; main()"
+_SECONDS = 60.0
+
+
+def hung(node: str, *numbers: int) -> Facts:
+    """The part of a job of four ranks that ``node`` sees: rank 2 computes elsewhere, the others wait."""
+    ranks = [
+        rank(n, *history(50, ago=36), node=node, stack=elsewhere("read_batch train.py:31")) if n == 2 else
+        rank(n, *history(50, ago=36), op(51, ago=35), node=node, stack=in_collective()) for n in numbers
+    ]  # fmt: skip
+    return replace(facts(*ranks, comms=[comm("0", range(4))]), job="j1", run="r1", world_size=4)
+
+
+def healthy(node: str, job: str) -> Facts:
+    return replace(facts(rank(0, *history(811, ago=0.2), node=node)), job=job, run="r1")
+
+
+@pytest.fixture
+def job(pair: tuple[FakeNode, FakeNode]) -> tuple[FakeNode, FakeNode]:
+    pair[0].facts = {"j1": [to_json(hung("alpha", 0, 1))], "j2": [to_json(healthy("alpha", "j2"))]}
+    pair[1].facts = {"j1": [to_json(hung("beta", 2, 3))]}
+    return pair
+
+
+def test_the_facts_of_all_nodes_are_merged(ctl: Run, job: tuple[FakeNode, FakeNode], tmp_path: Path) -> None:
+    code, out, err = ctl("diagnose", "--all-nodes", "--job", "j1", "--save", str(tmp_path / "f"), "-f", "json")
+    assert err == ""
+    found: dict[str, Any] = json.loads(out)
+    (saved,) = load(tmp_path / "f")
+    assert [(r.rank, r.node) for r in saved.ranks] == [(0, "alpha"), (1, "alpha"), (2, "beta"), (3, "beta")]
+    assert (code, found["job"]) == (3, "j1")
+    assert [culprit["rank"] for culprit in found["culprits"]] == [2]
+    assert sorted(found["victims"]) == [0, 1, 3]
+    code, page, err = ctl("why", "--facts", str(tmp_path / "f"))
+    assert (code, err) == (3, "")
+    assert page.splitlines()[0].lower().startswith(found["sentence"].lower())
+
+
+def test_all_jobs_the_worst_first(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
+    code, out, _ = ctl("diagnose", "--all-nodes", "-f", "json")
+    found = json.loads(out)
+    assert (code, found["job"]) == (3, "j1")
+    assert ("j2", "healthy") in [(other["job"], other["verdict"]) for other in found["others"]]
+
+
+def test_a_job_that_is_well(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
+    code, out, err = ctl("diagnose", "--job", "j2")
+    assert (code, err) == (0, "")
+    assert out == "job j2: nothing is wrong: 1 rank, last operation 190 ms ago\n"
+
+
+def test_a_node_that_does_not_answer_is_missing(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
+    job[1].stop()
+    code, out, err = ctl("diagnose", "--all-nodes", "--job", "j2")
+    assert code == 4
+    assert "node unix:" in out
+    assert "did not answer" in out
+    assert "is missing" in err
+    found = json.loads(ctl("diagnose", "--all-nodes", "--job", "j1", "-f", "json")[1])
+    assert all(row["confidence"] <= 0.8 for row in (found, *found["others"]))
+    assert any("did not answer" in text for text in found["missing"])
+    assert ctl("diagnose", "--all-nodes", "--strict")[0] == 4
+
+
+@pytest.mark.parametrize("sent", [b"", b"{}", b"\xff", b'{"version": 2}', b"[" * 99999])
+def test_a_node_that_sends_garbage_is_missing(ctl: Run, job: tuple[FakeNode, FakeNode], sent: bytes) -> None:
+    job[1].facts = {"j1": [sent]}
+    code, out, _ = ctl("diagnose", "--all-nodes", "-f", "json")
+    found = json.loads(out)
+    assert code in (3, 4)
+    assert any(text.startswith("node beta did not answer: ") for text in found["missing"])
+
+
+def test_a_node_without_an_answer_may_have_the_only_job(ctl: Run, pair: tuple[FakeNode, FakeNode]) -> None:
+    # GIVEN a node that no job runs on, and one that sends garbage, then nothing
+    pair[1].facts = {"j1": [b"{}"]}
+    code, out, err = ctl("diagnose", "--all-nodes")
+    assert (code, out) == (4, "")
+    assert err.startswith("error: no training job was found on the nodes that answered\nhint: missing: beta (")
+    pair[1].stop()
+    assert ctl("diagnose", "--all-nodes")[0] == 4
+    code, _, err = ctl("diagnose", "--all-nodes", "--job", "j1")
+    assert (code, err.splitlines()[0]) == (4, "error: job j1 was not found on the nodes that answered")
+    assert "there is no such socket" in err
+
+
+def test_a_job_that_has_ended(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
+    well = healthy("alpha", "over")
+    ended = replace(well, ranks=(replace(well.ranks[0], exit=Exit(1_700_000_000 * SECOND, code=0), state="exited"),))
+    job[0].facts["over"] = [to_json(ended)]
+    job[0].insert("process.events", [event("over"), event("long-ago")])
+    code, out, _ = ctl("diagnose", "--job", "over")
+    assert (code, out.partition(", and")[0]) == (0, "job over: it ended at 2023-11-14 22:13:20Z")
+    code, out, err = ctl("diagnose", "--job", "long-ago")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0].startswith("error: job long-ago ended at 20")
+    assert "--history --job long-ago" in err
+
+
+def event(job: str) -> dict[str, Any]:
+    now = time.time_ns() - 3600 * SECOND
+    return {"node": "alpha", "ts": now, "job": job, "run": "r", "pid": 1, "event": "exit", "role": "trainer"}
+
+
+def test_no_job(ctl: Run, pair: tuple[FakeNode, FakeNode]) -> None:
+    code, out, err = ctl("diagnose")
+    assert (code, out[:26], err) == (0, "(no training job found; `p", "")
+    assert json.loads(ctl("diagnose", "-f", "json")[1]) == {}
+    code, _, err = ctl("diagnose", "--job", "nobody")
+    assert (code, err.splitlines()[0]) == (1, "error: there is no job nobody")
+
+
+class Terminal:
+    """A command on a terminal of 24 lines with 80 columns."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        ioctl(theirs, TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *words], stdin=theirs, stdout=theirs, stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(theirs)
+        self._seen = ""
+
+    def until(self, text: str) -> str:
+        """Returns the output up to the end of ``text``."""
+        deadline = time.monotonic() + _SECONDS
+        while text not in self._seen:
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([self._ours], [], [], left)[0], f"no {text!r} in {self._seen!r}"
+            self._seen += os.read(self._ours, 65536).decode()
+        before, self._seen = self._seen.split(text, 1)
+        return before + text
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def watched(job: tuple[FakeNode, FakeNode]) -> Iterator[Terminal]:
+    """``diagnose --watch`` of a job that hangs, all of whose ranks are on the first node."""
+    job[0].facts = {"j1": [to_json(hung("alpha", 0, 1, 2, 3))]}
+    with contextlib.closing(Terminal("diagnose", "--watch", "--job", "j1")) as terminal:
+        yield terminal
+
+
+def test_watch_shows_each_answer_until_it_is_interrupted(job: tuple[FakeNode, FakeNode], watched: Terminal) -> None:
+    assert "\x1b[?1049h" in watched.until("Rank 2 (node alpha, pid 4002) holds up 3 ranks for 35 s: ")
+    # THEN the screen has room for what to do, and leaves the stacks out
+    page = watched.until("Do next:")
+    assert "Evidence:" in page
+    assert "Stack of" not in page
+    job[0].facts = {"j1": [to_json(healthy("alpha", "j1"))]}
+    watched.until("job j1: nothing is wrong: 1 rank, last operation 190 ms ago")
+    # AND a node that is gone is an error on the screen, and is asked again
+    job[0].stop()
+    watched.until("error: ")
+    watched.until("error: ")
+    watched.process.send_signal(signal.SIGINT)
+    watched.until("\x1b[?1049l")
+    assert watched.process.wait(_SECONDS) == 0
+
+
+def test_watch_in_a_pipe_writes_an_object_each_time(job: tuple[FakeNode, FakeNode]) -> None:
+    words = [sys.executable, "-c", _PROGRAM, "diagnose", "--watch", "--job", "j2", "-f", "jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        assert [json.loads(watch.stdout.readline())["verdict"] for _ in range(2)] == ["healthy"] * 2
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(_SECONDS) == 0

@@ -1,0 +1,78 @@
+"""Facts of jobs over gRPC: from the collector's rows to the client of Python."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from query_helpers import logical, operations
+from service_helpers import Service
+
+from probing.api.errors import NotFound, Unauthenticated
+from probing.client.cluster import Cluster
+from probing.diagnosis.facts_file import from_json
+
+IDENTITY = {"node": "n0", "job": "j", "run": "0", "start_ns": 10_000_000}
+FRAME = {"func": "fit", "file": "/a/train.py", "lineno": 7, "frame_type": "Python", "ip": 1, "entry": True}
+
+
+@pytest.fixture
+def service(service: Service) -> Service:
+    """With the two ranks of job j, of which rank 0 waits in an operation."""
+    now = time.time_ns()
+    row = {**IDENTITY, "ts": now, "role": "trainer", "state": "running", "world_size": 2}
+    waits = {**IDENTITY, "ts": now, "pid": 100, "rank": 0, "comm": "default_pg", "comm_rank": 0, "comm_size": 2}
+    waits |= {"backend": "gloo", "seq": 13, "op": "all_reduce", "state": "started", "age_ns": 7_000_000_000}
+    service.collector.files.live_rows = {
+        "process.processes": logical("process.processes", [{**row, "pid": 100 + n, "rank": n} for n in (0, 1)]),
+        "comm.inflight": logical("comm.inflight", [waits]),
+        "comm.progress": logical("comm.progress", []),
+        "gpu.devices": logical("gpu.devices", []),
+        "rdma.qps": logical("rdma.qps", []),
+        "process.envs": logical("process.envs", []),
+    }
+    at = now - operations(1)[0]["ts"] - 30 * 10**9
+    service.collector.files.segment("comm.ops", [{**one, "ts": one["ts"] + at} for one in operations(13)])
+    service.collector.threads = [_thread(100, 7), _thread(101, 7)]
+    return service
+
+
+def _thread(pid: int, line: int) -> dict[str, Any]:
+    own = {"job": "j", "run": "0", "rank": pid - 100, "pid": pid, "start_ns": 10_000_000, "tid": pid}
+    return {**own, "thread": "MainThread", "state": "sleeping", "gil": False, "complete": True,
+            "frames": [{**FRAME, "lineno": line}]}  # fmt: skip
+
+
+def test_the_facts_of_a_job_reach_the_client(service: Service) -> None:
+    with Cluster(f"unix:{service.root}/s.sock") as cluster:
+        [(node, [data])] = cluster.facts("j")
+    facts = from_json(data)
+    assert (node, facts.job, facts.run, facts.world_size) == ("n0", "j", "0", 2)
+    first, second = facts.ranks
+    assert [(one.seq, one.op) for one in first.open] == [(13, "all_reduce")]
+    assert [one.seq for one in first.done] == list(range(13))
+    assert second.open == second.done == ()
+    [thread] = second.threads
+    assert (thread.main, thread.moving, thread.frames[0].func, thread.frames[0].line) == (True, False, "fit", 7)
+    # AND what this collector cannot do is missing, and nothing else
+    assert {one.kind for one in facts.missing} == {"condition"}
+    # THEN native stacks were asked of the ranks, of the one that does not wait first
+    native = [request for request in service.collector.requests if request["op"] == "stacks" and request["native"]]
+    assert [request["pids"] for request in native] == [[101, 100]]
+
+
+def test_without_a_job_the_facts_of_all_come(service: Service) -> None:
+    with Cluster(f"unix:{service.root}/s.sock") as cluster:
+        [(_, found)] = cluster.facts()
+        assert [from_json(data).job for data in found] == ["j"]
+        service.collector.files.live_rows["process.processes"] = logical("process.processes", [])
+        service.collector.files.segments.clear()
+        assert cluster.facts() == [("n0", [])]
+
+
+def test_errors_reach_the_client(service: Service) -> None:
+    with Cluster(f"unix:{service.root}/s.sock") as cluster, pytest.raises(NotFound, match="no job 'x'"):
+        cluster.facts("x")
+    with Cluster(service.tcp) as cluster, pytest.raises(Unauthenticated):
+        cluster.facts("j")

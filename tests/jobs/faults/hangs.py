@@ -1,0 +1,265 @@
+"""Jobs that stop advancing, each for another reason: ``hangs.py CASE FOLDER``; see ranks.py.
+
+A single rank at fault is rank 1, or rank 0 where the fault is typical of that rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from ranks import Job, main
+
+FOREVER_S = 1_000_000
+
+
+def rank0_broadcasts(job: Job) -> None:
+    """Rank 0 alone validates, and the validation has a collective."""
+    job.train()
+    if job.rank == 0:
+        validate(job)
+    job.go_on()
+
+
+def validate(job: Job) -> None:
+    job.begin()
+    dist.broadcast(torch.ones(7), 0)
+
+
+def batch_less(job: Job) -> None:
+    """Rank 1 has one batch less than the others and ends the epoch before them."""
+    job.train()
+    for _ in range(9 if job.rank == 1 else 10):
+        job.step()
+    if job.rank == 1:
+        job.begin()
+    dist.barrier()
+
+
+def time_loop(job: Job) -> None:
+    """Each rank trains until its own clock says stop; that of rank 1 says so first."""
+    job.train()
+    end = time.monotonic() + (0.5 if job.rank == 1 else FOREVER_S)
+    while time.monotonic() < end:
+        job.step()
+    job.begin()
+    dist.all_gather([torch.empty(3) for _ in range(job.size)], torch.ones(3))
+
+
+def swallowed(job: Job) -> None:
+    """Rank 1 goes on with the next batch after an exception between two collectives of a step."""
+    job.train()
+    for batch in range(FOREVER_S):
+        dist.all_reduce(torch.ones(101))
+        time.sleep(0.02)
+        try:
+            check_loss(job, batch)
+        except ValueError:
+            continue
+        dist.all_gather([torch.empty(1) for _ in range(job.size)], torch.ones(1))
+
+
+def check_loss(job: Job, batch: int) -> None:
+    if job.rank == 1 and batch == 11:
+        job.begin()
+        raise ValueError("the loss is not finite")
+
+
+def stopped(job: Job) -> None:
+    """Somebody stops rank 1."""
+    job.train()
+    if job.rank == 1:
+        job.begin()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    job.go_on()
+
+
+def gil(job: Job) -> None:
+    """A C extension of rank 1 never gives the GIL back."""
+    job.train()
+    if job.rank == 1:
+        job.begin()
+        tokenize()
+    job.go_on()
+
+
+def tokenize() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def lock(job: Job) -> None:
+    """Rank 1 wants a lock that its thread for metrics holds."""
+    guard = threading.Lock()
+    job.train()
+    if job.rank == 1:
+        threading.Thread(target=flush_metrics, args=(guard,), name="metrics", daemon=True).start()
+        while not guard.locked():
+            time.sleep(0.001)
+        job.begin()
+        record_metrics(guard)
+    job.go_on()
+
+
+def flush_metrics(guard: threading.Lock) -> None:
+    with guard:
+        time.sleep(FOREVER_S)
+
+
+def record_metrics(guard: threading.Lock) -> None:
+    with guard:
+        pass
+
+
+def stdin(job: Job) -> None:
+    """Somebody left a breakpoint in the code of rank 1."""
+    job.train()
+    if job.rank == 1:
+        inspect_batch(job)
+    job.go_on()
+
+
+def inspect_batch(job: Job) -> None:
+    job.begin()
+    breakpoint()
+
+
+def checkpoint(job: Job) -> None:
+    """Rank 0 writes a checkpoint to FOLDER/mount, whose file system does not answer."""
+    job.train()
+    if job.rank == 0:
+        save_checkpoint(job)
+    job.go_on()
+
+
+def save_checkpoint(job: Job) -> None:
+    job.begin()
+    torch.save({"weights": torch.ones(20_000)}, job.folder / "mount" / "step-100.pt")
+
+
+def sizes(job: Job) -> None:
+    """The tensor of rank 1 is longer than those of the others."""
+    job.train()
+    if job.rank == 1:
+        job.begin()
+    dist.all_reduce(torch.ones(2027 if job.rank == 1 else 1013))
+    job.go_on()
+
+
+def dtypes(job: Job) -> None:
+    """The tensor of rank 1 has another element type."""
+    job.train()
+    if job.rank == 1:
+        job.begin()
+    dist.all_reduce(torch.ones(1013, dtype=torch.float64 if job.rank == 1 else torch.float32))
+    job.go_on()
+
+
+def cross_group(job: Job) -> None:
+    """Ranks 0 to 2 wait for each other in a ring of three groups; rank 3 waits for all of them."""
+    pairs = [dist.new_group([rank, (rank + 1) % 3], group_desc=f"pair{rank}") for rank in range(3)]
+    for pair in (0, 1, 2):
+        if job.rank in (pair, (pair + 1) % 3):
+            dist.all_reduce(torch.ones(5), group=pairs[pair])
+    job.train()
+    if job.rank < 3:
+        job.begin()
+        dist.all_reduce(torch.ones(5), group=pairs[job.rank])
+        dist.all_reduce(torch.ones(5), group=pairs[(job.rank + 2) % 3])
+    job.go_on()
+
+
+def unmatched(job: Job) -> None:
+    """Rank 0 sends what rank 1 never receives."""
+    job.train()
+    if job.rank == 0:
+        job.begin()
+        dist.send(torch.ones(7), 1)
+    job.go_on()
+
+
+def groups(job: Job) -> None:
+    """Eight ranks in pairs and in two groups of four; rank 5 stays in its own code."""
+    rows = [dist.new_group([row, row + 1], group_desc="TENSOR_MODEL_PARALLEL_GROUP") for row in (0, 2, 4, 6)]
+    columns = [dist.new_group(range(column, 8, 2), group_desc="DATA_PARALLEL_GROUP") for column in (0, 1)]
+
+    def work() -> None:
+        time.sleep(0.02)
+        dist.all_reduce(torch.ones(64), group=rows[job.rank // 2])
+        dist.all_reduce(torch.ones(1013), group=columns[job.rank % 2])
+
+    job.train(work)
+    if job.rank == 5:
+        place_experts(job)
+    job.go_on(work)
+
+
+def place_experts(job: Job) -> None:
+    job.begin()
+    time.sleep(FOREVER_S)
+
+
+def fsdp(job: Job) -> None:
+    """FSDP2 over two ranks; rank 1 stays in its own code."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn import Linear, Sequential
+
+    mesh = init_device_mesh("cpu", (job.size,))
+    model = Sequential(Linear(16, 16), Linear(16, 16))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        time.sleep(0.02)
+        model(torch.ones(4, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    job.train(work)
+    if job.rank == 1:
+        place_experts(job)
+    job.go_on(work)
+
+
+def dead_at_store(job: Job) -> None:
+    """Rank 1 is killed while the others wait for its key in the store, so that none of them gets an error."""
+    store = dist.distributed_c10d._get_default_store()
+    job.train()
+    if job.rank == 1:
+        job.begin()
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.wait(["checkpoint of rank 1"])
+
+
+def absent(job: Job) -> None:
+    """Rank 1 prepares its data for ever and never joins the others."""
+    if job.rank == 1:
+        prepare_data(job)
+    job.join()
+    job.go_on()
+
+
+def prepare_data(job: Job) -> None:
+    while not job.due():
+        time.sleep(0.01)
+    job.begin()
+    time.sleep(FOREVER_S)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        rank0_broadcasts, batch_less, time_loop, swallowed, stopped, gil, lock, stdin, checkpoint, sizes, dtypes,
+        cross_group, unmatched, groups, fsdp, dead_at_store, absent,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main(CASES, "absent")

@@ -1,0 +1,123 @@
+"""Healthy jobs, some of which look as if they hung: ``healthy.py CASE FOLDER``; see ranks.py.
+
+Once FOLDER/go exists they end as trainings do. The variable LONG is the length of their long parts in seconds: more
+than the time after which a job counts as stalled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from ranks import STEP_S, Job, main
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+LONG_S = float(os.environ.get("LONG", "5"))
+BLOCK = 1 << 20
+BUSY_S = 0.003
+
+
+def compute(seconds: float) -> None:
+    """Computes for ``seconds`` with a tenth of a CPU: a loop that only sleeps looks like a hang."""
+    weights = torch.ones(32, 32)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        forward(weights)
+        backward(weights)
+
+
+def forward(weights: Tensor) -> None:
+    multiply(weights)
+    time.sleep(0.02)
+
+
+def backward(weights: Tensor) -> None:
+    multiply(weights.T)
+    time.sleep(0.03)
+
+
+def multiply(weights: Tensor) -> None:
+    end = time.thread_time() + BUSY_S
+    while time.thread_time() < end:
+        weights @ weights
+
+
+def long_steps(job: Job) -> None:
+    job.train(partial(compute, LONG_S + 0.3 * job.rank))
+
+
+def evaluation(job: Job) -> None:
+    """All ranks evaluate on their own, for different lengths of time."""
+    while not any(job.step() for _ in range(20)):
+        evaluate(LONG_S * (6 + job.rank))
+        dist.all_reduce(torch.ones(3))
+
+
+def evaluate(seconds: float) -> None:
+    compute(seconds)
+
+
+def checkpoint(job: Job) -> None:
+    """Rank 0 writes a checkpoint, and the others wait for it."""
+    while not any(job.step() for _ in range(20)):
+        if job.rank == 0:
+            save_checkpoint(job, LONG_S)
+        dist.barrier()
+
+
+def save_checkpoint(job: Job, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    with (job.folder / "checkpoint.pt").open("wb") as file:
+        while time.monotonic() < end:
+            file.write(bytes(BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+            time.sleep(0.1)
+
+
+def compiled(job: Job) -> None:
+    """The first step compiles, on rank 1 after rank 0."""
+    model = torch.compile(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)))
+
+    def work() -> None:
+        model(torch.ones(8, 16)).sum().backward()
+        time.sleep(STEP_S)
+
+    job.train(work)
+
+
+def workers(job: Job) -> None:
+    """Each rank has two data-loader processes, which are a little slow."""
+    data = TensorDataset(torch.ones(400, 3))
+    while True:
+        for _ in DataLoader(data, batch_size=2, num_workers=2):
+            if job.step():
+                return
+
+
+def ends(job: Job) -> None:
+    """The ranks end one after the other; rank 0 has something left to do."""
+    job.train()
+    dist.destroy_process_group()
+    if job.rank == 0:
+        save_checkpoint(job, LONG_S)
+
+
+def plain(job: Job) -> None:
+    job.train()
+
+
+CASES = {
+    case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain)
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main(CASES)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(0)

@@ -1,0 +1,83 @@
+"""Jobs that become slow, by rank 1 or as a whole: ``slow.py CASE FOLDER``; see ranks.py.
+
+A step computes for 20 ms of the thread's CPU clock, so that it costs the same on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+import torch
+from ranks import STEP_S, Job, main
+
+STEP_CPU_S = 0.02
+IDLE_S = 0.03
+
+
+def forward(cpu_s: float = STEP_CPU_S) -> None:
+    weights = torch.ones(64, 64)
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        weights @ weights
+    time.sleep(IDLE_S)
+
+
+def augment(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def augmented(seconds: float) -> None:
+    augment(seconds)
+    forward()
+
+
+def sleeps(job: Job) -> None:
+    """Rank 1 has slow code in each step."""
+    job.train(forward)
+    if job.rank == 1:
+        job.begin()
+    job.go_on(partial(augmented, 0.06) if job.rank == 1 else forward)
+
+
+def beside_a_hog(job: Job) -> None:
+    """Rank 1 shares core 1 with the processes of hog.py; the other rank runs on core 0."""
+    os.sched_setaffinity(0, {1 if job.rank == 1 else 0})
+    job.train(forward)
+    job.go_on(forward)
+
+
+def quota(job: Job) -> None:
+    """Its cgroup gives rank 1 less CPU than it needs."""
+    job.train(forward)
+    if job.rank == 1:
+        job.enter_group()
+        job.begin()
+    job.go_on(forward)
+
+
+def bigger_batch(job: Job) -> None:
+    """Rank 1 computes more than the others in each step, by the same code."""
+    job.train(forward)
+    if job.rank == 1:
+        job.begin()
+    job.go_on(partial(forward, 4 * STEP_CPU_S if job.rank == 1 else STEP_CPU_S))
+
+
+def all_slower(job: Job) -> None:
+    """All ranks read from a storage that has become slow."""
+    job.train()
+    job.begin()
+    job.go_on(read_batch)
+
+
+def read_batch() -> None:
+    time.sleep(0.12)
+    time.sleep(STEP_S)
+
+
+CASES = {case.__name__: case for case in (sleeps, beside_a_hog, quota, bigger_batch, all_slower)}
+
+if __name__ == "__main__":
+    main(CASES)

@@ -1,0 +1,1 @@
+"""A whole rule, as docs/adding.md shows it."""

@@ -1,0 +1,51 @@
+"""Gaps of pauses: reported when the probes are resumed, also after a short pause or a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from probing.daemon.clock import ClockPair
+from probing.daemon.collector.losses import LossMeter
+from probing.daemon.source import Loss
+
+
+class PausedSession:
+    def __init__(self, paused: bool) -> None:
+        self.paused = paused
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        return {}
+
+    def refusals(self, before_ns: int) -> dict[int, Any]:
+        return {}
+
+
+class Losses(list[Loss]):
+    lost = list.append
+
+
+class StoppedClock:
+    real_ns = 1_000
+
+    def pair(self) -> ClockPair:
+        return ClockPair(self.real_ns, self.real_ns, self.real_ns)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_pause_that_no_tick_saw_is_a_gap_of_every_table(restarted: bool) -> None:
+    session: Any = PausedSession(restarted)
+    clock, losses = StoppedClock(), Losses()
+    tables = {"ops": "comm.ops", "events": "process.events"}
+    meter = LossMeter(session, clock, losses, tables, {}, 0, {}, list, lambda *_: None)  # type: ignore[arg-type]
+    if not restarted:
+        clock.real_ns = 1_007
+        meter.pause(True)
+    clock.real_ns = 1_030
+    meter.pause(False)
+    meter.pause(False)
+    since = 1_000 if restarted else 1_007
+    assert [(loss.table, loss.reason, loss.ts_from_ns, loss.ts_to_ns) for loss in losses] == [
+        (table, "all probes were paused", since, 1_030) for table in ("comm.ops", "process.events")
+    ]

@@ -1,0 +1,134 @@
+"""The gatherer over a collector that is made up, without stored rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from probing.api.errors import NotFound, PeerError
+from probing.daemon.arrow import batch_of, ipc_bytes
+from probing.daemon.diagnose.gather.gatherer import Gatherer
+from probing.daemon.query.answer import Item
+from probing.daemon.stack_wire import ProcessStacks
+
+S = 1_000_000_000
+NOW = 1_700_000_000 * S
+
+
+class Node:
+    """The collector. ``calls_ago_s``: when the newest operation was called."""
+
+    def __init__(self, calls_ago_s: float) -> None:
+        who = {"node": "n", "ts": NOW, "job": "j", "run": "r", "pid": 100, "start_ns": 7, "rank": 0}
+        progress = {**who, "comm": "c", "calls": 9, "last_call": NOW - round(calls_ago_s * S)}
+        self.rows: dict[str, list[dict[str, Any]]] = {
+            "process.processes": [{**who, "role": "trainer", "state": "running", "world_size": 1}],
+            "comm.progress": [progress],
+            "comm.inflight": [],
+            "gpu.devices": [],
+            "rdma.qps": [],
+            "process.envs": [{**who, "name": "MASTER_PORT", "value": "1"}, {**who, "name": "HOME", "value": "/"}],
+        }
+        self.cpu_ns = 0
+        self.broken = False
+
+    def live(self, table: str, timeout: float) -> bytes:
+        del timeout
+        return ipc_bytes(batch_of(table, self.rows[table]))
+
+    def status(self, timeout: float) -> Mapping[str, Any]:
+        del timeout
+        return {"started_ns": 5}
+
+    def stacks(self, *_: Any, **__: Any) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        if self.broken:
+            return [ProcessStacks("j", "r", 0, 100, 7, b'{"threads": [{}]}')], []
+        raise PeerError("it does not answer")
+
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]:
+        del pids, job, timeout
+        if self.broken:
+            return {"processes": [{"pid": 100}], "loads": None, "failures": []}
+        self.cpu_ns += 10
+        one = {"pid": 100, "start_ns": 7, "mono_ns": time.monotonic_ns(), "cpu_ns": self.cpu_ns}
+        return {"processes": [one], "loads": None, "failures": []}
+
+
+class Nothing:
+    """The engine: it has stored no row."""
+
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]:
+        del statements, timeout, max_bytes
+        return []
+
+
+def gatherer(node: Node) -> Gatherer:
+    return Gatherer("n", Nothing(), node, stall_s=10.0, now_ns=lambda: NOW)
+
+
+def test_a_job_has_its_live_rows_and_conditions() -> None:
+    [facts] = gatherer(Node(1.0)).facts("j", timeout=20.0)
+    assert (facts.job, facts.run, facts.world_size, facts.stall_s) == ("j", "r", 1, 10.0)
+    assert (facts.nodes[0].watching_since_ns, facts.nodes[0].advanced_ns) == (5, NOW - S)
+    [rank] = facts.ranks
+    assert rank.env == (("MASTER_PORT", "1"),)
+    assert rank.condition is not None
+    assert rank.condition.cpu_ns == 10
+    # Both readings failed, and the failure is named once.
+    assert [one.text for one in facts.missing] == ["no stacks of job j: it does not answer",
+                                                   "no native stacks of job j: it does not answer"]  # fmt: skip
+
+
+def test_helpers_are_listed_with_their_trainer() -> None:
+    node = Node(1.0)
+    [trainer] = node.rows["process.processes"]
+    others = {101: ("data_loader", 100), 102: ("launcher", 1), 103: ("other", 1)}
+    node.rows["process.processes"] += [
+        {**trainer, "pid": pid, "rank": None, "role": role, "ppid": ppid, "start_ns": 9}
+        for pid, (role, ppid) in others.items()
+    ]
+    [facts] = gatherer(node).facts("j", deep=False, timeout=20.0)
+    assert [one.pid for one in facts.ranks[0].helpers] == [101]
+    assert [one.pid for one in facts.processes] == [102, 103]
+
+
+def test_all_jobs_are_those_that_run() -> None:
+    assert [facts.job for facts in gatherer(Node(1.0)).facts(deep=False, timeout=20.0)] == ["j"]
+
+
+@pytest.mark.parametrize(("calls_ago_s", "cpu_ns"), [(1.0, 20), (30.0, 10), (None, 10)])
+def test_readings_ahead_count_for_a_job_that_advances(
+    calls_ago_s: float | None, cpu_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that has called nothing yet: its imports a while ago are no progress of now.
+    node = Node(calls_ago_s or 0.0)
+    if calls_ago_s is None:
+        node.rows["comm.progress"] = []
+    found = gatherer(node)
+    real = time.monotonic_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: real() - 5 * S)
+        found.read_ahead("j", timeout=1.0)
+    [facts] = found.facts("j", timeout=20.0)
+    condition = facts.ranks[0].condition
+    assert condition is not None
+    assert condition.cpu_ns == cpu_ns
+
+
+def test_answers_that_make_no_sense_are_named() -> None:
+    node = Node(1.0)
+    node.broken = True
+    [facts] = gatherer(node).facts("j", timeout=20.0)
+    assert [one.text for one in facts.missing if "sense" in one.text] == [
+        "the conditions make no sense: KeyError", "the stacks make no sense: KeyError",
+    ]  # fmt: skip
+
+
+def test_jobs_and_runs_that_are_not_there() -> None:
+    found = gatherer(Node(1.0))
+    for job, run in (("k", ""), ("j", "s")):
+        with pytest.raises(NotFound):
+            found.facts(job, run=run, deep=False, timeout=20.0)

@@ -1,0 +1,415 @@
+"""The watch: when it looks, what it opens and closes, and that nothing of one job disturbs another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from watch_support import Job, Scene, T, finding
+
+from probing.api.errors import NotFound, PeerError, UsageError
+from probing.daemon.diagnose.gate import JobNow
+from probing.daemon.diagnose.reviews import Reviews
+from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.diagnosis.verdict import NOTE, WARNING, Finding
+
+
+def hangs(since: float, until: float = 1e9) -> Callable[[float, bool], Sequence[Finding]]:
+    return lambda now, deep: [finding("not_joined", 1)] if deep and since <= now < until else []
+
+
+def test_a_job_that_advances_gets_only_reviews_and_ever_less_of_them() -> None:
+    scene = Scene(Job(begins=10), review_s=60.0).run(2000)
+    times = [round(at) for at, _, _ in scene.looks]
+    assert times[0] == 70
+    assert [round((then - before) / 10) for before, then in pairwise(times)] == [12, 24, 30, 30, 30, 30, 30]
+    assert not any(deep for _, _, deep in scene.looks)
+    assert scene.rows == []
+
+
+def test_a_change_of_pace_brings_the_next_review() -> None:
+    reviews = Reviews(0.0, 60.0)
+    for _ in range(4):
+        reviews.reviewed(100.0, doubtful=False, found=False)
+    assert reviews.next == 400
+    calls = 0
+    for second in range(100, 300):
+        calls += 10 if second < 200 else 7
+        reviews.advanced(float(second), calls)
+        if second < 215:
+            assert reviews.next == 400
+    assert 200 < reviews.next < 260
+
+
+def test_a_review_in_vain_is_not_repeated_for_one_odd_window() -> None:
+    reviews = Reviews(0.0, 60.0)
+    reviews.reviewed(100.0, doubtful=False, found=False)
+    before, calls = reviews.next, 0
+    for second in range(100, 220):
+        calls += 2 if 150 < second < 160 else 10
+        reviews.advanced(float(second), calls)
+    assert reviews.next == before
+
+
+def test_a_stall_is_found_after_w_and_closed_when_the_job_goes_on() -> None:
+    scene = Scene(Job(begins=10, stops=30, resumes=95, finds=hangs(30, 95))).run(100)
+    assert scene.looks[0][2]
+    (name, state, opened), (_, closed, at) = scene.states()
+    assert (name, state, closed) == ("not_joined", "open", "closed")
+    assert 40 <= opened <= 41.5
+    assert 95 <= at <= 96.5
+    assert [row["finding_id"] for row in scene.hooked] == [scene.rows[0]["finding_id"]]
+
+
+def test_a_clock_that_is_set_does_not_close_a_finding() -> None:
+    job = Job(begins=10, stops=30, finds=hangs(30), clock_set=lambda now: 3.0 if now > 45 else 0.0)
+    scene = Scene(job).run(100)
+    assert [state for _, state, _ in scene.states()] == ["open"]
+
+
+def test_looks_at_a_stall_become_rare() -> None:
+    scene = Scene(Job(begins=10, stops=30), review_s=600.0).run(900)
+    times = [at for at, _, _ in scene.looks]
+    # Each takes 1.2 s.
+    pauses = [round(then - before - 1.2) for before, then in pairwise(times)]
+    assert pauses == [1, 2, 4, 8, 16, 32, *[60] * (len(pauses) - 6)]
+    assert len(pauses) > 10
+
+
+def test_a_finding_with_stacks_is_looked_at_less() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30))).run(300)
+    pauses = [round(then - before - 1.2) for (before, *_), (then, *_) in pairwise(scene.looks)]
+    assert pauses[:6] == [8, 8, 8, 8, 16, 32]
+
+
+def test_a_job_may_rest_for_days() -> None:
+    now = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)
+    schedule = Schedule(now, 0.0, stall_s=10, review_s=1e9, late=False)
+    for minute in range(3000):
+        schedule.looked(Look("stall", deep=True), minute * 60.0, 1.0, doubtful=False, found=True)
+    due = schedule.due()
+    assert due is not None
+    assert due[0] == 2999 * 60 + 60
+
+
+def test_a_look_comes_when_a_wait_is_long_enough() -> None:
+    # The job is quiet since it began, and a rank waits since a while after that.
+    job = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)
+    schedule = Schedule(job, 0.0, stall_s=10, review_s=1e9, late=False)
+    schedule.update(replace(job, now_ns=job.now_ns + 10 * 10**9), 10.0)
+
+    def next_look(now: float, **found: Any) -> float:
+        schedule.looked(Look("stall", deep=True), now, 0.5, doubtful=False, **found)
+        due = schedule.due()
+        assert due is not None
+        return round(due[0] - now, 3)
+
+    assert next_look(10.5, found=False, ripens_s=5.9) == 1
+    assert next_look(12.0, found=False, ripens_s=4.4) == 2
+    assert next_look(14.5, found=False, ripens_s=1.9) == 1.6
+    # Where stacks explain the stall nothing is urgent.
+    assert next_look(16.5, found=True, explained=True, ripens_s=1.9) == 8
+
+
+def test_long_steps_are_no_stall() -> None:
+    scene = Scene(Job(begins=10, step=25.0, gap=25.0), review_s=1000.0).run(500)
+    assert scene.looks == []
+
+
+def test_a_finding_that_the_job_outlives_closes_with_it() -> None:
+    scene = Scene(Job(begins=10, stops=30, ends={0: (60, 9), 1: (60, 9)}, finds=hangs(30, 59))).run(80)
+    assert [state for _, state, _ in scene.states()] == ["open", "closed"]
+
+
+def test_what_two_looks_do_not_confirm_is_closed() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30, 45))).run(100)
+    assert [state for _, state, _ in scene.states()] == ["open", "closed"]
+    assert scene.watch.state().detail == "1 job, 0 open findings"
+
+
+def test_a_rank_that_fails_is_looked_at_in_a_second() -> None:
+    died = finding("rank_died", 1, group="death")
+    scene = Scene(
+        Job(begins=10, ends={1: (30, 9), 0: (31, 15)}, finds=lambda now, _: [died] if now > 30 else [])
+    ).run(50)
+    (_, state, opened), (_, closed, _) = scene.states()
+    assert (state, closed) == ("open", "closed")
+    assert opened < 32.5
+
+
+def test_a_normal_end_is_no_failure() -> None:
+    scene = Scene(Job(begins=10, ends={0: (30, None), 1: (30, None)})).run(60)
+    assert scene.looks == []
+
+
+def test_a_job_that_stalled_before_the_daemon_came_is_named_in_seconds() -> None:
+    scene = Scene(Job(begins=10, stops=30, seen_from=100, stored=False, finds=hangs(30)), at=100).run(110)
+    (_, state, opened), *_ = scene.states()
+    assert state == "open"
+    assert opened <= 103
+    assert [round(at - 100, 1) for at, _, _ in scene.looks[:2]] == [0.0, 1.5]
+
+
+def test_one_look_at_a_job_that_may_just_compute_opens_nothing() -> None:
+    # Nothing was seen of it before the daemon came; it goes on a second later.
+    job = Job(begins=10, stops=99, resumes=101, seen_from=100, stored=False, finds=hangs(99, 101))
+    scene = Scene(job, at=100).run(150)
+    assert len(scene.looks) >= 1
+    assert scene.rows == []
+
+
+def test_w_counts_from_the_last_operation_also_when_a_daemon_before_saw_it() -> None:
+    # Found only once W is over, as rules do.
+    scene = Scene(Job(begins=10, stops=94, seen_from=100, finds=hangs(104)), at=100).run(120)
+    assert 104 <= scene.states()[0][2] <= 105.5
+
+
+def test_after_a_restart_a_finding_keeps_its_name_and_hooks_stay_silent() -> None:
+    job = Job(begins=10, stops=30, finds=hangs(30))
+    first = Scene(job).run(60)
+    job.seen_from = 62
+    second = Scene(job, before=first.rows[-1:], at=62).run(90)
+    assert first.hooked
+    assert not second.hooked
+    ids = {row["finding_id"] for row in (*first.rows, *second.rows)}
+    opened = {row["opened"] for row in (*first.rows, *second.rows)}
+    assert (len(ids), len(opened)) == (1, 1)
+    job.resumes = 95
+    assert second.run(100).states()[-1][:2] == ("not_joined", "closed")
+
+
+def test_findings_of_jobs_that_are_gone_close_after_a_restart() -> None:
+    first = Scene(Job(begins=10, stops=30, finds=hangs(30))).run(60)
+    second = Scene(before=first.rows[-1:], at=62).run(90)
+    assert [state for _, state, _ in second.states()] == ["closed"]
+
+
+def test_a_warning_of_a_review_needs_a_second_look_and_fires_once() -> None:
+    slow = finding("slow_rank", 1, group="slow", severity=WARNING)
+    scene = Scene(Job(begins=10, finds=lambda now, _: [slow] if now < 200 else [])).run(400)
+    assert scene.states()[0][:2] == ("slow_rank", "open")
+    assert 79 <= scene.states()[0][2] <= 82
+    assert scene.states()[-1][:2] == ("slow_rank", "closed")
+    assert len(scene.hooked) == 1
+    # The look that confirms it compares the processes with those of the review; the reason is looked at again after.
+    assert scene.read == [(scene.looks[0][0] + 0.1, "j")]
+    assert [deep for at, _, deep in scene.looks if at < 200] == [False, True, True]
+
+
+def test_a_finding_that_comes_back_does_not_fire_again() -> None:
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [] if 200 < now < 400 else [finding("slow_rank", 1, group="slow", severity=WARNING)]
+
+    scene = Scene(Job(begins=10, finds=finds)).run(1500)
+    assert [state for _, state, _ in scene.states()] == ["open", "closed", "open"]
+    assert len(scene.hooked) == 1
+
+
+def test_a_note_of_a_review_is_looked_at_closely_once() -> None:
+    scene = Scene(Job(begins=10, finds=lambda *_: [finding("note", severity=NOTE)])).run(260)
+    assert [deep for _, _, deep in scene.looks] == [False, True, False, True]
+    assert (scene.rows, scene.hooked) == ([], [])
+
+
+def test_notes_are_no_findings() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=lambda *_: [finding("note", severity=NOTE)])).run(60)
+    assert (scene.rows, scene.hooked) == ([], [])
+
+
+def test_a_change_is_stored_once_in_ten_seconds() -> None:
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [finding("not_joined", 1, confidence=0.5 if now < 42 else 0.9)] if now > 30 else []
+
+    scene = Scene(Job(begins=10, stops=30, finds=finds)).run(100)
+    assert [row["confidence"] for row in scene.rows] == [0.5, 0.9]
+    assert len({row["opened"] for row in scene.rows}) == 1
+
+
+def test_stacks_are_stored_once_they_are_there_and_stay() -> None:
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [finding("not_joined", 1, **({} if 45 < now < 50 else {"stacks": ()}))] if now > 30 else []
+
+    scene = Scene(Job(begins=10, stops=30, finds=finds)).run(100)
+    # What is found without a stack of the rank has to be found again.
+    assert scene.states()[0][2] > scene.looks[1][0] > scene.looks[0][0] + 1
+    assert ["culprit" in row["stacks"] for row in scene.rows] == [False, True]
+
+
+def test_a_stack_of_a_victim_that_comes_later_is_stored() -> None:
+    whole = finding("not_joined", 1)
+
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [whole if 43 < now < 50 else replace(whole, stacks=whole.stacks[:1])] if now > 30 else []
+
+    scene = Scene(Job(begins=10, stops=30, finds=finds)).run(100)
+    assert ["victim" in row["stacks"] for row in scene.rows] == [False, True]
+    assert scene.rows[1]["finding_id"] == scene.rows[0]["finding_id"]
+
+
+def test_a_slow_job_holds_up_no_other() -> None:
+    jobs = [Job("slow", begins=10, stops=20, takes=5.0), Job("quick", begins=10, stops=24, finds=hangs(24))]
+    scene = Scene(*jobs).run(120)
+    assert scene.states()[0][2] <= 34 + 6
+    slow = [at for at, job, _ in scene.looks if job == "slow"]
+    assert all(then - before >= 25 for before, then in pairwise(slow[3:]))
+
+
+def test_a_stall_of_a_job_whose_review_was_slow_is_looked_at_in_time() -> None:
+    finds = hangs(30)
+    job = Job(begins=10, stops=30, takes=3.0, finds=lambda now, deep: finds(now, deep) if now > 45 else [])
+    scene = Scene(job, stall_s=10.0, review_s=5.0).run(80)
+    assert scene.states()[0][2] <= 52
+
+
+def test_more_jobs_than_can_be_watched_are_counted() -> None:
+    scene = Scene(*(Job(f"j{n}", begins=10) for n in range(67))).run(20)
+    assert scene.watch.state().state == "degraded"
+    assert "3 jobs are not watched" in scene.watch.state().reason
+
+
+def test_jobs_that_ended_and_single_processes_make_room_for_others() -> None:
+    ended = [Job(f"e{n}", begins=10, ends={0: (12, None), 1: (12, None)}) for n in range(32)]
+    alone = [Job(f"a{n}", begins=11, ranks=1, first=1e9) for n in range(32)]
+    late = [Job(f"j{n}", begins=20, stops=30, finds=hangs(30)) for n in range(40)]
+    scene = Scene(*ended, *alone, *late).run(35)
+    assert scene.watch.state().state == "running"
+    assert scene.watch.state().detail == "64 jobs, 0 open findings"
+    assert {row["job"] for row in scene.run(200).rows} == {job.name for job in late}
+
+
+def test_a_collector_that_is_replaced_closes_no_finding() -> None:
+    scene = Scene(Job(begins=10, stops=30, gap=2.0, finds=hangs(30))).run(60)
+    jobs, scene.jobs = scene.jobs, []
+    scene.run(75)
+    scene.jobs = jobs
+    # It has seen no operation of the job.
+    jobs[0].seen_from = 75
+    assert [state for _, state, _ in scene.run(120).states()] == ["open"]
+    assert len(scene.hooked) == 1
+    # A job that it does not know after half a minute is gone.
+    scene.jobs = []
+    assert [state for _, state, _ in scene.run(160).states()] == ["open", "closed"]
+
+
+def test_the_usual_pause_outlives_the_collector_that_measured_it() -> None:
+    job = Job(begins=10, step=25.0, gap=25.0)
+    scene = Scene(job, review_s=1000.0).run(160)
+    job.seen_from, job.gap = 161, None
+    assert scene.run(184).looks == []
+
+
+def test_a_rank_that_fails_before_the_first_poll_is_looked_at() -> None:
+    scene = Scene(Job(begins=10, ends={1: (10, 9)})).run(14)
+    assert len(scene.looks) == 2
+
+
+def test_a_gather_that_fails_is_named_and_tried_again() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
+    scene.fails["facts"] = ZeroDivisionError("x")
+    scene.run(45)
+    assert scene.watch.state().state == "degraded"
+    assert "ZeroDivisionError" in scene.watch.state().reason
+    del scene.fails["facts"]
+    scene.run(60)
+    assert scene.watch.state().state == "running"
+    assert scene.states()[0][1] == "open"
+
+
+def test_a_job_that_is_unknown_is_no_problem() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
+    scene.fails["facts"] = NotFound("gone")
+    assert scene.run(45).watch.state().state == "running"
+
+
+def test_without_the_collector_nothing_is_lost() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
+    scene.run(35)
+    scene.fails["record"] = PeerError("gone")
+    scene.run(60)
+    assert scene.rows == []
+    assert "storing findings" in scene.watch.state().reason
+    del scene.fails["record"]
+    scene.run(62)
+    assert scene.states()[0][1] == "open"
+
+
+def test_a_row_that_cannot_be_sent_does_not_block_others() -> None:
+    scene = Scene(Job(begins=10, stops=30, resumes=60, finds=hangs(30, 60)))
+    scene.fails["record"] = TypeError("no JSON")
+    scene.run(50)
+    assert scene.watch.state().lost == 1
+
+
+def test_a_row_that_is_refused_does_not_block_others() -> None:
+    scene = Scene(Job(begins=10, stops=30, resumes=60, finds=hangs(30, 60)))
+    scene.fails["record"] = UsageError("no")
+    scene.run(50)
+    assert scene.watch.state().lost == 1
+    del scene.fails["record"]
+    scene.run(70)
+    assert [state for _, state, _ in scene.states()] == ["closed"]
+
+
+def test_findings_of_before_are_read_before_any_look() -> None:
+    scene = Scene(Job(begins=10, stops=30, seen_from=100, finds=hangs(30)), at=100)
+    scene.fails["findings"] = PeerError("not yet")
+    scene.watch.step()
+    assert scene.looks == []
+    del scene.fails["findings"]
+    scene.run(105)
+    assert scene.looks
+
+
+def test_a_restart_of_a_job_is_another_run() -> None:
+    jobs = [
+        Job(run="r1", begins=10, stops=30, ends={0: (50, 9), 1: (50, 9)}, finds=hangs(30, 50)),
+        Job(run="r2", begins=52, stops=70, finds=hangs(70)),
+    ]
+    scene = Scene(*jobs).run(100)
+    assert [(row["run"], row["state"]) for row in scene.rows] == [("r1", "open"), ("r1", "closed"), ("r2", "open")]
+    assert len(scene.hooked) == 2
+
+
+def test_a_usual_pause_of_a_minute_is_no_stall() -> None:
+    scene = Scene(Job(begins=10, stops=30, resumes=110, gap=60.0), review_s=1000.0).run(200)
+    assert scene.looks == []
+
+
+class _Beside(Scene):
+    """Looks that take until ``end``."""
+
+    def begin(self, call: Callable[[], T], /) -> Future[T]:
+        outcome: Future[T] = Future()
+        self.begun = [*getattr(self, "begun", []), (call, outcome)]
+        return outcome
+
+    def end(self, number: int) -> None:
+        call, outcome = self.begun[number]
+        outcome.set_result(call())
+
+
+def test_three_jobs_are_looked_at_at_a_time() -> None:
+    scene = _Beside(*(Job(name, begins=10, stops=20, finds=hangs(20)) for name in "abcd")).run(32)
+    # Nobody waits for a look that does not end, but for a place.
+    assert len(scene.begun) == 3
+    scene.end(1)
+    scene.run(36)
+    assert (len(scene.begun), [row["job"] for row in scene.rows]) == (4, ["b"])
+    # What a look shows of a job that is gone meanwhile is not recorded.
+    gather, outcome = scene.begun[0]
+    facts = gather()
+    scene.jobs = [job for job in scene.jobs if job.name != "a"]
+    scene.run(80)
+    outcome.set_result(facts)
+    scene.run(81)
+    assert "a" not in {row["job"] for row in scene.rows}
+
+
+def test_a_new_stall_is_looked_at_before_others_again() -> None:
+    old = [Job(f"old{n}", begins=10, stops=20, finds=hangs(20), takes=4.0) for n in range(7)]
+    scene = Scene(*old, Job("new", begins=10, stops=50, finds=hangs(50))).run(100)
+    # It waits for one look at most, of 4 s.
+    assert next(at for at, job, deep in scene.looks if job == "new" and deep) <= 60 + 4 + 1

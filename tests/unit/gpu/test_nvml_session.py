@@ -1,0 +1,269 @@
+"""The owner of the process that asks the driver, and the source, against a process that answers as a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from waiting import until
+
+from probing.daemon.clock import FakeClock
+from probing.daemon.config import GpuConfig
+from probing.daemon.gpu.nvml import session as session_module
+from probing.daemon.gpu.nvml.present import NO_GPU
+from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
+from probing.daemon.gpu.nvml.source import NvmlSource
+from probing.daemon.ipc import Channel, ChannelClosed
+from probing.daemon.source import Identity, Loss
+from probing.daemon.source_state import SourceState, Totals
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Process:
+    """Listens as the supervisor does, and answers polls with ``answers`` in turn; None: not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "nvml.sock")
+        self.answers: list[Answer | None] = []
+        self.asked: list[dict[str, Any]] = []
+        self.started = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        self._socket.listen(8)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.started += 1
+            threading.Thread(target=self._serve, args=(Channel(connection),), daemon=True).start()
+
+    def _serve(self, channel: Channel) -> None:
+        with channel:
+            try:
+                while True:
+                    header = channel.receive().header
+                    if header["op"] == "ping":
+                        channel.send({"pid": os.getpid()})
+                        continue
+                    self.asked.append(header)
+                    answer = self.answers.pop(0) if self.answers else None
+                    if answer is not None:
+                        channel.send(*answer)
+                        if answer[0]:
+                            return
+            except (ChannelClosed, OSError):
+                return
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    made = Process(tmp_path)
+    yield made
+    made.close()
+
+
+def good(**content: Any) -> Answer:
+    return {}, json.dumps({"backend": "cuda", "values": {}, "lost": {}, **content}).encode()
+
+
+HUNG: Answer = ({"hung": {"call": "nvmlDeviceGetX", "device": "3", "seconds": 5.5}, "events": []}, b"")
+
+
+def polled(session: NvmlSession) -> Reading | Failure:
+    found = until(lambda: session.poll(0.05, slow=False, links=False, pairs=False))
+    assert found is not None
+    return found
+
+
+def test_the_first_poll_asks_for_all(process: Process) -> None:
+    process.answers += [good(), good()]
+    session = NvmlSession(process.path)
+    first, second = polled(session), polled(session)
+    assert isinstance(first, Reading)
+    assert isinstance(second, Reading)
+    assert (first.fresh, first.asked) == (True, {"slow", "links", "pairs"})
+    assert (second.fresh, second.asked) == (False, frozenset())
+    assert [header["slow"] for header in process.asked] == [True, False]
+    session.close()
+
+
+def test_the_next_start_waits_longer_each_time(process: Process) -> None:
+    now = [100.0]
+    session = NvmlSession(process.path, retry_s=(1, 5), now=lambda: now[0])
+    failed: Answer = ({"failed": {"kind": "absent", "text": "no driver"}}, b"")
+    process.answers += [failed, failed, failed, good()]
+    for wait_s in (1, 5, 5):
+        failure = polled(session)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.text) == ("absent", "no driver")
+        started = process.started
+        now[0] += wait_s - 0.1
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+        assert process.started == started
+        now[0] += 0.2
+    assert isinstance(polled(session), Reading)
+    session.close()
+
+
+def test_none_is_started_beside_one_that_is_stuck(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setattr(session_module.os, "pidfd_open", lambda pid: read if pid == os.getpid() else -1)
+    process.answers += [HUNG, good()]
+    session = NvmlSession(process.path, retry_s=(0,))
+    failure = polled(session)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.call, failure.device, failure.seconds) == ("hung", "nvmlDeviceGetX", "3", 5.5)
+    for _ in range(20):
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+    assert process.started == 1
+    monkeypatch.undo()
+    # It has ended: its descriptor is readable.
+    os.close(write)
+    assert isinstance(polled(session), Reading)
+    session.close()
+
+
+def test_no_answer_at_all_is_a_hang(process: Process) -> None:
+    now = [100.0]
+    session = NvmlSession(process.path, retry_s=(0,), now=lambda: now[0])
+    process.answers += [good(), None, good()]
+    polled(session)
+    assert session.poll(0, slow=False, links=False, pairs=False) is None
+    now[0] += session_module.POLL_S + 1
+    failure = session.poll(0, slow=False, links=False, pairs=False)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.text) == ("hung", "the driver has not answered for 31 s")
+    session.close()
+
+
+def test_without_a_listener_it_fails_and_tries_again(tmp_path: Path) -> None:
+    session = NvmlSession(str(tmp_path / "nobody.sock"), retry_s=(0,))
+    for _ in range(3):
+        found = session.poll(0, slow=False, links=False, pairs=False)
+        assert isinstance(found, Failure)
+        assert found.kind == "ended"
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.tables: dict[str, int] = {}
+
+    def put(self, table: str, batch: Any) -> None:
+        self.tables[table] = self.tables.get(table, 0) + batch.num_rows
+
+    def lost(self, loss: Loss) -> None:
+        raise AssertionError(loss)
+
+
+class Nobody:
+    def live(self) -> list[Identity]:
+        return []
+
+    def environ(self, pid: int, start_ns: int) -> dict[str, str]:
+        return {}
+
+
+class Given:
+    """A session that answers what it is given."""
+
+    def __init__(self, *found: Reading | Failure | None) -> None:
+        self.found = list(found)
+        self.restarts = 0
+
+    def poll(self, wait_s: float, **_: bool) -> Reading | Failure | None:
+        return self.found.pop(0) if self.found else None
+
+    def again(self) -> None:
+        self.restarts += 1
+
+    def close(self) -> None:
+        pass
+
+
+def source_of(*found: Reading | Failure | None) -> tuple[NvmlSource, Given, Rows]:
+    given, rows = Given(*found), Rows()
+    config = GpuConfig(interval_s=0.1)
+    return NvmlSource(given, Nobody(), rows, FakeClock(5, 7), "n", config), given, rows  # type: ignore[arg-type]
+
+
+def state_of(source: NvmlSource) -> SourceState:
+    (state,) = source.states(Totals("running", {}, {}))
+    return state
+
+
+def test_a_node_without_gpus_is_not_degraded() -> None:
+    source, _, rows = source_of(Failure("absent", NO_GPU))
+    source.tick()
+    state = state_of(source)
+    assert (state.state, state.reason, state.detail) == ("running", "", NO_GPU)
+    assert rows.tables == {}
+    assert source.live_tables["gpu.devices"](FakeClock().pair()).num_rows == 0
+
+
+def test_gpus_without_a_driver_are_a_degraded_source() -> None:
+    source, _, _ = source_of(Failure("absent", "NVIDIA GPUs are there, but their driver is not loaded"))
+    source.tick()
+    assert state_of(source).state == "degraded"
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+_PARTS = ("devices", "values", "processes", "links", "events", "lost", "driver", "problems", "backend")
+_DEVICE = {"device": "0", "device_id": 0, "mig": None, "uuid": "GPU-0"}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.dictionaries(st.sampled_from(_PARTS), _JSON, max_size=4), st.dictionaries(st.text(max_size=12), _JSON))
+def test_no_answer_ends_the_source(content: dict[str, Any], of_device: dict[str, Any]) -> None:
+    sane = {"devices": [_DEVICE], "values": {"0": {"power_w": 5.0, **of_device}}, "lost": {}}
+    strange = Reading({**sane, **content}, frozenset(), True)
+    source, given_session, rows = source_of(strange, Reading(sane, frozenset(), True))
+    source.tick()
+    source.tick()
+    assert given_session.restarts <= 2
+    assert rows.tables.get("gpu.utilization", 0) <= 2
+
+
+_NUMBERS = st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.floats()
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({"type": _NUMBERS, "data": _NUMBERS, "ts_ns": _NUMBERS,
+                              "instances": st.lists(_NUMBERS, max_size=3), "device": _NUMBERS}))  # fmt: skip
+def test_no_event_ends_the_source(event: dict[str, Any]) -> None:
+    answer = Reading({"devices": [_DEVICE], "values": {}, "events": [event]}, frozenset(), True)
+    source, given_session, _ = source_of(answer)
+    source.tick()
+    assert given_session.restarts == 0
+
+
+def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
+    broken = Reading({"devices": [{"device": "0"}], "values": {"0": 5}}, frozenset(), True)
+    whole = Reading({"devices": [_DEVICE], "values": {"0": {"power_w": 5.0}}}, frozenset(), True)
+    source, given_session, rows = source_of(broken, whole)
+    source.tick()
+    assert (state_of(source).state, given_session.restarts) == ("degraded", 1)
+    assert "makes no sense" in state_of(source).reason
+    source.tick()
+    assert state_of(source).state == "running"
+    assert rows.tables["gpu.utilization"] == 1
