@@ -107,7 +107,8 @@ def check_torchrun(watch: Watch, root: int, port: int) -> None:
     rows = until(in_groups)
     assert sorted(row["role"] for row in rows) == ["launcher", "trainer", "trainer"]
     assert [(row["pid"], row["run"]) for row in rows if row["role"] == "launcher"] == [(root, trainers[0].run)]
-    assert {row["state"] for row in rows} == {"running"}
+    # A process that waits for a page of a file is blocked for that moment.
+    until(lambda: {row["state"] for row in watch.rows(root)} == {"running"})
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert {row["python"] for row in rows} == {version}
 

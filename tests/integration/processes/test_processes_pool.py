@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes_helpers import Listener, listening, start_ns_of, started
@@ -199,10 +200,16 @@ def test_memory_state_and_list(pool: ReaderPool, sleeper: subprocess.Popen[bytes
     )
     assert answer.header["lengths"] == [4, -1, 3]
     assert answer.payload == b"\x7fELFELF"
-    states = pool.call("state", timeout=PATIENCE, targets=[[sleeper.pid, 0], [sleeper.pid, 7]], threads=True).payload
     threads = [Path(f"/proc/{sleeper.pid}/comm").read_text().strip()]
     unread = dict.fromkeys(("rss_bytes", "peak_rss_bytes", "anon_bytes", "shmem_bytes", "swap_bytes"))
-    assert json.loads(states) == [{"state": "S", "ppid": os.getpid(), "threads": threads, **unread}, None]
+
+    def states() -> Any:
+        targets = [[sleeper.pid, 0], [sleeper.pid, 7]]
+        return json.loads(pool.call("state", timeout=PATIENCE, targets=targets, threads=True).payload)
+
+    # It sleeps soon after it said so.
+    asleep = [{"state": "S", "ppid": os.getpid(), "threads": threads, **unread}, None]
+    until(lambda: states() == asleep, what=states)
     assert b"[%d, " % sleeper.pid in pool.call("list", timeout=PATIENCE).payload
 
 
