@@ -97,6 +97,16 @@ class GlobalOptions:
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
         None
     )
+    tls: Annotated[bool, typer.Option("--tls", help="TLS to HOST:PORT, by the authorities of the system.")] = False
+    tls_ca: Annotated[
+        str | None, typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="TLS, by the authorities in this file.")
+    ] = None
+    tls_cert: Annotated[
+        str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")
+    ] = None
+    tls_key: Annotated[
+        str | None, typer.Option(envvar="PROBING_TLS_KEY", metavar="FILE", help="Its key.")
+    ] = None
     output_format: Annotated[
         str | None,
         typer.Option(
@@ -124,12 +134,17 @@ class GlobalOptions:
             all_nodes=self.all_nodes or self.nodes is not None,
             strict=self.strict,
             token=read_token(self.token, self.token_file),
+            tls=self._tls_files(),
             format=self.output_format or format_of(self.output),
             named=self.output_format is not None,
             output=self.output,
             report=self.report,
             timeout=seconds(self.timeout),
         )
+
+    def _tls_files(self) -> tuple[str, str, str] | None:
+        files = (self.tls_ca or "", self.tls_cert or "", self.tls_key or "")
+        return files if self.tls or any(files) else None
 
 
 class Program(LazyGroup):

@@ -11,6 +11,7 @@ from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.connection import Connection
+from probing.client.wire.tls import Tls
 from probing.federation.execution.fanout import Gathered, fan_out
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Nodes:
 
     With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed.
     ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the address of
-    a node and the progress of its query. Safe to use from several threads.
+    a node and the progress of its query. ``tls``: the files with which TCP is encrypted; None: it is in the clear. Safe
+    to use from several threads.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Nodes:
         all_nodes: bool = False,
         strict: bool = False,
         token: str = "",
+        tls: Tls | None = None,
         timeout: float = 30.0,
         max_bytes: int = 256 << 20,
     ) -> None:
@@ -50,6 +53,7 @@ class Nodes:
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes
         self._token = token
+        self._tls = tls
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
 
@@ -75,7 +79,7 @@ class Nodes:
     def connection(self, address: str) -> Connection:
         with self._lock:
             if address not in self._connections:
-                self._connections[address] = Connection(address, token=self._token)
+                self._connections[address] = Connection(address, token=self._token, tls=self._tls)
             return self._connections[address]
 
     def addresses(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
     """The cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
     # Imports gRPC, which --help does without.
     from probing.client.cluster import Cluster
+    from probing.client.wire.tls import Tls
 
     cluster = Cluster(
         settings.target,
@@ -35,6 +36,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         all_nodes=settings.all_nodes,
         strict=settings.strict,
         token=settings.token,
+        tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
     with cluster:

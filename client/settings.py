@@ -38,7 +38,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Settings:
     """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none.
 
-    ``named``: the format is from -f, not from the name of a file.
+    ``tls``: files of authorities, certificate and key, each empty for none; None: TCP is in the clear. ``named``: the
+    format is from -f, not from the name of a file.
     """
 
     target: str = DEFAULT_TARGET
@@ -46,6 +47,7 @@ class Settings:
     all_nodes: bool = False
     strict: bool = False
     token: str = ""
+    tls: tuple[str, str, str] | None = None
     format: str = "table"
     named: bool = False
     output: Path | None = None

@@ -42,6 +42,7 @@ __all__ = (
     "QueryConfig",
     "SamplingConfig",
     "StoreConfig",
+    "TlsConfig",
     "UsersConfig",
     "VariablesConfig",
     "checked_text",
@@ -73,6 +74,14 @@ class UsersConfig:
     service: str = _option("probing-service", "user of the gRPC service")
     worker: str = _option("probing-worker", "user of SQL workers, parsers and the store's maintenance")
     group: str = _option("probing", "group that may talk to the socket and read the segments")
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    cert: str = _option("", "file with the certificate chain of listen and http, as PEM; empty: no TLS")
+    key: str = _option("", "file with its key; the service's user has to be able to read it, and nobody else")
+    client_ca: str = _option("", "file with authorities of clients: each connection then needs a certificate")
+    peer_ca: str = _option("", "file with authorities of other nodes: such a certificate gives the scope peer")
 
 
 @dataclass(frozen=True)
@@ -208,7 +217,8 @@ class Config:
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
     http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")
     token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
-    insecure: bool = _option(False, "allow TCP without a token, and in the clear off loopback")
+    insecure: bool = _option(False, "allow TCP without a token, and off loopback without TLS")
+    tls: TlsConfig = TlsConfig()
     users: UsersConfig = UsersConfig()
     store: StoreConfig = StoreConfig()
     query: QueryConfig = QueryConfig()

@@ -25,6 +25,7 @@ from probing.client.settings import Settings
 from probing.client.shell.statement import is_whole
 from probing.client.shell.words import candidates
 from probing.client.wire.connection import Connection
+from probing.client.wire.tls import Tls
 
 __all__ = ("Prompt", "history_path", "trim_history")
 
@@ -86,7 +87,8 @@ class _Completer(Completer):
 
     def _learn(self, settings: Settings) -> None:
         # Without an answer only the tables of probing.api are completed.
-        with suppress(ProbingError), Connection(settings.target, token=settings.token) as connection:
+        tls = Tls(*settings.tls) if settings.tls is not None else None
+        with suppress(ProbingError), Connection(settings.target, token=settings.token, tls=tls) as connection:
             reply = connection.query(_COLUMNS, settings.timeout, _MAX_BYTES)
             tables = {name: dict(columns) for name, columns in self._tables.items()}
             for schema, table, column, kind in zip(*(c.to_pylist() for c in reply.table.columns), strict=True):

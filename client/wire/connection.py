@@ -24,6 +24,7 @@ from probing.client.interrupt import closed, sheltered
 from probing.client.wire.errors import error_of, too_old
 from probing.client.wire.statements import read_statements
 from probing.client.wire.stream import Stream
+from probing.client.wire.tls import Tls, credentials_of
 from probing.federation.execution.answer import Reply
 
 __all__ = ("Connection",)
@@ -50,12 +51,18 @@ _OPTIONS = (
 class Connection:
     """``address`` is ``unix:PATH`` or ``HOST:PORT``. Safe to use from several threads."""
 
-    def __init__(self, address: str, *, token: str = "") -> None:
-        """Does not connect yet. Raises UsageError for a wrong address, or a token that would travel in the clear."""
-        self.address = _checked(address, token)
+    def __init__(self, address: str, *, token: str = "", tls: Tls | None = None) -> None:
+        """Does not connect yet; TCP speaks TLS with ``tls``. Raises UsageError for a wrong address, a file that cannot
+        be read, or a token that would travel in the clear."""
+        self.address = _checked(address, token if tls is None else "")
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         target = address if address.startswith("unix:") else f"dns:///{address}"
-        self._channel = sheltered(lambda: grpc.insecure_channel(target, options=_OPTIONS))
+        credentials = None if tls is None or address.startswith("unix:") else credentials_of(tls)
+        self._channel = sheltered(
+            lambda: grpc.insecure_channel(target, options=_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options=_OPTIONS)
+        )
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))
         self._calls: WeakSet[Any] = WeakSet()
@@ -243,7 +250,7 @@ def _checked(address: str, token: str) -> str:
     if token and not _loopback(host):
         raise UsageError(
             f"the token would travel in the clear to {address}",
-            hint="use a tunnel to a loopback port, or leave the token out",
+            hint="use TLS (--tls-ca FILE), or a tunnel to a loopback port, or leave the token out",
         )
     return address
 

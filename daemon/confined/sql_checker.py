@@ -70,14 +70,19 @@ def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, object]]:
             raise _Needed("views")
         return {view["name"]: View(columns=(), **view) for view in asked["views"]}
 
-    return [_checked(str(sql), int(asked["now_ns"]), users, views) for sql in asked["statements"]]
+    jobs = asked.get("jobs")
+    return [_checked(str(sql), int(asked["now_ns"]), users, views, jobs) for sql in asked["statements"]]
 
 
 def _checked(
-    sql: str, now_ns: int, users: Callable[[], dict[str, Table]], views: Callable[[], dict[str, View]]
+    sql: str,
+    now_ns: int,
+    users: Callable[[], dict[str, Table]],
+    views: Callable[[], dict[str, View]],
+    jobs: list[str] | None,
 ) -> dict[str, object]:
     try:
-        found = check(sql, now_ns, users, views)
+        found = check(sql, now_ns, users, views, jobs)
     except _Needed:
         raise
     except ProbingError as e:

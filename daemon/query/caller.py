@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-__all__ = ("NOBODY", "Caller")
+__all__ = ("NOBODY", "Caller", "Scope")
+
+
+class Scope(Enum):
+    """What a caller may do: read rows and stacks, change what is collected, start processes, act as another node."""
+
+    READ = "read"
+    PROBE = "probe"
+    ADMIN = "admin"
+    PEER = "peer"
 
 
 @dataclass(frozen=True)
 class Caller:
     """``listener``: ``unix`` or ``tcp``. ``who``: uid or address of the other end. ``pid`` 0: unknown. ``reserved``: it
-    has threads and slots reserved for it, as root and the daemon itself have."""
+    has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token or certificate.
+    ``scopes``: what it may do, once it is identified. ``jobs``: those whose rows it may see; None: all."""
 
     listener: str
     who: str
     pid: int = 0
     reserved: bool = False
+    name: str = ""
+    scopes: frozenset[Scope] = frozenset()
+    jobs: frozenset[str] | None = None
 
     @property
     def share(self) -> str:
@@ -28,7 +42,9 @@ class Caller:
         return self.listener, self.who
 
     def __str__(self) -> str:
-        return f"unix: uid {self.who}, pid {self.pid}" if self.listener == "unix" else f"tcp: {self.who}"
+        if self.listener == "unix":
+            return f"unix: uid {self.who}, pid {self.pid}"
+        return f"{self.listener}: {self.who}" + (f" ({self.name})" if self.name else "")
 
 
 NOBODY = Caller("", "")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -34,6 +34,7 @@ from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
+from probing.daemon.query.jobs import limit_to_jobs
 from probing.daemon.query.pruning import needs_of
 from probing.daemon.store.needs import Need
 from probing.federation.sql.dialect import evaluates_code, needs_helper
@@ -85,8 +86,10 @@ def check(
     now_ns: int,
     users: Callable[[], Mapping[str, Table]] = dict,
     views: Callable[[], Mapping[str, View]] = dict,
+    jobs: Collection[str] | None = None,
 ) -> Checked:
-    """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns).
+    """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns). ``jobs``: the caller may see the rows
+    of these alone.
 
     ``users`` returns the tables of the schema ``user``, ``views`` the views of the schema ``view``; each is called only
     if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users`` and
@@ -104,6 +107,8 @@ def check(
         check_sizes(root)
         root = fix_times(root, now_ns)
         needs = needs_of(tables)
+        if jobs is not None:
+            limit_to_jobs(tables, {**TABLES, **(users() if needs.keys() - TABLES.keys() else {})}, jobs)
         printed = _print(root)
         _check_printed(printed)
     except RecursionError:

@@ -47,6 +47,8 @@ class Gatekeeper:
         Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
         """
         asked: dict[str, object] = {"statements": list(statements), "now_ns": now_ns}
+        if caller.jobs is not None:
+            asked["jobs"] = sorted(caller.jobs)
         known: Mapping[str, Table] = {}
         while True:
             with self._slots.taken(deadline, cancelled, caller):

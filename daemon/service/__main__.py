@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,26 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.config import Config
+from probing.daemon.config import Config, TlsConfig
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
-from probing.daemon.service.auth import Token, check_listen
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import Doorkeeper, check_listen
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
+from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
+from probing.daemon.service.tls import Tls
+from probing.daemon.service.tokens import Tokens
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import guard
 from probing.daemon.supervisor.ready import service_state
@@ -44,6 +49,19 @@ __all__ = ("main",)
 REFILL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """What guards the public ports."""
+
+    tokens: Tokens
+    tls: Tls
+    audit: Audit
+
+    @property
+    def keeper(self) -> Doorkeeper:
+        return Doorkeeper(self.tokens, self.tls, self.audit)
+
+
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
@@ -51,20 +69,25 @@ def main() -> int:
     restrict(SERVICE)
     for key, address in (("listen", config.listen), ("http", config.http)):
         if address:
-            check_listen(address, token_file=config.token_file, insecure=config.insecure, key=key)
-    asyncio.run(_serve(config, Token(config.token_file if config.listen or config.http else "")))
+            check_listen(
+                address, token_file=config.token_file, insecure=config.insecure, tls=bool(config.tls.cert),
+                client_ca=bool(config.tls.client_ca), key=key,
+            )  # fmt: skip
+    tcp = bool(config.listen or config.http)
+    tls = Tls(config.tls if tcp else TlsConfig())
+    asyncio.run(_serve(config, _Doors(Tokens(config.token_file if tcp else ""), tls, Audit())))
     return 0
 
 
-async def _serve(config: Config, token: Token) -> None:
+async def _serve(config: Config, doors: _Doors) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
-    server = Server(config.socket, config.users.group, config.listen, token)
-    service, diagnosis, metrics = _service(config, collector, (pool, gate), server, token)
+    server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
+    service, diagnosis, metrics = _service(config, collector, (pool, gate), server, doors)
     await server.start(service)
     diagnosis.start()
     if metrics:
@@ -100,7 +123,7 @@ def _service(
     collector: CollectorClient,
     pools: tuple[WorkerPool, WorkerPool],
     server: Server,
-    token: Token,
+    doors: _Doors,
 ) -> tuple[NodeService, Diagnosis, Metrics | None]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     node = Node(
@@ -122,31 +145,32 @@ def _service(
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine)
-    metrics = _metrics(config, node, engine, lambda seconds: diagnosis.among(collector.status(seconds)), token)
+    metrics = _metrics(config, node, engine, lambda seconds: diagnosis.among(collector.status(seconds)), doors)
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
         return [*found, *(pb.Source(**state.to_dict()) for state in diagnosis.sources())]
 
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
-    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, lambda: token.text)
+    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, Outgoing(doors.tokens, doors.tls))
     preflight = Preflight(node.name, engine, interpreters, bandwidth)
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
         answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
+        audit=doors.audit,
     )  # fmt: skip
     return service, diagnosis, metrics
 
 
 def _metrics(
-    config: Config, node: Node, engine: Engine, status: Callable[[float], Mapping[str, Any]], token: Token
+    config: Config, node: Node, engine: Engine, status: Callable[[float], Mapping[str, Any]], doors: _Doors
 ) -> Metrics | None:
     if not config.http:
         return None
     # Who has no page does without the library in memory.
     from probing.daemon.service.metrics.service import Metrics
 
-    return Metrics(config.http, node.name, node.version, engine, status, token)
+    return Metrics(config.http, node.name, node.version, engine, status, doors.keeper, doors.tls, doors.audit)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 
 from probing.daemon.ipc import peer_credentials
 from probing.daemon.query.caller import Caller
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.handshakes import Handshakes
+from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("Link", "Relay")
 
@@ -34,24 +37,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: its caller is authenticated."""
+    """A connection. ``known``: its caller is authenticated. ``certificate``: the one that it showed."""
 
     name: str
     caller: Caller
     front: asyncio.Transport
     known: bool
+    certificate: Certificate | None = None
 
     def close(self) -> None:
         self.front.abort()
 
 
 class Relay:
-    """Relays connections to the Unix socket ``inner``. Belongs to one event loop."""
+    """Relays connections to the Unix socket ``inner``. TLS ends here. Belongs to one event loop."""
 
-    def __init__(self, inner: str) -> None:
+    def __init__(self, inner: str, tls: Tls, audit: Audit) -> None:
         self._inner = inner
+        self._tls = tls
+        self._audit = audit
         self._links: dict[str, Link] = {}
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | Handshakes] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: Counter[str] = Counter()
         self._reported = -LOG_S
@@ -61,11 +67,16 @@ class Relay:
         return self._links.get(peer.removeprefix(_PEER))
 
     async def serve(self, listener: socket.socket, *, known: bool) -> None:
-        """Accepts connections of ``listener`` and owns it. ``known``: they need no token."""
+        """Accepts connections of ``listener`` and owns it. ``known``: they need no token. TCP speaks TLS where it is
+        configured."""
         make = lambda: _Front(self, known)  # noqa: E731
         loop = asyncio.get_running_loop()
         if listener.family == socket.AF_UNIX:
             self._servers.append(await loop.create_unix_server(make, sock=listener))
+        elif self._tls.wanted:
+            handshakes = Handshakes("tcp", self._tls, make, self._audit)
+            handshakes.start(listener)
+            self._servers.append(handshakes)
         else:
             self._servers.append(await loop.create_server(make, sock=listener))
 
@@ -84,7 +95,9 @@ class Relay:
             self._report(caller)
             return None
         # Random, so that no other process can take the name first and block the connection.
-        link = Link(f"probingd-{secrets.token_hex(12)}", caller, transport, known)
+        secured = transport.get_extra_info("ssl_object")
+        certificate = self._tls.certificate(secured) if secured is not None else None
+        link = Link(f"probingd-{secrets.token_hex(12)}", caller, transport, known, certificate)
         self._links[link.name] = link
         if not known:
             asyncio.get_running_loop().call_later(UNKNOWN_S, self._end_unknown, link)

@@ -19,9 +19,11 @@ from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.auth import Token
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import Doorkeeper
 from probing.daemon.service.listening import TcpPort, bind
 from probing.daemon.service.relay import Relay
+from probing.daemon.service.tls import Tls
 
 __all__ = ("Server",)
 
@@ -44,13 +46,13 @@ _log = logging.getLogger(__name__)
 class Server:
     """Listens on the Unix socket ``path`` for root and ``group``, and on ``tcp`` (HOST:PORT, or empty)."""
 
-    def __init__(self, path: str, group: str, tcp: str, token: Token) -> None:
+    def __init__(self, path: str, group: str, tcp: str, keeper: Doorkeeper, tls: Tls, audit: Audit) -> None:
         self._path = path
         self._group = group
-        self._token = token
+        self._keeper = keeper
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
-        self._relay = Relay(self._inner)
+        self._relay = Relay(self._inner, tls, audit)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
 
@@ -78,18 +80,20 @@ class Server:
         _unlink(self._inner)
 
     async def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-        """Returns the caller of a call. Raises Unauthenticated on TCP without the token, and PrivilegeError for a call
-        that did not come by a public socket."""
+        """Returns the caller of a call. Raises Unauthenticated on TCP without token or certificate, and PrivilegeError
+        for a call that did not come by a public socket."""
         link = self._relay.link(context.peer())
         if link is None:
             raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")
         if link.caller.listener == "tcp":
             try:
-                self._token.check(link.caller, tuple(context.invocation_metadata() or ()))
+                shown = tuple(context.invocation_metadata() or ())
+                caller = self._keeper.identified(link.caller, shown, link.certificate)
             except Unauthenticated:
                 await asyncio.sleep(WRONG_TOKEN_S)
                 raise
             link.known = True
+            return caller
         return link.caller
 
     def sources(self) -> list[pb.Source]:

@@ -17,10 +17,11 @@ from probing.api.errors import InternalError, PeerError, ProbingError, UsageErro
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.diagnose.gather.gatherer import Gatherer
-from probing.daemon.query.caller import Caller
+from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
-from probing.daemon.service.auth import Scope, require
+from probing.daemon.service.audit import Audit, described
+from probing.daemon.service.auth import permit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
 from probing.daemon.service.limits import Context, Limits, seconds_for
@@ -38,8 +39,8 @@ START_UP_S = 15.0
 MAX_PIDS = 4096
 MAX_NAMES = 64
 _log = logging.getLogger(__name__)
-_audit = logging.getLogger("probing.audit")
 _Reply = TypeVar("_Reply")
+_Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,14 @@ def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaita
 
     @wraps(method)
     async def answer(self: NodeService, request: Any, context: Context) -> _Reply:
+        name, caller, scope = method.__name__, None, Scope.READ
         try:
-            return await method(self, request, context, await self._identify(context))
+            caller = await self._identify(context)
+            scope = permit(name, request, caller)
+            reply = await method(self, request, context, caller)
         except ProbingError as e:
+            if caller is not None:
+                self._audit.call(caller, described(name, request), scope, e)
             await abort(context, e)
         except grpc.aio.AbortError:
             raise
@@ -75,8 +81,21 @@ def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaita
         except Exception as e:
             _log.exception("%s failed", method.__name__)
             await abort(context, InternalError(f"{method.__name__} failed: {type(e).__name__}"))
+        self._audit.call(caller, described(name, request), scope, None)
+        return reply
 
     return answer
+
+
+def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
+    """Returns ``reply`` without what belongs to jobs that the caller may not see."""
+    if caller.jobs is not None:
+        for name in (field, "failures"):
+            rows = getattr(reply, name)
+            kept = [row for row in rows if row.job in caller.jobs]
+            del rows[:]
+            rows.extend(kept)
+    return reply
 
 
 class NodeService(NodeServicer):
@@ -95,6 +114,7 @@ class NodeService(NodeServicer):
         now_ns: Callable[[], int] = time.time_ns,
         answered: Callable[[float, str], None] = lambda *_: None,
         preflight: Preflight | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
         shows beside the collector's. ``answered`` is called with the seconds that each query took, and its outcome:
@@ -106,6 +126,7 @@ class NodeService(NodeServicer):
         self._gatherer = gatherer or Gatherer(node.name, engine, collector)
         self._preflight = preflight or Preflight(node.name, engine, Interpreters(""))
         self._sources = sources
+        self._audit = audit or Audit()
         self._now_ns = now_ns
         self._answered = answered
         self._admission = CallAdmission()
@@ -120,7 +141,6 @@ class NodeService(NodeServicer):
 
     @_answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
-        require(caller, Scope.READ)
         begun, outcome = time.monotonic(), "cancelled"
         try:
             await self._streams.answer(request, context, caller)
@@ -135,27 +155,25 @@ class NodeService(NodeServicer):
     async def Stacks(  # noqa: N802
         self, request: pb.StacksRequest, context: Context, caller: Caller
     ) -> pb.StacksReply:
-        require(caller, Scope.READ)
         timeout = self._time_for(request, context)
 
         def ask() -> pb.StacksReply:
             found = self._collector.stacks(
                 request.pids, request.job, timeout, native=request.native, with_locals=request.locals
             )
-            return stacks_reply(self._node.name, *found)
+            return _of_jobs(stacks_reply(self._node.name, *found), caller, "threads")
 
         return await self._admission.run(CallKind.TARGETS, caller, ask)
 
     @_answering
     async def Vars(self, request: pb.VarsRequest, context: Context, caller: Caller) -> pb.VarsReply:  # noqa: N802
-        require(caller, Scope.READ)
         if not 0 < len(request.names) <= MAX_NAMES:
             raise UsageError(f"{len(request.names)} names", hint=f"give 1 to {MAX_NAMES} names of variables")
         timeout = self._time_for(request, context)
 
         def ask() -> pb.VarsReply:
             found = self._collector.variables(request.pids, request.job, request.names, timeout)
-            return vars_reply(self._node.name, found)
+            return _of_jobs(vars_reply(self._node.name, found), caller, "values")
 
         return await self._admission.run(CallKind.TARGETS, caller, ask)
 
@@ -166,13 +184,13 @@ class NodeService(NodeServicer):
 
     @_answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
-        require(caller, Scope.READ)
         timeout = seconds_for(context, request.timeout_ms, self._limits.facts_s, self._limits.facts_s)
 
         def ask() -> list[bytes]:
             if request.hardware:
                 return [to_json(self._gatherer.hardware(timeout=timeout))]
-            return [to_json(one) for one in self._gatherer.facts(request.job, run=request.run, timeout=timeout)]
+            found = self._gatherer.facts(request.job, run=request.run, timeout=timeout)
+            return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
         await context.write(pb.FactsReply(node=self._node.name))
@@ -186,7 +204,6 @@ class NodeService(NodeServicer):
     async def Preflight(  # noqa: N802
         self, request: pb.PreflightRequest, context: Context, caller: Caller
     ) -> pb.PreflightReply:
-        require(caller, Scope.READ)
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self._limits.preflight_s, self._limits.preflight_max_s)
         asked = asked_of(request, caller, {*self._node.peers, self._node.address})
@@ -198,8 +215,7 @@ class NodeService(NodeServicer):
 
     @_answering
     async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
-        del context
-        require(caller, Scope.READ)
+        del context, caller
         return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
 
     @_answering
@@ -214,15 +230,7 @@ class NodeService(NodeServicer):
         fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
         if request.HasField("value"):
             fields["value"] = request.value
-        asked = f"config {request.key!r}={request.value!r} job {request.job!r} pid {request.pid} reset={request.reset}"
-        try:
-            require(caller, Scope.PROBE)
-            reply = await self._config(fields, caller)
-        except ProbingError as e:
-            _audit.warning("%s asked by %s: refused: %s", asked, caller, e.message)
-            raise
-        _audit.warning("%s asked by %s: done", asked, caller)
-        return reply
+        return await self._config(fields, caller)
 
     async def _config(self, fields: Mapping[str, Any], caller: Caller) -> pb.ConfigReply:
         ask = partial(self._collector.config, fields, self._limits.control_s)
@@ -267,13 +275,5 @@ class NodeService(NodeServicer):
     @_answering
     async def Pause(self, request: pb.PauseRequest, context: Context, caller: Caller) -> pb.PauseReply:  # noqa: N802
         del context
-        verb = "pause" if request.paused else "resume"
-        try:
-            require(caller, Scope.PROBE)
-            ask = partial(self._collector.pause, request.paused, self._limits.control_s)
-            paused = await self._admission.run(CallKind.CONTROL, caller, ask)
-        except ProbingError as e:
-            _audit.warning("%s asked by %s: refused: %s", verb, caller, e.message)
-            raise
-        _audit.warning("%s asked by %s: done, paused=%s", verb, caller, paused)
-        return pb.PauseReply(paused=paused)
+        ask = partial(self._collector.pause, request.paused, self._limits.control_s)
+        return pb.PauseReply(paused=await self._admission.run(CallKind.CONTROL, caller, ask))

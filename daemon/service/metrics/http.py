@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from probing.api.errors import ProbingError, Unauthenticated
-from probing.daemon.query.caller import Caller
-from probing.daemon.service.auth import Token
+from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import Doorkeeper, require
+from probing.daemon.service.handshakes import Handshakes
+from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("HttpServer",)
 
@@ -29,8 +32,8 @@ WRITE_S = 10.0
 WRONG_TOKEN_S = 1.0
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
-            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+            405: "Method Not Allowed", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -53,15 +56,25 @@ class _Answer:
 class HttpServer:
     """Answers connections of the sockets given to ``serve``. Belongs to one event loop."""
 
-    def __init__(self, pages: _Pages, token: Token) -> None:
+    def __init__(self, pages: _Pages, keeper: Doorkeeper, tls: Tls, audit: Audit) -> None:
         self._pages = pages
-        self._token = token
-        self._servers: list[asyncio.Server] = []
+        self._keeper = keeper
+        self._tls = tls
+        self._audit = audit
+        self._servers: list[asyncio.Server | Handshakes] = []
         self._connections = 0
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accepts connections of ``listener`` and owns it."""
+        """Accepts connections of ``listener`` and owns it; they speak TLS where it is configured."""
+        if self._tls.wanted:
+            handshakes = Handshakes("http", self._tls, self._protocol, self._audit)
+            handshakes.start(listener)
+            self._servers.append(handshakes)
+            return
         self._servers.append(await asyncio.start_server(self._connected, sock=listener, limit=MAX_REQUEST))
+
+    def _protocol(self) -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_REQUEST), self._connected)
 
     def close(self) -> None:
         for server in self._servers:
@@ -88,7 +101,10 @@ class HttpServer:
         else:
             method, path, headers = _parsed(head)
             address = writer.get_extra_info("peername")
-            answer = await self._answer(method, path, headers, Caller("http", str(address[0]) if address else "?"))
+            caller = Caller("http", str(address[0]) if address else "?")
+            secured = writer.get_extra_info("ssl_object")
+            certificate = self._tls.certificate(secured) if secured is not None else None
+            answer = await self._answer(method, path, headers, caller, certificate)
         lines = (
             f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.kind}",
             f"Content-Length: {len(answer.body)}", "Cache-Control: no-store", "Connection: close",
@@ -103,7 +119,9 @@ class HttpServer:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reader.read(MAX_REQUEST), 1.0)
 
-    async def _answer(self, method: str, path: str, headers: Mapping[str, str], caller: Caller) -> _Answer:
+    async def _answer(
+        self, method: str, path: str, headers: Mapping[str, str], caller: Caller, certificate: Certificate | None
+    ) -> _Answer:
         if not method:
             return _Answer(400, b"this is no HTTP request\n")
         if method not in ("GET", "HEAD"):
@@ -114,7 +132,11 @@ class HttpServer:
         if path != "/metrics":
             return _Answer(404, b"there are /metrics and /healthz\n")
         try:
-            self._token.check(caller, (("authorization", headers.get("authorization", "")),))
+            shown = (("authorization", headers.get("authorization", "")),)
+            caller = self._keeper.identified(caller, shown, certificate)
+            require(caller, Scope.READ)
+            if caller.jobs is not None:
+                return _Answer(403, b"the token is limited to jobs\n")
             return _Answer(200, await self._pages.page(), _PAGE)
         except Unauthenticated as e:
             await asyncio.sleep(WRONG_TOKEN_S)

@@ -7,10 +7,12 @@ from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.query.engine import Engine
-from probing.daemon.service.auth import Token
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import Doorkeeper
 from probing.daemon.service.listening import TcpPort
 from probing.daemon.service.metrics.http import HttpServer
 from probing.daemon.service.metrics.scrape import Scraper
+from probing.daemon.service.tls import Tls
 
 __all__ = ("Metrics",)
 
@@ -28,10 +30,12 @@ class Metrics:
         version: str,
         engine: Engine,
         status: Callable[[float], Mapping[str, Any]],
-        token: Token,
+        keeper: Doorkeeper,
+        tls: Tls,
+        audit: Audit,
     ) -> None:
         self._scraper = Scraper(node, version, engine, status)
-        self._http = HttpServer(self._scraper, token)
+        self._http = HttpServer(self._scraper, keeper, tls, audit)
         self._port = TcpPort("http", address, self._http.serve)
 
     async def start(self) -> None:

@@ -7,17 +7,16 @@ higher rates the services are the bound. One measurement runs at a time, and has
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from probing.api.errors import Overloaded, PrivilegeError, QueryError
+from probing.api.errors import ConfigError, Overloaded, PrivilegeError, QueryError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.daemon.service.outgoing import Outgoing
 from probing.diagnosis.preflight.facts import Transfer
 
 __all__ = ("Bandwidth",)
@@ -31,12 +30,11 @@ _BUSY = "another measurement runs here"
 
 
 class Bandwidth:
-    """``most``: bytes of one transfer, 0 for none. ``token`` returns the token that peers want. Belongs to one event
-    loop."""
+    """``most``: bytes of one transfer, 0 for none. Belongs to one event loop."""
 
-    def __init__(self, most: int, token: Callable[[], str] = str) -> None:
+    def __init__(self, most: int, outgoing: Outgoing | None = None) -> None:
         self._most = most
-        self._token = token
+        self._outgoing = outgoing or Outgoing()
         self._sending = self._taking = False
         self._ended = -PAUSE_S
 
@@ -74,8 +72,10 @@ class Bandwidth:
     async def _transfer(self, peer: str, seconds: float) -> Transfer:
         if seconds <= 0:
             return Transfer(peer, why="there was no time left")
-        token = self._token() if _loopback(peer.rpartition(":")[0]) else ""
-        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        try:
+            channel, metadata = self._outgoing.channel(peer), self._outgoing.metadata(peer)
+        except ConfigError as e:
+            return Transfer(peer, why=e.message)
         begun, sent = time.perf_counter_ns(), 0
         # A part of the time for the answer; a link that is slow sends less.
         until = time.monotonic() + 0.6 * seconds
@@ -87,8 +87,7 @@ class Bandwidth:
                 yield chunk
                 sent += CHUNK
 
-        options = (("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
-        async with grpc.aio.insecure_channel(f"dns:///{peer}", options=options) as channel:
+        async with channel:
             stub: Any = NodeStub(channel)
             try:
                 reply = await asyncio.wait_for(stub.Sink(chunks(), metadata=metadata), seconds)
@@ -97,10 +96,3 @@ class Bandwidth:
             except asyncio.TimeoutError:
                 return Transfer(peer, why=f"no answer within {seconds:.1f} s")
         return Transfer(peer, reply.received_bytes, time.perf_counter_ns() - begun)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -8,8 +8,8 @@ from collections.abc import Container
 
 from probing.api.errors import PrivilegeError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.query.caller import Caller
-from probing.daemon.service.auth import Scope, require
+from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.service.auth import require
 from probing.daemon.service.preflight.gather import Asked
 from probing.diagnosis.preflight.facts import Problem, Reached
 

@@ -196,9 +196,9 @@ def test_tcp_wants_the_token(service: Service, metadata: tuple[tuple[str, str], 
         assert remote.Status(pb.StatusRequest(), timeout=20, metadata=BEARER).node == "n0"
     service.process.terminate()
     assert service.process.stderr is not None
-    lines = [line for line in service.process.stderr.read().splitlines() if "wrong token" in line]
+    lines = [line for line in service.process.stderr.read().splitlines() if "a call asked by" in line]
     assert len(lines) == 1
-    assert "tcp: 127.0.0.1" in lines[0]
+    assert "tcp: 127.0.0.1: refused: " in lines[0]
 
 
 def test_a_new_token_is_read(service: Service) -> None:

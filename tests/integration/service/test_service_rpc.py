@@ -245,7 +245,8 @@ def test_pause_needs_the_unix_socket_and_is_audited(service: Service) -> None:
     assert not service.node.Pause(pb.PauseRequest(paused=False), timeout=10).paused
     service.process.send_signal(signal.SIGTERM)
     assert service.process.stderr is not None
-    audit = [line for line in service.process.stderr.read().splitlines() if " asked by " in line]
+    log = service.process.stderr.read().splitlines()
+    audit = [line for line in log if "pause asked by " in line or "resume asked by " in line]
     assert len(audit) == 3
     assert "pause asked by tcp: 127.0.0.1" in audit[0]
     assert "refused" in audit[0]

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from probing.api.errors import ConfigError, PeerError
+from probing.daemon.config import TlsConfig
 from probing.daemon.service import listening
-from probing.daemon.service.auth import Token, check_listen
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import Doorkeeper, check_listen
 from probing.daemon.service.listening import TcpPort, bind
 from probing.daemon.service.metrics import http
 from probing.daemon.service.metrics.http import MAX_CONNECTIONS, HttpServer
+from probing.daemon.service.tls import Tls
+from probing.daemon.service.tokens import Tokens
 
 TOKEN = "0123456789abcdef-token"
 PAGE = b"probingd_build_info 1\n"
@@ -35,16 +39,16 @@ class Pages:
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> Token:
+def keeper(tmp_path: Path) -> Doorkeeper:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
-    return Token(str(path))
+    return Doorkeeper(Tokens(str(path)), Tls(TlsConfig()), Audit())
 
 
-def serve(pages: Pages, token: Token, talk: Callable[[int], Awaitable[None]]) -> None:
+def serve(pages: Pages, keeper: Doorkeeper, talk: Callable[[int], Awaitable[None]]) -> None:
     async def run() -> None:
-        server = HttpServer(pages, token)
+        server = HttpServer(pages, keeper, Tls(TlsConfig()), Audit())
         listener = bind(socket.AF_INET, ("127.0.0.1", 0))
         port = listener.getsockname()[1]
         await server.serve(listener)
@@ -70,7 +74,7 @@ def get(path: str, token: str = TOKEN, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: n\r\n{bearer}\r\n".encode()
 
 
-def test_the_page_wants_the_token_and_health_does_not(token: Token, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_wants_the_token_and_health_does_not(keeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WRONG_TOKEN_S", 0)
 
     async def talk(port: int) -> None:
@@ -87,19 +91,19 @@ def test_the_page_wants_the_token_and_health_does_not(token: Token, monkeypatch:
             assert PAGE not in refused
         assert (await ask(port, get("/healthz", ""))).endswith(b"\r\n\r\nrunning\n")
 
-    serve(Pages(), token, talk)
+    serve(Pages(), keeper, talk)
 
 
 @pytest.mark.parametrize(
     ("state", "status"), [("running", 200), ("paused", 200), ("degraded", 200), ("starting", 503), ("lost", 503)]
 )
-def test_health_is_a_status_and_a_word(state: str, status: int, token: Token) -> None:
+def test_health_is_a_status_and_a_word(state: str, status: int, keeper: Doorkeeper) -> None:
     async def talk(port: int) -> None:
         answer = await ask(port, get("/healthz", ""))
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
         assert answer.endswith(f"{state}\n".encode())
 
-    serve(Pages(state), token, talk)
+    serve(Pages(state), keeper, talk)
 
 
 @pytest.mark.parametrize(
@@ -115,28 +119,28 @@ def test_health_is_a_status_and_a_word(state: str, status: int, token: Token) ->
         (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 5000, 400),
     ],
 )
-def test_what_is_no_request_gets_its_status(request_: bytes, status: int, token: Token) -> None:
+def test_what_is_no_request_gets_its_status(request_: bytes, status: int, keeper: Doorkeeper) -> None:
     async def talk(port: int) -> None:
         assert (await ask(port, request_)).startswith(f"HTTP/1.1 {status} ".encode())
 
-    serve(Pages(), token, talk)
+    serve(Pages(), keeper, talk)
 
 
-def test_a_page_that_fails_is_an_answer(token: Token, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_fails_is_an_answer(keeper: Doorkeeper, caplog: pytest.LogCaptureFixture) -> None:
     async def talk(port: int) -> None:
         assert (await ask(port, get("/metrics"))).startswith(b"HTTP/1.1 503 ")
 
-    serve(Pages(error=PeerError("no collector")), token, talk)
+    serve(Pages(error=PeerError("no collector")), keeper, talk)
 
     async def talk_of_bugs(port: int) -> None:
         answer = await ask(port, get("/metrics"))
         assert answer.startswith(b"HTTP/1.1 500 ")
         assert b"secret" not in answer
 
-    serve(Pages(error=RuntimeError("secret")), token, talk_of_bugs)
+    serve(Pages(error=RuntimeError("secret")), keeper, talk_of_bugs)
 
 
-def test_callers_that_say_nothing_are_bounded(token: Token, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_that_say_nothing_are_bounded(keeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_S", 0.2)
 
     async def talk(port: int) -> None:
@@ -147,7 +151,7 @@ def test_callers_that_say_nothing_are_bounded(token: Token, monkeypatch: pytest.
         assert all([await silent_end(one) for one in silent])
         assert (await ask(port, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
 
-    serve(Pages(), token, talk)
+    serve(Pages(), keeper, talk)
 
 
 async def silent_end(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:

@@ -1,0 +1,99 @@
+"""The audit log: who asked for what and what came of it, bounded in lines. What is refused is always counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from probing.api.errors import Overloaded, PrivilegeError, ProbingError
+from probing.daemon.query.caller import Caller, Scope
+
+__all__ = ("Audit", "described")
+
+# For each caller and reason one line is logged in this time, s.
+QUIET_S = 10.0
+MAX_REMEMBERED = 1000
+# The same for reads, s.
+READS_S = 60.0
+# Lines of changes and refusals in a second, from all callers.
+MAX_LINES = 20
+MAX_WORD = 200
+_log = logging.getLogger("probing.audit")
+
+
+class Audit:
+    """Writes ``probing.audit``. ``counts``: refused connections and calls since the start, by reason."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._now = now
+        # Time of the last line, and what was refused since, by caller and reason; the least recent first.
+        self._lines: OrderedDict[tuple[tuple[str, str], str, str], tuple[float, int]] = OrderedDict()
+        self._reads: OrderedDict[tuple[tuple[str, str], str, str], float] = OrderedDict()
+        self._second = (0.0, 0)
+        self._dropped = 0
+
+    def refused(self, caller: Caller, what: str, why: str, *, kind: str = "") -> None:
+        """Counts a refusal as ``kind``, or as ``why``; logs it unless the same was logged just now."""
+        self.counts[kind or why.partition(":")[0]] += 1
+        now = self._now()
+        key = (caller.key, what, kind or why)
+        since, count = self._lines.pop(key, (now - QUIET_S, 0))
+        if now - since >= QUIET_S:
+            more = f" (and {count} times since the last line)" if count else ""
+            self._write(f"{what} asked by {caller}: refused: {why}{more}")
+            since, count = now, 0
+        else:
+            count += 1
+        self._lines[key] = (since, count)
+        while len(self._lines) > MAX_REMEMBERED:
+            self._lines.popitem(last=False)
+
+    def call(self, caller: Caller, what: str, scope: Scope, error: ProbingError | None) -> None:
+        """Records a call that has ended, and the error that ended it. Reads of a local user leave no line, nor do calls
+        of other nodes, which come all the time."""
+        if isinstance(error, (PrivilegeError, Overloaded)):
+            self.refused(caller, what, error.message, kind=error.kind)
+        elif scope in (Scope.PROBE, Scope.ADMIN):
+            result = "done" if error is None else f"failed: {error.message}"
+            self._write(f"{what} asked by {caller}: {result}")
+        elif caller.listener != "unix" and scope is Scope.READ and self._due(caller, what):
+            self._write(f"{what} asked by {caller}: {'done' if error is None else error.kind}")
+
+    def _due(self, caller: Caller, what: str) -> bool:
+        """Whether a read is the first of its kind in a while."""
+        key = (caller.key, caller.name, what)
+        due = self._now() - self._reads.get(key, -READS_S) >= READS_S
+        if due:
+            self._reads[key] = self._now()
+            self._reads.move_to_end(key)
+        while len(self._reads) > MAX_REMEMBERED:
+            self._reads.popitem(last=False)
+        return due
+
+    def _write(self, line: str) -> None:
+        second, count = self._second
+        now = self._now()
+        if now - second >= 1.0:
+            second, count = now, 0
+            if self._dropped:
+                _log.warning("%d lines were dropped: too many in a second", self._dropped)
+                self._dropped = 0
+        self._second = (second, count + 1)
+        if count < MAX_LINES:
+            _log.warning("%s", line)
+        else:
+            self._dropped += 1
+
+
+def described(method: str, request: Any) -> str:
+    """Returns the words for a call in the log: the method, and what it changes."""
+    if method == "Pause":
+        return "pause" if request.paused else "resume"
+    if method == "Config" and (request.HasField("value") or request.reset):
+        key, value, job = request.key[:MAX_WORD], request.value[:MAX_WORD], request.job[:MAX_WORD]
+        return f"config {key!r}={value!r} job {job!r} pid {request.pid} reset={request.reset}"
+    return method.lower()

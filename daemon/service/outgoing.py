@@ -1,0 +1,55 @@
+"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import grpc
+import grpc.aio
+
+from probing.daemon.service.tls import Tls
+from probing.daemon.service.tokens import Tokens
+
+__all__ = ("Outgoing",)
+
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Outgoing:
+    """A node that speaks TLS on its own port speaks it to all others. Safe for many threads."""
+
+    def __init__(self, tokens: Tokens | None = None, tls: Tls | None = None) -> None:
+        self._tokens = tokens
+        self._tls = tls
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises ConfigError if a certificate is gone."""
+        if address.startswith("unix:"):
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        target = f"dns:///{address}"
+        if self._secure(address):
+            credentials = grpc.ssl_channel_credentials(*self._files())
+            return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+    def metadata(self, address: str) -> Metadata:
+        """Returns the metadata of a call: the token, which travels in the clear to loopback alone."""
+        token = self._tokens.text if self._tokens else ""
+        if token and (self._secure(address) or _loopback(address.rpartition(":")[0])):
+            return (("authorization", f"Bearer {token}"),)
+        return ()
+
+    def _secure(self, address: str) -> bool:
+        return self._tls is not None and self._tls.wanted and not address.startswith("unix:")
+
+    def _files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        assert self._tls is not None
+        return self._tls.files()
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

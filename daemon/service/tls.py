@@ -1,0 +1,195 @@
+"""TLS of the public ports: contexts from files, made again after a file changed, and the identity of a certificate."""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import ConfigError, Unauthenticated
+from probing.daemon.config import TlsConfig
+
+__all__ = ("Certificate", "Tls")
+
+MAX_FILE = 1 << 20
+# Without TLS 1.2 there is no session to resume: each connection shows its certificate.
+_LEAST = ssl.TLSVersion.TLSv1_3
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
+_UNSAFE = re.compile(r"[^\w.:@ -]", re.ASCII)
+_CA_HINT = "packaging/test-ca.sh shows how to make certificates"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: by which authorities."""
+
+    name: str
+    peer: bool
+    ends: float
+    made: int
+
+
+class Tls:
+    """Contexts from the files of ``config``. Belongs to one event loop."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Raises ConfigError for files that cannot be used."""
+        self._config = config
+        self._stamps: tuple[tuple[int, int, int], ...] = ()
+        self._peer_cas: frozenset[bytes] = frozenset()
+        self._cas: frozenset[bytes] = frozenset()
+        self._made = 0
+        self._problem = ""
+        self._context: ssl.SSLContext | None = None
+        if config.cert or config.key or config.client_ca or config.peer_ca:
+            self._load(self._stats())
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the ports speak TLS."""
+        return self._context is not None
+
+    @property
+    def certificate_needed(self) -> bool:
+        """Whether each connection has to show a certificate."""
+        return bool(self._config.client_ca)
+
+    def server(self) -> ssl.SSLContext:
+        """Returns the context for the next connection. Files that cannot be used leave the last one."""
+        try:
+            stamps = self._stats()
+            if stamps != self._stamps:
+                # Before the attempt, so that broken files are tried once.
+                self._stamps = stamps
+                self._load(stamps)
+                self._problem = ""
+                _log.warning("the certificates of %s are used now", self._config.cert)
+        except ConfigError as e:
+            if e.message != self._problem:
+                _log.error("%s: the last certificates stay", e.message)
+            self._problem = e.message
+        assert self._context is not None
+        return self._context
+
+    def certificate(self, connection: Any) -> Certificate | None:
+        """Returns the certificate of the other end of ``connection`` (an SSLObject); None if it showed none."""
+        shown = connection.getpeercert()
+        if not shown:
+            return None
+        names = (value for part in shown["subject"] for key, value in part if key == "commonName")
+        chain = _verified_chain(connection)
+        return Certificate(
+            name=_UNSAFE.sub("?", next(names, ""))[:64] or "unnamed",
+            peer=bool(chain) and chain[-1] in self._peer_cas,
+            ends=ssl.cert_time_to_seconds(shown["notAfter"]),
+            made=self._made if connection.context is self._context else 0,
+        )
+
+    def check(self, certificate: Certificate) -> None:
+        """Raises Unauthenticated if a certificate that was accepted before has ended, or the authorities changed."""
+        if time.time() > certificate.ends:
+            raise Unauthenticated("the certificate has expired", hint="connect again with a new one")
+        if certificate.made != self._made:
+            raise Unauthenticated("the certificate authorities of this node changed", hint="connect again")
+
+    def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Returns what a call to a peer needs as PEM: its authorities, and our key and chain; None for what is unset.
+
+        Raises ConfigError.
+        """
+        config = self._config
+        found = [_read(Path(name)) if name else None for name in (config.peer_ca, config.key, config.cert)]
+        return found[0], found[1], found[2]
+
+    def _stats(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_stamp(Path(name)) for name in self._names())
+
+    def _names(self) -> Iterator[str]:
+        config = self._config
+        if not config.cert or not config.key:
+            raise ConfigError("[tls] needs both cert and key", hint=_CA_HINT)
+        yield from filter(None, (config.cert, config.key, config.client_ca, config.peer_ca))
+
+    def _load(self, stamps: tuple[tuple[int, int, int], ...]) -> None:
+        config = self._config
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = _LEAST
+        context.num_tickets = 0
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        try:
+            if Path(config.key).stat().st_mode & 0o007:
+                raise ConfigError(f"tls.key {config.key} is open to everybody", hint=f"chmod o= {config.key}")
+            context.load_cert_chain(config.cert, config.key, password=_no_password)
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"tls.cert and tls.key cannot be used: {_reason(e)}", hint=_CA_HINT) from e
+        peers = _authorities(config.peer_ca, "tls.peer_ca")
+        clients = _authorities(config.client_ca, "tls.client_ca")
+        for der in peers | clients:
+            context.load_verify_locations(cadata=der)
+        if peers or clients:
+            context.verify_mode = ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_OPTIONAL
+        if peers & clients:
+            _log.warning("tls.client_ca and tls.peer_ca share an authority: its clients count as nodes")
+        if peers | clients != self._cas or peers != self._peer_cas:
+            self._made += 1
+        self._stamps, self._context, self._peer_cas, self._cas = stamps, context, peers, peers | clients
+
+
+def _authorities(name: str, key: str) -> frozenset[bytes]:
+    """Returns the certificates in the file, as DER."""
+    if not name:
+        return frozenset()
+    try:
+        found = frozenset(map(ssl.PEM_cert_to_DER_cert, _PEM.findall(_read(Path(name)).decode("latin-1"))))
+        for der in found:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=der)
+    except (ValueError, ssl.SSLError) as e:
+        raise ConfigError(f"{key} {name} cannot be used: {_reason(e)}", hint=_CA_HINT) from e
+    if not found:
+        raise ConfigError(f"{key} {name} has no certificate", hint=_CA_HINT)
+    return found
+
+
+def _verified_chain(connection: Any) -> list[bytes]:
+    """Returns the chain from the caller's certificate to the authority, as DER."""
+    if sys.version_info >= (3, 13):
+        return list(connection.get_verified_chain())
+    # The public method is younger; the object beneath has it since 3.10. 2: DER.
+    return [certificate.public_bytes(2) for certificate in connection._sslobj.get_verified_chain()]
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user has to be able to") from e
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} is no file")
+    # Unlike the time of the last write, it also changes with the mode.
+    return found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE)
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user has to be able to") from e
+
+
+def _no_password() -> str:
+    """Instead of a prompt on the terminal."""
+    raise ValueError("the key has a password")
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(reason).replace("_", " ").lower()

@@ -1,0 +1,156 @@
+"""Bearer tokens from a file, which is read again after it changed: one token, or several with scopes and jobs."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import ConfigError
+from probing.daemon.query.caller import Scope
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ("GRANTS", "Token", "Tokens")
+
+MIN_TOKEN = 16
+MAX_TOKEN = 4096
+MAX_FILE = 1 << 20
+MAX_TOKENS = 1000
+MAX_JOBS = 1000
+# What the scope in a file allows.
+GRANTS = {
+    Scope.READ: frozenset((Scope.READ,)),
+    Scope.PROBE: frozenset((Scope.READ, Scope.PROBE)),
+    Scope.ADMIN: frozenset((Scope.READ, Scope.PROBE, Scope.ADMIN)),
+    Scope.PEER: frozenset((Scope.READ, Scope.PEER)),
+}
+# The nodes of a cluster with one token show it to each other.
+ONLY = frozenset((Scope.READ, Scope.PEER))
+_KEYS = frozenset(("name", "scope", "jobs", "value"))
+_VALUE = re.compile(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}")
+_MAKE = "`openssl rand -hex 32 > FILE`, mode 0640, group of the service's user"
+_EXAMPLE = 'docs/security.md has an example: [[token]] with name, scope = "read", value, and jobs if it is limited'
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``jobs``: the only ones whose rows it may see; None: all."""
+
+    name: str
+    value: bytes
+    scopes: frozenset[Scope] = ONLY
+    jobs: frozenset[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Token({self.name!r})"
+
+
+class Tokens:
+    """The tokens of ``file``."""
+
+    def __init__(self, file: str) -> None:
+        """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
+        self._path = Path(file)
+        self.wanted = bool(file)
+        self._stamp: tuple[int, int, int] | None = None
+        self._tokens: tuple[Token, ...] = ()
+        self._problem = ""
+        if file:
+            self._read()
+
+    @property
+    def text(self) -> str:
+        """The token to show to peers; empty where there is none with the scope peer."""
+        self._refresh()
+        return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
+
+    def find(self, shown: str | bytes) -> Token | None:
+        """Returns the token in ``shown``, the value of an ``authorization`` header; None for a wrong one."""
+        self._refresh()
+        given = shown.encode() if isinstance(shown, str) else shown
+        found = None
+        # All are compared, each in the same time for every wrong token.
+        for token in self._tokens:
+            if hmac.compare_digest(given, b"Bearer " + token.value):
+                found = token
+        return found
+
+    def _refresh(self) -> None:
+        if not self.wanted:
+            return
+        try:
+            self._read()
+            self._problem = ""
+        except ConfigError as e:
+            if e.message != self._problem:
+                _log.error("%s: the last tokens stay", e.message)
+            self._problem = e.message
+
+    def _read(self) -> None:
+        try:
+            found = self._path.stat()
+            stamp = (found.st_ctime_ns, found.st_size, found.st_ino)
+            if stamp == self._stamp:
+                return
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                text = file.read(MAX_FILE + 1).decode("utf-8", "replace").strip()
+        except OSError as e:
+            raise ConfigError(f"cannot read token_file {self._path}: {e.strerror}", hint=_MAKE) from e
+        if found.st_mode & 0o007:
+            raise ConfigError(f"token_file {self._path} is open to everybody", hint=f"chmod o= {self._path}")
+        self._tokens = self._several(text) if "[[token]]" in text else (self._single(text),)
+        self._stamp = stamp
+
+    def _single(self, text: str) -> Token:
+        if not _VALUE.fullmatch(text):
+            message = f"token_file {self._path} has no token of {MIN_TOKEN} to {MAX_TOKEN} visible characters"
+            raise ConfigError(message, hint=_MAKE)
+        return Token("token", text.encode())
+
+    def _several(self, text: str) -> tuple[Token, ...]:
+        try:
+            entries = tomllib.loads(text)["token"] if len(text) <= MAX_FILE else None
+            if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TOKENS:
+                raise ValueError(f"it must have 1 to {MAX_TOKENS} tokens")
+            tokens = tuple(_token(entry) for entry in entries)
+            for what, count in (("names", len({t.name for t in tokens})), ("values", len({t.value for t in tokens}))):
+                if count < len(tokens):
+                    raise ValueError(f"two tokens have equal {what}")
+        except ValueError as e:
+            # Not the text of a TOML error: it may quote a token.
+            why = "it is not TOML" if isinstance(e, tomllib.TOMLDecodeError) else str(e)
+            raise ConfigError(f"token_file {self._path} cannot be used: {why}", hint=_EXAMPLE) from None
+        return tokens
+
+
+def _token(entry: Mapping[str, Any]) -> Token:
+    """Raises ValueError, without the value of a token."""
+    name, value, jobs = entry.get("name"), entry.get("value"), entry.get("jobs")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.:@-]{1,64}", name, re.ASCII):
+        raise ValueError("a token has no name of 1 to 64 letters, digits and . : @ _ -")
+    if unknown := sorted(set(entry) - _KEYS):
+        raise ValueError(f"the token {name} has the unknown key {unknown[0][:40]!r}")
+    if not isinstance(value, str) or not _VALUE.fullmatch(value):
+        raise ValueError(f"the token {name} has no value of {MIN_TOKEN} to {MAX_TOKEN} visible characters")
+    scope = entry.get("scope", "read")
+    if scope not in [one.value for one in Scope]:
+        raise ValueError(f"the token {name} has none of the scopes {', '.join(one.value for one in Scope)}")
+    if jobs is None:
+        return Token(name, value.encode(), GRANTS[Scope(scope)])
+    if not isinstance(jobs, list) or not 0 < len(jobs) <= MAX_JOBS or not all(isinstance(j, str) and j for j in jobs):
+        raise ValueError(f"the jobs of the token {name} are no list of names")
+    if scope != Scope.READ.value:
+        raise ValueError(f"the token {name} is limited to jobs: its scope can be read alone")
+    return Token(name, value.encode(), GRANTS[Scope.READ], frozenset(jobs))

@@ -1,0 +1,167 @@
+"""Files of tokens: what they allow, what is refused, and that no error shows a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.config import TlsConfig
+from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.auth import FOR_JOBS, RIGHTS, Doorkeeper, permit
+from probing.daemon.service.tls import Certificate, Tls
+from probing.daemon.service.tokens import GRANTS, Tokens
+
+A, B, C = (letter * 20 for letter in "abc")
+SEVERAL = f"""
+[[token]]
+name = "ops"
+scope = "probe"
+value = "{A}"
+[[token]]
+name = "team"
+jobs = ["j1", "j2"]
+value = "{B}"
+[[token]]
+name = "gn6"
+scope = "peer"
+value = "{C}"
+"""
+TCP = Caller("tcp", "10.0.0.1")
+METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Node"].methods}
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o640)
+    return str(path)
+
+
+def keeper(file: str) -> Doorkeeper:
+    return Doorkeeper(Tokens(file), Tls(TlsConfig()), Audit())
+
+
+def shown(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def test_each_token_has_its_scope_and_jobs(tmp_path: Path) -> None:
+    made = keeper(written(tmp_path / "t", SEVERAL))
+    found = [made.identified(TCP, shown(token)) for token in (A, B, C)]
+    assert [(one.name, one.scopes, one.jobs) for one in found] == [
+        ("ops", GRANTS[Scope.PROBE], None),
+        ("team", GRANTS[Scope.READ], {"j1", "j2"}),
+        ("gn6", GRANTS[Scope.PEER], None),
+    ]
+    assert Tokens(str(tmp_path / "t")).text == C
+    for wrong in (A[:-1], A + "a", "", "d" * 20):
+        with pytest.raises(Unauthenticated):
+            made.identified(TCP, shown(wrong))
+
+
+def test_one_token_is_for_reading_and_for_nodes(tmp_path: Path) -> None:
+    tokens = Tokens(written(tmp_path / "t", A + "\n"))
+    token = tokens.find(f"Bearer {A}")
+    assert token is not None
+    assert (token.scopes, token.jobs, tokens.text) == (GRANTS[Scope.PEER], None, A)
+    assert A not in repr(token)
+
+
+def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path: Path) -> None:
+    tokens = Tokens(written(tmp_path / "t", A))
+    written(tmp_path / "t", "short")
+    assert tokens.find(f"Bearer {A}")
+    written(tmp_path / "new", SEVERAL.replace(A, "d" * 20))
+    (tmp_path / "new").rename(tmp_path / "t")
+    assert tokens.find(f"Bearer {A}") is None
+    assert tokens.find("Bearer " + "d" * 20)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('name = "ops"', 'name = ""', "no name"),
+        ('name = "ops"', 'name = "team"', "equal names"),
+        (A, B, "equal values"),
+        (A, "short", "the token ops has no value"),
+        ('"probe"', '"root"', "none of the scopes"),
+        ('"probe"', '["probe"]', "none of the scopes"),
+        ('"probe"', '"probe"\nuntil = 1', "unknown key 'until'"),
+        ('["j1", "j2"]', "[]", "jobs of the token team"),
+        ('["j1", "j2"]', '["j1"]\nscope = "admin"', "its scope can be read alone"),
+        ("[[token]]", "[[token]", "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_without_a_token(tmp_path: Path, old: str, new: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Tokens(written(tmp_path / "t", SEVERAL.replace(old, new, 1)))
+    assert why in caught.value.message
+    assert not any(value in caught.value.message + caught.value.hint for value in (A, B, C))
+
+
+def test_every_call_has_a_right() -> None:
+    assert set(RIGHTS) == set(METHODS)
+    assert set(RIGHTS) >= FOR_JOBS
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_a_scope_allows_what_its_name_says(scope: Scope) -> None:
+    caller = Caller("tcp", "10.0.0.1", scopes=GRANTS[scope])
+    change = pb.ConfigRequest(key="sampling.hz", value="1")
+    for method, request in (("Pause", pb.PauseRequest()), ("Config", change), ("Config", pb.ConfigRequest(reset=True))):
+        if scope in (Scope.PROBE, Scope.ADMIN):
+            assert permit(method, request, caller) is Scope.PROBE
+        else:
+            with pytest.raises(PrivilegeError, match="the scope probe is needed"):
+                permit(method, request, caller)
+    assert permit("Config", pb.ConfigRequest(), caller) is Scope.READ
+
+
+def test_a_limited_token_asks_for_its_jobs_alone() -> None:
+    caller = Caller("tcp", "10.0.0.1", name="team", scopes=GRANTS[Scope.READ], jobs=frozenset(["j1"]))
+    permit("Query", pb.QueryRequest(sql="SELECT 1"), caller)
+    for method, kind in (("Stacks", pb.StacksRequest), ("Vars", pb.VarsRequest), ("Facts", pb.FactsRequest)):
+        permit(method, kind(job="j1"), caller)
+        for request in (kind(job="j2"), kind()):
+            with pytest.raises(PrivilegeError, match="name one of them"):
+                permit(method, request, caller)
+    for method, request in (
+        ("Stacks", pb.StacksRequest(job="j1", pids=[1])),
+        ("Facts", pb.FactsRequest(job="j1", hardware=True)),
+        ("Config", pb.ConfigRequest()),
+        ("Preflight", pb.PreflightRequest(job="j1")),
+        ("Sink", iter(())),
+    ):
+        with pytest.raises(PrivilegeError):
+            permit(method, request, caller)
+
+
+def test_a_certificate_that_ended_is_refused() -> None:
+    made = keeper("")
+    peer = Certificate("gn6", peer=True, ends=4e9, made=0)
+    assert made.identified(TCP, (), peer).scopes == GRANTS[Scope.PEER]
+    client = Certificate("alice", peer=False, ends=4e9, made=0)
+    assert made.identified(TCP, (), client).scopes == GRANTS[Scope.READ]
+    with pytest.raises(Unauthenticated, match="expired"):
+        made.identified(TCP, (), Certificate("gn6", peer=True, ends=1.0, made=0))
+
+
+def test_refusals_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    audit = Audit(lambda: now[0])
+    for _ in range(100):
+        audit.refused(TCP, "a call", "the token is wrong", kind="Unauthenticated")
+    now[0] = 11.0
+    audit.refused(TCP, "a call", "the token is wrong", kind="Unauthenticated")
+    for index in range(100):
+        audit.call(Caller("tcp", str(index), name="x"), "query", Scope.READ, None)
+    assert audit.counts == {"Unauthenticated": 101}
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == [
+        "a call asked by tcp: 10.0.0.1: refused: the token is wrong",
+        "a call asked by tcp: 10.0.0.1: refused: the token is wrong (and 99 times since the last line)",
+    ]
+    assert len(lines) == 21
