@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -59,6 +59,9 @@ proto-check:
 	@rm -rf .build/proto && mkdir -p .build && cp -r api/proto .build/proto
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
+
+protocol-release: install ## the protocol as released: from then on, a change that breaks its clients fails a test
+	$(PYTHON) tests/released_protocol.py
 
 # Elsewhere than in CI the tests do without it, and say so.
 pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from grpc_health.v1._async import HealthServicer
 
 from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -23,6 +24,7 @@ from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper
 from probing.daemon.service.listening import TcpPort, bind
 from probing.daemon.service.relay import Relay
+from probing.daemon.service.standard import add_standard_services
 from probing.daemon.service.tls import Tls
 
 __all__ = ("Server",)
@@ -50,6 +52,8 @@ class Server:
         self._path = path
         self._group = group
         self._keeper = keeper
+        self._audit = audit
+        self._health: HealthServicer | None = None
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
@@ -60,6 +64,7 @@ class Server:
         """Starts to answer. Raises ConfigError if the Unix socket is taken or cannot be created; a port that is taken
         is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
+        self._health = add_standard_services(self._server, self.identify, self._audit)
         public = _bind_public(self._path, self._group)
         with _umask(0o177):
             _unlink(self._inner)
@@ -75,6 +80,8 @@ class Server:
     async def stop(self) -> None:
         if self._port:
             self._port.stop()
+        if self._health:
+            await self._health.enter_graceful_shutdown()
         await self._server.stop(GRACE_S)
         self._relay.close()
         _unlink(self._inner)
