@@ -11,7 +11,7 @@ ALL = (
     *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
     *("stacks_on_demand", "sampling", "target_gaps", "diagnose"),
     *("gloo_hits", "nccl_hits", "nccl_ingest", "late_library"),
-    *("query_beside_duckdb", "client_start", "network"),
+    *("query_beside_duckdb", "client_start", "network", "membership"),
     *("segment_sizes", "elf_readers", "polling"),
 )
 

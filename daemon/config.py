@@ -58,6 +58,7 @@ CONTROL = "control"
 # sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
+MAX_LABELS = 16
 _T = TypeVar("_T")
 
 
@@ -109,7 +110,14 @@ class QueryConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    peers: tuple[str, ...] = _option((), "the other nodes, as unix:PATH or HOST:PORT")
+    seeds: tuple[str, ...] = _option(
+        (), "nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"
+    )
+    advertise: str = _option("", "HOST:PORT at which others reach this node; empty: listen, with the host name for all")
+    labels: tuple[str, ...] = _option((), "what groups nodes, as rack=r7; `--where` chooses by it")
+    heartbeat_s: float = _option(1.0, "seconds between two pings of a watched node", 0.05, 60)
+    suspect_s: float = _option(2.0, "seconds without an answer after which a node is suspect", 0.1, 600)
+    failed_s: float = _option(5.0, "seconds without an answer after which it has failed", 0.2, 3600)
     bandwidth_test_bytes: int = _option(
         0, "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
     )
@@ -453,9 +461,7 @@ def _whole(config: Config) -> Config:
         _address("listen", config.listen)
     if config.http:
         _address("http", config.http)
-    for peer in config.cluster.peers:
-        if not peer.startswith("unix:"):
-            _address("cluster.peers", peer)
+    _cluster(config.cluster)
     _hooks(config.diagnose)
     return dataclasses.replace(
         config,
@@ -465,6 +471,22 @@ def _whole(config: Config) -> Config:
         state_dir=str(Path(config.state_dir).absolute()),
         probes=dataclasses.replace(config.probes, bpffs=str(Path(config.probes.bpffs).absolute())),
     )
+
+
+def _cluster(cluster: ClusterConfig) -> None:
+    for seed in cluster.seeds:
+        if not seed.startswith("unix:"):
+            _address("cluster.seeds", seed.removeprefix("dns:"))
+    if cluster.advertise:
+        _address("cluster.advertise", cluster.advertise)
+    for label in cluster.labels:
+        if not re.fullmatch(r"[A-Za-z0-9][\w./-]{0,62}=[\w./:+-]{0,63}", label, re.ASCII):
+            raise _wrong("cluster.labels", label, "KEY=VALUE of letters, digits and . _ / -, at most 63 each")
+    keys = {label.partition("=")[0] for label in cluster.labels}
+    if len(keys) < len(cluster.labels) or len(keys) > MAX_LABELS:
+        raise _wrong("cluster.labels", ", ".join(cluster.labels), f"at most {MAX_LABELS} labels with different keys")
+    if not cluster.heartbeat_s <= cluster.suspect_s < cluster.failed_s:
+        raise _wrong("cluster.suspect_s", cluster.suspect_s, "at least cluster.heartbeat_s and below cluster.failed_s")
 
 
 def _hooks(diagnose: DiagnoseConfig) -> None:

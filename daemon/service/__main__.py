@@ -27,8 +27,10 @@ from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper, check_listen
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
+from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
+from probing.daemon.service.members import address_of, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Preflight
@@ -87,9 +89,10 @@ async def _serve(config: Config, doors: _Doors) -> None:
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
-    service, diagnosis, metrics = _service(config, collector, (pool, gate), server, doors)
+    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors)
     await server.start(service)
     diagnosis.start()
+    gossip.start()
     if metrics:
         await metrics.start()
     channel = grpc.insecure_channel(f"unix:{config.socket}")
@@ -106,6 +109,7 @@ async def _serve(config: Config, doors: _Doors) -> None:
     await asyncio.to_thread(watch.stop)
     if metrics:
         metrics.stop()
+    await gossip.stop()
     await server.stop()
     await asyncio.to_thread(diagnosis.stop)
     pool.close()
@@ -124,42 +128,50 @@ def _service(
     pools: tuple[WorkerPool, WorkerPool],
     server: Server,
     doors: _Doors,
-) -> tuple[NodeService, Diagnosis, Metrics | None]:
+) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
+    membership = membership_of(config, version("probingd"))
+    outgoing = Outgoing(doors.tokens, doors.tls)
+    gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, outgoing=outgoing)
     node = Node(
         name=config.node_name,
         version=version("probingd"),
         instance=config.instance,
-        address=config.listen or f"unix:{config.public_socket}",
-        peers=config.cluster.peers,
+        address=address_of(config),
+        known=membership.members,
     )
+
+    def with_own(seconds: float) -> dict[str, Any]:
+        status = diagnosis.among(collector.status(seconds))
+        return {**status, "sources": [*status["sources"], *(state.to_dict() for state in gossip.sources())]}
+
     views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
     live = live_tables(
         node.name,
         time.time_ns,
-        node.members,
-        lambda: diagnosis.among(collector.status(limits.control_s)),
+        lambda: member_rows(node.members()),
+        lambda: with_own(limits.control_s),
         lambda: collector.tables(limits.control_s),
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine)
-    metrics = _metrics(config, node, engine, lambda seconds: diagnosis.among(collector.status(seconds)), doors)
+    metrics = _metrics(config, node, engine, with_own, doors)
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
-        return [*found, *(pb.Source(**state.to_dict()) for state in diagnosis.sources())]
+        return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
 
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
-    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, Outgoing(doors.tokens, doors.tls))
+    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
     preflight = Preflight(node.name, engine, interpreters, bandwidth)
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
         answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
-        audit=doors.audit,
+        audit=doors.audit, gossip=gossip,
     )  # fmt: skip
-    return service, diagnosis, metrics
+    return service, diagnosis, metrics, gossip
 
 
 def _metrics(

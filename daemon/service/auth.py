@@ -32,6 +32,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Facts": Scope.READ,
     "Preflight": Scope.READ,
     "Sink": Scope.READ,
+    "Gossip": Scope.PEER,
 }
 # The calls of a token that is limited to jobs.
 FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers"))

@@ -12,7 +12,13 @@ from probing.daemon.service.tokens import Tokens
 
 __all__ = ("Outgoing",)
 
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    # A node that comes back is found within a few heartbeats.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
 Metadata = tuple[tuple[str, str], ...]
 
 

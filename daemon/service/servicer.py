@@ -6,16 +6,18 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 
 from probing.api.errors import InternalError, PeerError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
+from probing.daemon.cluster import Member
 from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.query.engine import Engine
@@ -24,7 +26,9 @@ from probing.daemon.service.audit import Audit, described
 from probing.daemon.service.auth import permit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.errors import abort
+from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.limits import Context, Limits, seconds_for
+from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.request import asked_of
@@ -45,18 +49,17 @@ _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 @dataclass(frozen=True)
 class Node:
-    """This node. ``peers`` are addresses of others; ``address`` is its own."""
+    """This node. ``address`` is its own; ``known`` returns it and the other nodes that it knows."""
 
     name: str
     version: str
     instance: str
     address: str
-    peers: tuple[str, ...] = ()
+    known: Callable[[], Sequence[Member]] = tuple
 
-    def members(self) -> list[dict[str, str]]:
-        """Returns rows of cluster.members: this node, and the peers, of which only the address is known."""
-        own = {"member": self.name, "address": self.address, "state": "healthy", "version": self.version}
-        return [own, *({"member": "", "address": peer, "state": "unknown"} for peer in self.peers)]
+    def members(self) -> Sequence[Member]:
+        """Returns the known nodes; this one where there are none."""
+        return self.known() or (Member(self.name, self.address, "healthy", version=self.version),)
 
 
 def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
@@ -115,6 +118,7 @@ class NodeService(NodeServicer):
         answered: Callable[[float, str], None] = lambda *_: None,
         preflight: Preflight | None = None,
         audit: Audit | None = None,
+        gossip: Gossip | None = None,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
         shows beside the collector's. ``answered`` is called with the seconds that each query took, and its outcome:
@@ -127,6 +131,7 @@ class NodeService(NodeServicer):
         self._preflight = preflight or Preflight(node.name, engine, Interpreters(""))
         self._sources = sources
         self._audit = audit or Audit()
+        self._gossip = gossip
         self._now_ns = now_ns
         self._answered = answered
         self._admission = CallAdmission()
@@ -206,7 +211,7 @@ class NodeService(NodeServicer):
     ) -> pb.PreflightReply:
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self._limits.preflight_s, self._limits.preflight_max_s)
-        asked = asked_of(request, caller, {*self._node.peers, self._node.address})
+        asked = asked_of(request, caller, {m.address for m in self._node.members()})
         with self._admission.counted(CallKind.PREFLIGHT, caller):
             facts = await self._preflight.facts(asked, timeout)
         return pb.PreflightReply(
@@ -268,9 +273,19 @@ class NodeService(NodeServicer):
     @_answering
     async def Peers(self, request: pb.PeersRequest, context: Context, caller: Caller) -> pb.PeersReply:  # noqa: N802
         del request, context, caller
-        return pb.PeersReply(
-            peers=[pb.Peer(node=m["member"], address=m["address"], state=m["state"]) for m in self._node.members()]
-        )
+        return pb.PeersReply(peers=[packed_peer(member) for member in self._node.members()])
+
+    @_answering
+    async def Gossip(  # noqa: N802
+        self, request: pb.GossipRequest, context: Context, caller: Caller
+    ) -> pb.GossipReply:
+        del caller
+        if self._gossip is None:
+            raise UsageError("this node has no cluster")
+        reply = pb.GossipReply(message=await self._gossip.answer(request.message))
+        if reply.ByteSize() > COMPRESS_BYTES:
+            context.set_compression(grpc.Compression.Gzip)
+        return reply
 
     @_answering
     async def Pause(self, request: pb.PauseRequest, context: Context, caller: Caller) -> pb.PauseReply:  # noqa: N802

@@ -36,10 +36,10 @@ def test_defaults_are_those_of_the_design() -> None:
 def test_file_then_command_line(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('node_name = "a"\n[store]\nmax_bytes = 100_000_000\nmax_age_days = 2\n')
-    config = Config.from_args([f"--config={file}", "--node-name", "b", "--cluster.peers=unix:/p,h:1"])
+    config = Config.from_args([f"--config={file}", "--node-name", "b", "--cluster.seeds=unix:/p,h:1"])
     assert config.node_name == "b"
     assert config.store == StoreConfig(max_bytes=100_000_000, max_age_days=2.0)
-    assert config.cluster.peers == ("unix:/p", "h:1")
+    assert config.cluster.seeds == ("unix:/p", "h:1")
 
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
@@ -58,7 +58,7 @@ def test_a_child_gets_what_its_parent_has(
     node: str, state: str, insecure: bool, size: int, age: float, peers: list[str]
 ) -> None:
     options = {"node_name": node, "state_dir": state, "insecure": str(insecure).lower()}
-    options |= {"store.max_bytes": size, "store.max_age_days": age, "cluster.peers": ",".join(peers)}
+    options |= {"store.max_bytes": size, "store.max_age_days": age, "cluster.seeds": ",".join(peers)}
     config = Config.from_args([f"--{key}={value}" for key, value in options.items()])
     assert Config.from_args(config.to_args()) == config
 
@@ -81,7 +81,7 @@ def test_a_child_gets_what_its_parent_has(
         ('node_name = "a b"\n', "node_name = 'a b' is wrong", "letters, digits"),
         ('listen = "7077"\n', "listen = '7077' is wrong", "HOST:PORT"),
         ('listen = "h:70777"\n', "listen = 'h:70777' is wrong", "HOST:PORT"),
-        ('[cluster]\npeers = "h:1"\n', "cluster.peers = 'h:1' is wrong", "a list of texts"),
+        ('[cluster]\nseeds = "h:1"\n', "cluster.seeds = 'h:1' is wrong", "a list of texts"),
         ('[users]\ncollector = "a b"\n', "users.collector = 'a b' is wrong", "a name or a number"),
         ('[diagnose]\nhook = "page me"\n', "diagnose.hook = 'page me' is wrong", "an absolute path"),
         ("[diagnose]\nhook = '/bin/page \"me'\n", "is wrong", "an absolute path"),

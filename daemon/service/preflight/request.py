@@ -43,7 +43,7 @@ def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]
     # Bytes are sent to known peers alone, whoever asks.
     bound = request.bandwidth or _refusal(caller, Scope.PROBE)
     strange = [peer for peer in request.peers if peer not in known] if bound else []
-    why = "not measured: the node connects only to its cluster.peers"
+    why = "not measured: the node connects only to nodes that it knows"
     return Asked(
         python="" if refused else request.python,
         master=(request.master_addr, request.master_port) if request.master_addr else None,

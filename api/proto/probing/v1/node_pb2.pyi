@@ -269,14 +269,27 @@ class PeersReply(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("node", "address", "state")
+    __slots__ = ("node", "address", "state", "labels", "since_ns", "problem")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     state: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    since_ns: int
+    problem: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., since_ns: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("paused",)
@@ -397,6 +410,77 @@ class PreflightReply(_message.Message):
     received_ns: int
     node_time_ns: int
     def __init__(self, node: _Optional[str] = ..., facts: _Optional[bytes] = ..., received_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
+
+class GossipRequest(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: GossipMessage
+    def __init__(self, message: _Optional[_Union[GossipMessage, _Mapping]] = ...) -> None: ...
+
+class GossipReply(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: GossipMessage
+    def __init__(self, message: _Optional[_Union[GossipMessage, _Mapping]] = ...) -> None: ...
+
+class GossipMessage(_message.Message):
+    __slots__ = ("sender", "wall_ns", "updates", "digests", "buckets", "marks", "wanted", "relay", "reached")
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    sender: MemberRecord
+    wall_ns: int
+    updates: _containers.RepeatedCompositeFieldContainer[MemberUpdate]
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    marks: _containers.RepeatedScalarFieldContainer[int]
+    wanted: _containers.RepeatedScalarFieldContainer[int]
+    relay: str
+    reached: bool
+    def __init__(self, sender: _Optional[_Union[MemberRecord, _Mapping]] = ..., wall_ns: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[MemberUpdate, _Mapping]]] = ..., digests: _Optional[_Iterable[int]] = ..., buckets: _Optional[_Iterable[int]] = ..., marks: _Optional[_Iterable[int]] = ..., wanted: _Optional[_Iterable[int]] = ..., relay: _Optional[str] = ..., reached: _Optional[bool] = ...) -> None: ...
+
+class MemberRecord(_message.Message):
+    __slots__ = ("name", "address", "incarnation", "uid", "labels", "jobs", "version", "engine")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    incarnation: int
+    uid: int
+    labels: _containers.ScalarMap[str, str]
+    jobs: _containers.RepeatedScalarFieldContainer[int]
+    version: str
+    engine: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., uid: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., jobs: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class MemberUpdate(_message.Message):
+    __slots__ = ("record", "claim", "since_s")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    record: MemberRecord
+    claim: int
+    since_s: int
+    def __init__(self, record: _Optional[_Union[MemberRecord, _Mapping]] = ..., claim: _Optional[int] = ..., since_s: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("kind", "message", "hint")

@@ -84,6 +84,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.SinkRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.SinkReply.FromString,
                 _registered_method=True)
+        self.Gossip = channel.unary_unary(
+                '/probing.v1.Node/Gossip',
+                request_serializer=probing_dot_v1_dot_node__pb2.GossipRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.GossipReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -159,6 +164,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Gossip(self, request, context):
+        """A daemon's ping to another, with news of the nodes it knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +223,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Sink,
                     request_deserializer=probing_dot_v1_dot_node__pb2.SinkRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.SinkReply.SerializeToString,
+            ),
+            'Gossip': grpc.unary_unary_rpc_method_handler(
+                    servicer.Gossip,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.GossipRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.GossipReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -483,6 +500,33 @@ class Node:
             '/probing.v1.Node/Sink',
             probing_dot_v1_dot_node__pb2.SinkRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.SinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Gossip(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Gossip',
+            probing_dot_v1_dot_node__pb2.GossipRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.GossipReply.FromString,
             options,
             channel_credentials,
             insecure,

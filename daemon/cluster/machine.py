@@ -1,0 +1,189 @@
+"""The state machine of one node: what it asks at each tick, how it answers, and what follows from answers.
+
+Each node watches the three that follow it in a ring of hashed names, and pings one more at random. News travels with
+the pings; whether the random one knows the same is checked by digests, and the difference is repaired.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from probing.daemon.cluster.messages import MAX_UPDATES, Call, Message, Purpose
+from probing.daemon.cluster.record import Claim, Record, Update, key_of
+from probing.daemon.cluster.repair import asked_for, difference, listed
+from probing.daemon.cluster.view import Times, View
+
+__all__ = ("Machine",)
+
+WATCHED = 3
+RELAYS = 2
+# Bytes of news in a message.
+NEWS_BYTES = 4_000
+# Ticks between two pings of a failed node, and of seeds where others are known.
+RETRY_TICKS = 5
+FORGET_TICKS = 60
+
+
+class Machine:
+    """Belongs to one thread. All times are given: ``now`` in monotonic seconds, ``wall_ns`` of the node's clock.
+
+    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time.
+    """
+
+    def __init__(
+        self, own: Record, seeds: Sequence[str] = (), times: Times | None = None, rng: random.Random | None = None
+    ) -> None:
+        self.times = times or Times()
+        self.view = View(own, self.times)
+        self.seeds = tuple(seeds)
+        self._key = key_of(own.name)
+        self._rng = rng or random.Random()  # noqa: S311
+        # By seed: the name of the node that answered there.
+        self._names: dict[str, str] = {}
+        self._wall_ns = 0
+        self._ticks = 0
+        self._last = self._resumed = -float("inf")
+
+    def unreached(self) -> list[str]:
+        """Returns the seeds at which no node has answered."""
+        return [seed for seed in self.seeds if seed not in self._names and seed != self.view.own.address]
+
+    def tick(self, now: float, wall_ns: int) -> list[Call]:
+        """Draws conclusions from silence, and returns the calls of this heartbeat."""
+        self._clock(wall_ns)
+        self._ticks += 1
+        if now - self._last > self.times.suspect:
+            self._resumed = now
+            self.view.resume(now)
+        self._last = now
+        self.view.judge(now)
+        if self._ticks % FORGET_TICKS == 0:
+            self.view.forget()
+        table = self.view.table
+        other = table.pick(self._rng)
+        watched = table.after(self._key, WATCHED)
+        # A node that this one misses is asked again, until it has failed.
+        missed = [name for name in self.view.silent if name in table.entries and name not in watched]
+        names = [*watched, *self._rng.sample(missed, min(len(missed), WATCHED))]
+        calls = [self._ping(name, now) for name in names if name != other]
+        if other is not None:
+            calls.append(self._ping(other, now, digests=table.digests))
+        if self._ticks % RETRY_TICKS == 0 and (failed := self.view.failed()):
+            calls.append(self._ping(self._rng.choice(failed), now))
+        for name, address in self.view.candidates.due():
+            calls.append(self._probe(name, address, now))
+            if name in table.entries:
+                calls.append(self._ping(name, now))
+        return [*calls, *self._seed_calls(now)]
+
+    def answer(self, message: Message, now: float, *, reached: bool = False) -> Message:
+        """Returns the answer to ``message``; ``reached``: whether the node that it asks to relay to answered."""
+        self.view.hear((Update.of(message.sender), *message.updates), now)
+        if message.wanted:
+            return self._message(asked_for(self.view.table, message), reached=reached)
+        buckets, marks = listed(self.view.table, message.digests, self._rng)
+        entry = self.view.table.entries.get(message.relay)
+        found = (entry.update,) if entry and reached else ()
+        return self._message((*found, *self._news()), buckets=buckets, marks=marks, reached=reached)
+
+    def relay(self, name: str, now: float) -> Call | None:
+        """Returns the ping that a node asked for; None for a node that is not known."""
+        return self._ping(name, now) if name in self.view.table.entries else None
+
+    def answered(self, call: Call, message: Message, now: float, wall_ns: int) -> list[Call]:
+        """Takes the answer to ``call``; returns the calls that follow."""
+        self._clock(wall_ns)
+        sender, view = message.sender, self.view
+        if call.purpose is Purpose.RELAY:
+            entry = view.table.entries.get(call.name)
+            # The relay may have reached another life of the node, at another address.
+            reached = (u.record.uid for u in message.updates if u.record.name == call.name)
+            if message.reached and entry and entry.update.record.uid in reached:
+                view.present(entry, now)
+            view.hear(message.updates, now)
+            return []
+        if sender.name == view.own.name:
+            if sender.uid != view.own.uid:
+                view.rival(sender, call.address, now)
+            return []
+        view.vouched(sender, call.address, now)
+        if call.address in self.seeds:
+            self._names[call.address] = sender.name
+        entry = view.table.entries.get(sender.name)
+        if entry and entry.update.record.uid == sender.uid:
+            view.present(entry, now)
+            entry.rtt_ns = max(0, round((now - call.sent) * 1e9))
+            entry.offset_ns = message.wall_ns - (call.wall_ns + wall_ns) // 2
+        view.hear(message.updates, now)
+        if call.name and sender.name != call.name:
+            # The address belongs to another node now.
+            return self.unanswered(call, now)
+        return self._repairs(call, message, now)
+
+    def unanswered(self, call: Call, now: float) -> list[Call]:
+        """Takes that ``call`` got no answer; returns the calls that follow."""
+        table = self.view.table
+        entry = table.entries.get(call.name)
+        if entry is None or call.purpose is not Purpose.PING or call.address != entry.update.record.address:
+            return []
+        if entry.update.claim is Claim.FAILED or call.sent < self._resumed:
+            return []
+        if entry.heard is not None and entry.heard >= call.sent:
+            return []
+        self.view.missed(call.name, call.sent)
+        relays = dict.fromkeys(table.pick(self._rng) for _ in range(RELAYS))
+        asks = self._message(relay=call.name)
+        return [
+            self._call(Purpose.RELAY, call.name, table.entries[relay].update.record.address, asks, now)
+            for relay in relays
+            if relay is not None and relay != call.name
+        ]
+
+    def change(self, record: Record) -> None:
+        """Announces ``record`` as the node's own, with the next incarnation."""
+        self.view.announce(replace(record, incarnation=self.view.own.incarnation + 1))
+
+    def _clock(self, wall_ns: int) -> None:
+        self._wall_ns = wall_ns
+        self.view.wall_s = wall_ns // 10**9
+
+    def _seed_calls(self, now: float) -> list[Call]:
+        table = self.view.table
+        if not self.seeds or (table.live and self._ticks % RETRY_TICKS):
+            return []
+        live = {name for name in self._names.values() if name in table.entries and name not in self.view.silent}
+        asked = [s for s in self.seeds if self._names.get(s) not in live and s != self.view.own.address]
+        return [self._probe("", seed, now) for seed in self._rng.sample(asked, min(len(asked), WATCHED))]
+
+    def _ping(self, name: str, now: float, *, digests: tuple[int, ...] = ()) -> Call:
+        update = self.view.table.entries[name].update
+        # A node has to know what is claimed of it, to refute it.
+        claimed = () if update.claim is Claim.ALIVE else (update,)
+        message = self._message((*claimed, *self._news()), digests=digests)
+        return self._call(Purpose.PING, name, update.record.address, message, now)
+
+    def _probe(self, name: str, address: str, now: float) -> Call:
+        message = self._message(self._news(), digests=self.view.table.digests)
+        return self._call(Purpose.PROBE, name, address, message, now)
+
+    def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
+        """Returns a call that asks for what only the answering node knows, and sends what it lacks."""
+        lacking, wanted = difference(self.view.table, message)
+        if not lacking and not wanted:
+            return []
+        asks = self._message(lacking, buckets=message.buckets, wanted=wanted)
+        return [self._call(Purpose.REPAIR, call.name, call.address, asks, now)]
+
+    def _call(self, purpose: Purpose, name: str, address: str, message: Message, now: float) -> Call:
+        return Call(purpose, name, address, message, 0.8 * self.times.heartbeat, now, self._wall_ns)
+
+    def _message(
+        self, updates: tuple[Update, ...] = (), *, digests: tuple[int, ...] = (), buckets: tuple[int, ...] = (),
+        marks: tuple[int, ...] = (), wanted: tuple[int, ...] = (), relay: str = "", reached: bool = False,
+    ) -> Message:  # fmt: skip
+        return Message(self.view.own, self._wall_ns, updates, digests, buckets, marks, wanted, relay, reached)
+
+    def _news(self) -> tuple[Update, ...]:
+        return self.view.rumors.take(NEWS_BYTES, MAX_UPDATES, self.view.table.live)

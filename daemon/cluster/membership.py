@@ -1,0 +1,148 @@
+"""What other rooms know of the cluster: its members, safe to be read from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from probing.daemon.cluster.machine import Machine
+from probing.daemon.cluster.messages import Call, Message
+from probing.daemon.cluster.record import MAX_JOBS, Record
+from probing.daemon.cluster.table import Entry
+
+__all__ = ("Member", "Membership")
+
+T = TypeVar("T")
+# A clock so far off, beyond what the measurement may err, is a problem.
+CLOCK_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node. ``state``: healthy, suspect, failed, recovering, or unknown for a seed that has not answered.
+
+    ``jobs`` are marks of the jobs that have ranks there. ``since_ns`` (UTC) is when the state began, as far as this
+    node knows, ``heard_ns`` the time since the node answered this one. ``clock_offset_ns`` is its clock minus ours.
+    """
+
+    name: str
+    address: str
+    state: str
+    labels: dict[str, str] = field(default_factory=dict)
+    jobs: tuple[int, ...] = ()
+    since_ns: int | None = None
+    incarnation: int | None = None
+    version: str = ""
+    engine: str = ""
+    heard_ns: int | None = None
+    rtt_ns: int | None = None
+    clock_offset_ns: int | None = None
+    problem: str = ""
+
+
+class Membership:
+    """The state machine of this node under a lock. Whoever reaches peers calls ``tick`` at each heartbeat, makes the
+    calls that it returns, and gives their outcome to ``answered`` or ``unanswered``, which return more calls."""
+
+    def __init__(self, machine: Machine, monotonic: Callable[[], float], wall_ns: Callable[[], int]) -> None:
+        self._machine = machine
+        self._monotonic = monotonic
+        self._wall_ns = wall_ns
+        self._lock = threading.Lock()
+        self._started_ns = wall_ns()
+
+    @property
+    def name(self) -> str:
+        return self._machine.view.own.name
+
+    @property
+    def heartbeat_s(self) -> float:
+        return self._machine.times.heartbeat
+
+    def members(self) -> tuple[Member, ...]:
+        """Returns this node and the others in the order of their names, then the seeds that have not answered."""
+        now, wall_ns = self._monotonic(), self._wall_ns()
+        with self._lock:
+            view = self._machine.view
+            own = view.own
+            made = _member(own, state="healthy", since_ns=self._started_ns, problem=view.conflict(now))
+            found = [replace(made, heard_ns=0, rtt_ns=0, clock_offset_ns=0)]
+            found += [self._other(entry, now, wall_ns) for entry in view.table.entries.values()]
+            unknown = [Member("", seed, "unknown") for seed in self._machine.unreached()]
+        return (*sorted(found, key=lambda m: m.name), *unknown)
+
+    def set_jobs(self, marks: Sequence[int]) -> None:
+        """Announces the jobs that have ranks on this node, by marks of 64 bits; the first 64 count."""
+        jobs = tuple(dict.fromkeys(marks))[:MAX_JOBS]
+        with self._lock:
+            if self._machine.view.own.jobs != jobs:
+                self._machine.change(replace(self._machine.view.own, jobs=jobs))
+
+    def set_engine(self, engine: str) -> None:
+        """Announces the version of DuckDB that answers queries here."""
+        with self._lock:
+            if self._machine.view.own.engine != engine:
+                self._machine.change(replace(self._machine.view.own, engine=engine))
+
+    def set_seeds(self, seeds: Sequence[str]) -> None:
+        with self._lock:
+            self._machine.seeds = tuple(seeds)
+
+    def problems(self) -> list[str]:
+        """Returns what makes answers of the cluster doubtful: names that two nodes have, clocks that are off, lies."""
+        named = [f"{m.name}: {m.problem}" for m in self.members() if m.problem]
+        view = self._machine.view
+        lies = [f"{view.lies} claims of peers were wrong"] if view.lies else []
+        refused = [f"{view.table.refused} nodes had no room in the table"] if view.table.refused else []
+        return [*named, *lies, *refused]
+
+    def tick(self) -> list[Call]:
+        return self._locked(lambda: self._machine.tick(self._monotonic(), self._wall_ns()))
+
+    def answer(self, message: Message, *, reached: bool = False) -> Message:
+        """Returns the answer to a message of another node."""
+        return self._locked(lambda: self._machine.answer(message, self._monotonic(), reached=reached))
+
+    def relay(self, name: str) -> Call | None:
+        """Returns the ping that another node asks for; None where there is nobody to ping."""
+        return self._locked(lambda: self._machine.relay(name, self._monotonic()))
+
+    def answered(self, call: Call, message: Message) -> list[Call]:
+        return self._locked(lambda: self._machine.answered(call, message, self._monotonic(), self._wall_ns()))
+
+    def unanswered(self, call: Call) -> list[Call]:
+        return self._locked(lambda: self._machine.unanswered(call, self._monotonic()))
+
+    def _locked(self, do: Callable[[], T]) -> T:
+        with self._lock:
+            return do()
+
+    def _other(self, entry: Entry, now: float, wall_ns: int) -> Member:
+        view = self._machine.view
+        heard = None if entry.heard is None else round((now - entry.heard) * 1e9)
+        return replace(
+            _member(
+                entry.update.record,
+                state=view.state_of(entry, now),
+                since_ns=wall_ns - round((now - entry.changed) * 1e9),
+                problem="; ".join(filter(None, (view.problem_of(entry, now), _clock_problem(entry)))),
+            ),
+            heard_ns=heard,
+            rtt_ns=entry.rtt_ns,
+            clock_offset_ns=entry.offset_ns,
+        )
+
+
+def _member(record: Record, **more: Any) -> Member:
+    return Member(
+        record.name, record.address, labels=dict(record.labels), jobs=record.jobs, incarnation=record.incarnation,
+        version=record.version, engine=record.engine, **more,
+    )  # fmt: skip
+
+
+def _clock_problem(entry: Entry) -> str:
+    if entry.offset_ns is None or abs(entry.offset_ns) <= CLOCK_NS + (entry.rtt_ns or 0):
+        return ""
+    return f"its clock is {abs(entry.offset_ns) / 1e9:.1f} s {'ahead of' if entry.offset_ns > 0 else 'behind'} ours"

@@ -1,0 +1,114 @@
+"""What a node says of itself, and what nodes claim of each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+
+from probing.api.errors import PeerError
+
+__all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Record", "Update", "bucket_of", "checked_record", "key_of")
+
+MAX_JOBS = 64
+MAX_LABELS = 16
+MAX_LABEL_BYTES = 1024
+# Unix seconds at the start of the node, plus one for each change: far above what a truthful node reaches.
+MAX_INCARNATION = 1 << 48
+BUCKETS = 64
+_NAME = re.compile(r"[\w.:@-]{1,255}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{1,64}\]|[\w.-]{1,253}):(\d{1,5})", re.ASCII)
+_UNIX = re.compile(r"unix:/[!-~]{1,107}")
+_KEY = re.compile(r"[A-Za-z0-9][\w./-]{0,62}", re.ASCII)
+_VALUE = re.compile(r"[\w./:+-]{0,63}", re.ASCII)
+_VERSION = re.compile(r"[\w.+-]{0,32}", re.ASCII)
+
+
+class Claim(IntEnum):
+    """A later member beats an earlier one about the same incarnation."""
+
+    ALIVE = 0
+    SUSPECT = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a node says of itself. ``uid`` differs at each start; ``jobs`` are marks of the jobs with ranks there."""
+
+    name: str
+    address: str
+    incarnation: int
+    uid: int
+    labels: tuple[tuple[str, str], ...] = ()
+    jobs: tuple[int, ...] = ()
+    version: str = ""
+    engine: str = ""
+
+    @property
+    def size(self) -> int:
+        """An upper bound of its bytes in a message."""
+        texts = len(self.name.encode()) + len(self.address) + len(self.version) + len(self.engine)
+        return 60 + texts + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A claim about a node. ``since_s`` (Unix time) is when it was first claimed; ``mark`` hashes what it says."""
+
+    record: Record
+    claim: Claim
+    since_s: int
+    mark: int
+    size: int
+
+    @classmethod
+    def of(cls, record: Record, claim: Claim = Claim.ALIVE, since_s: int = 0) -> Update:
+        text = f"{record.name}\n{record.incarnation}\n{record.uid}\n{claim:d}"
+        return cls(record, claim, since_s, _hash(text), record.size)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Of two updates about one name the higher rank holds."""
+        return self.record.incarnation, self.claim, self.record.uid
+
+
+def key_of(name: str) -> int:
+    """Returns the place of a node in the ring, 64 bits."""
+    return _hash(name)
+
+
+def bucket_of(key: int) -> int:
+    return key % BUCKETS
+
+
+def checked_record(record: Record, *, local: bool = False) -> Record:
+    """Returns ``record``. Raises PeerError where it is out of bounds; ``local``: Unix sockets may be addresses."""
+    address = _ADDRESS.fullmatch(record.address)
+    if not _NAME.fullmatch(record.name):
+        raise PeerError("a record has no valid name")
+    if not (address and 0 < int(address[2]) < 65536) and not (local and _UNIX.fullmatch(record.address)):
+        raise PeerError(f"the record of {record.name} has no valid address")
+    if not 0 < record.incarnation < MAX_INCARNATION or not 0 < record.uid < 1 << 64:
+        raise PeerError(f"the record of {record.name} has no valid incarnation")
+    if len(record.jobs) > MAX_JOBS or not all(0 <= mark < 1 << 64 for mark in record.jobs):
+        raise PeerError(f"the record of {record.name} has more than {MAX_JOBS} jobs")
+    if not _VERSION.fullmatch(record.version) or not _VERSION.fullmatch(record.engine):
+        raise PeerError(f"the record of {record.name} has no valid version")
+    if problem := _labels_problem(dict(record.labels)):
+        raise PeerError(f"the record of {record.name}: {problem}")
+    return record
+
+
+def _labels_problem(labels: Mapping[str, str]) -> str:
+    """Returns why ``labels`` cannot be used; empty if they can."""
+    if len(labels) > MAX_LABELS or sum(len(k) + len(v) for k, v in labels.items()) > MAX_LABEL_BYTES:
+        return f"there are more than {MAX_LABELS} labels, or more than {MAX_LABEL_BYTES} bytes of them"
+    wrong = next((k for k, v in labels.items() if not _KEY.fullmatch(k) or not _VALUE.fullmatch(v)), None)
+    return "" if wrong is None else f"the label {wrong[:63]!r} is wrong"
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

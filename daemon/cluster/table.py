@@ -1,0 +1,128 @@
+"""The table of known nodes: which of two claims holds, digests of buckets, the ring, and bounds."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from probing.daemon.cluster.record import BUCKETS, Claim, Update, bucket_of, key_of
+
+__all__ = ("MAX_MEMBERS", "Entry", "Table")
+
+MAX_MEMBERS = 16_384
+
+
+@dataclass(slots=True)
+class Entry:
+    """A node. Times are monotonic seconds: ``changed`` when the claim did, ``heard`` of the last answer to this node,
+    ``missing`` since when it has not answered, ``returned`` when it came back after a failure. ``problem`` is the time
+    at which another node of its name was found, and a text."""
+
+    update: Update
+    key: int
+    changed: float
+    heard: float | None = None
+    missing: float | None = None
+    returned: float | None = None
+    rtt_ns: int | None = None
+    offset_ns: int | None = None
+    problem: tuple[float, str] | None = None
+
+
+class Table:
+    """Entries by name, without the node itself. The ring holds those that have not failed, by their keys."""
+
+    def __init__(self, own: Update) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.refused = 0
+        self._own = own
+        self._ring: list[tuple[int, str]] = []
+        self._digests = [0] * BUCKETS
+        self._buckets: list[dict[str, int]] = [{} for _ in range(BUCKETS)]
+        self._note(own, key_of(own.record.name))
+
+    @property
+    def own(self) -> Update:
+        return self._own
+
+    @own.setter
+    def own(self, update: Update) -> None:
+        self._own = update
+        self._note(update, key_of(update.record.name))
+
+    @property
+    def digests(self) -> tuple[int, ...]:
+        """A hash of each bucket, equal at nodes that know the same."""
+        return tuple(self._digests)
+
+    @property
+    def live(self) -> int:
+        """How many other nodes have not failed."""
+        return len(self._ring)
+
+    def put(self, update: Update, now: float) -> Entry | None:
+        """Stores ``update``, which holds from now on. Returns None for a new node that the table has no room for."""
+        name = update.record.name
+        entry = self.entries.get(name)
+        if entry is None:
+            if len(self.entries) >= MAX_MEMBERS - 1 and not self._make_room():
+                self.refused += 1
+                return None
+            entry = self.entries[name] = Entry(update, key_of(name), now)
+            self._place(entry)
+        else:
+            self._place(entry, remove=True)
+            if update.claim is not entry.update.claim:
+                entry.changed = now
+            entry.update = update
+            self._place(entry)
+        self._note(update, entry.key)
+        return entry
+
+    def remove(self, name: str) -> None:
+        entry = self.entries.pop(name)
+        self._place(entry, remove=True)
+        bucket = bucket_of(entry.key)
+        self._digests[bucket] ^= self._buckets[bucket].pop(name)
+
+    def after(self, key: int, count: int) -> list[str]:
+        """Returns the ``count`` nodes of the ring that follow ``key``."""
+        ring = self._ring
+        start = bisect_left(ring, (key, ""))
+        return [ring[(start + i) % len(ring)][1] for i in range(min(count, len(ring)))]
+
+    def pick(self, rng: random.Random) -> str | None:
+        """Returns a node that has not failed; None if there is none."""
+        return self._ring[rng.randrange(len(self._ring))][1] if self._ring else None
+
+    def marks(self, bucket: int) -> list[int]:
+        """Returns the marks of all updates of ``bucket``, the node's own among them."""
+        return list(self._buckets[bucket].values())
+
+    def named(self, bucket: int) -> Iterator[tuple[int, Update]]:
+        """Yields each mark of ``bucket`` with its update."""
+        for name, mark in self._buckets[bucket].items():
+            yield mark, self._own if name == self._own.record.name else self.entries[name].update
+
+    def _make_room(self) -> bool:
+        """Forgets the node that failed first."""
+        failed = [name for name, e in self.entries.items() if e.update.claim is Claim.FAILED]
+        if failed:
+            self.remove(min(failed, key=lambda name: self.entries[name].changed))
+        return bool(failed)
+
+    def _note(self, update: Update, key: int) -> None:
+        bucket = bucket_of(key)
+        self._digests[bucket] ^= self._buckets[bucket].get(update.record.name, 0) ^ update.mark
+        self._buckets[bucket][update.record.name] = update.mark
+
+    def _place(self, entry: Entry, *, remove: bool = False) -> None:
+        if entry.update.claim is Claim.FAILED:
+            return
+        item = (entry.key, entry.update.record.name)
+        if remove:
+            del self._ring[bisect_left(self._ring, item)]
+        else:
+            insort(self._ring, item)
