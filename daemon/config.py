@@ -226,6 +226,9 @@ class Config:
     http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")
     token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
     insecure: bool = _option(False, "allow TCP without a token, and off loopback without TLS")
+    calls_per_s: float = _option(
+        200.0, "calls a second that an address may make over TCP with one token; more are refused", 0.1
+    )
     tls: TlsConfig = TlsConfig()
     users: UsersConfig = UsersConfig()
     store: StoreConfig = StoreConfig()

@@ -35,6 +35,7 @@ from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.versions import Interpreters
+from probing.daemon.service.rates import Rates
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.service.tls import Tls
@@ -58,10 +59,7 @@ class _Doors:
     tokens: Tokens
     tls: Tls
     audit: Audit
-
-    @property
-    def keeper(self) -> Doorkeeper:
-        return Doorkeeper(self.tokens, self.tls, self.audit)
+    keeper: Doorkeeper
 
 
 def main() -> int:
@@ -77,7 +75,9 @@ def main() -> int:
             )  # fmt: skip
     tcp = bool(config.listen or config.http)
     tls = Tls(config.tls if tcp else TlsConfig())
-    asyncio.run(_serve(config, _Doors(Tokens(config.token_file if tcp else ""), tls, Audit())))
+    tokens, audit = Tokens(config.token_file if tcp else ""), Audit()
+    keeper = Doorkeeper(tokens, tls, audit, Rates(config.calls_per_s))
+    asyncio.run(_serve(config, _Doors(tokens, tls, audit, keeper)))
     return 0
 
 

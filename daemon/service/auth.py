@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
+from probing.daemon.service.rates import Rates
 from probing.daemon.service.tls import Certificate, Tls
 from probing.daemon.service.tokens import GRANTS, ONLY, Tokens
 
@@ -43,22 +45,25 @@ _NAMED = frozenset(("Stacks", "Vars", "Facts"))
 class Doorkeeper:
     """Identifies callers of TCP. Belongs to one event loop."""
 
-    def __init__(self, tokens: Tokens, tls: Tls, audit: Audit) -> None:
+    def __init__(self, tokens: Tokens, tls: Tls, audit: Audit, rates: Rates | None = None) -> None:
         self._tokens = tokens
+        self._rates = rates or Rates(math.inf)
         self._tls = tls
         self._audit = audit
 
     def identified(
         self, caller: Caller, metadata: Sequence[tuple[str, str | bytes]], certificate: Certificate | None = None
     ) -> Caller:
-        """Returns ``caller`` with its name, scopes and jobs. Raises Unauthenticated.
+        """Returns ``caller`` with its name, scopes and jobs. Raises Unauthenticated, and Overloaded for too many calls.
 
         A certificate of a node is enough. Any other caller shows a token where there are tokens; else a certificate of
         a client gives the scope read, and where nothing is wanted everybody has it and counts as a node.
         """
         try:
-            return self._identified(caller, metadata, certificate)
-        except Unauthenticated as e:
+            known = self._identified(caller, metadata, certificate)
+            self._rates.take(known)
+            return known
+        except (Overloaded, Unauthenticated) as e:
             self._audit.refused(caller, "a call", e.message, kind=e.kind)
             raise
 

@@ -141,6 +141,7 @@ class Relay:
             link.close()
 
     def _report(self, caller: Caller) -> None:
+        self._audit.counts["too many connections"] += 1
         self._refused[f"{caller.listener}: {caller.who}"] += 1
         if time.monotonic() - self._reported >= LOG_S:
             for who, count in self._refused.most_common(5):

@@ -87,8 +87,8 @@ class Server:
         _unlink(self._inner)
 
     async def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-        """Returns the caller of a call. Raises Unauthenticated on TCP without token or certificate, and PrivilegeError
-        for a call that did not come by a public socket."""
+        """Returns the caller of a call. Raises Unauthenticated on TCP without token or certificate, Overloaded for too
+        many calls, and PrivilegeError for a call that did not come by a public socket."""
         link = self._relay.link(context.peer())
         if link is None:
             raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")

@@ -52,7 +52,7 @@ def metric_names() -> frozenset[str]:
     numbers = {"store_bytes": 1, "store_segments": 1, "processes": 1, "drain_backlog_bytes": 1}
     status = {"state": "running", "sources": [{"name": "x"}], **numbers}
     rows = {part.name: [_example(part)] for part in PARTS}
-    found = _Collected(Readings("0", "n", rows, {}, status), times)
+    found = _Collected(Readings("0", "n", rows, {}, status, refused={"x": 1}), times)
     return frozenset(sample.name for family in found.collect() for sample in family.samples)
 
 

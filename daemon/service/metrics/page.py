@@ -28,7 +28,7 @@ _Key = tuple[str, ...]
 @dataclass(frozen=True)
 class Readings:
     """What one scrape has read. ``failed``: why a part has no rows. ``status``: the collector's; its state is ``lost``
-    where it does not answer. ``seconds``: how long the reading took."""
+    where it does not answer. ``seconds``: how long the reading took. ``refused``: connections and calls, by reason."""
 
     version: str
     node: str
@@ -37,6 +37,7 @@ class Readings:
     status: Mapping[str, Any] = field(default_factory=dict)
     running_queries: int = 0
     seconds: float = 0.0
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ def families(readings: Readings) -> Iterator[Family]:
     values = {tuple(map(_label, who.values())): 1.0}
     yield Family("probingd_build_info", "1; the version of the daemon, and its node.", tuple(who), values)
     yield _single("probingd_queries_running", "Queries that run now.", readings.running_queries)
+    refused: dict[_Key, float] = {(_label(reason),): float(count) for reason, count in readings.refused.items()}
+    if refused:
+        yield Family("probingd_refused", "Connections and calls that were refused.", ("reason",), refused, counter=True)
     yield from _of_status(readings.status)
     yield from _of_scrape(readings)
 

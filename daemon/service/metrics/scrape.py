@@ -50,7 +50,8 @@ class _Kept:
 
 
 class Scraper:
-    """``status`` returns the collector's status within so many seconds. Belongs to one event loop."""
+    """``status`` returns the collector's status within so many seconds, ``refused`` the refusals so far, by
+    reason. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class Scraper:
         engine: _Engine,
         status: Callable[[float], Mapping[str, Any]],
         now: Callable[[], float] = time.monotonic,
+        *,
+        refused: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.times = QueryTimes()
         self._node = node
@@ -66,6 +69,7 @@ class Scraper:
         self._engine = engine
         self._status = status
         self._now = now
+        self._refused = refused
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="metrics")
         self._kept: dict[str, _Kept] = {}
         self._making: dict[str, asyncio.Task[bytes]] = {}
@@ -103,7 +107,8 @@ class Scraper:
         status = self._read_status()
         rows, failed = self._read_rows() if status["state"] != "lost" else ({}, {})
         readings = Readings(
-            self._version, self._node, rows, failed, status, self._engine.running, self._now() - begun
+            self._version, self._node, rows, failed, status, self._engine.running, self._now() - begun,
+            refused=dict(self._refused()),
         )  # fmt: skip
         return page_text(readings, self.times)
 

@@ -34,7 +34,7 @@ class Metrics:
         tls: Tls,
         audit: Audit,
     ) -> None:
-        self._scraper = Scraper(node, version, engine, status)
+        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts)
         self._http = HttpServer(self._scraper, keeper, tls, audit)
         self._port = TcpPort("http", address, self._http.serve)
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import TlsConfig
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import FOR_JOBS, RIGHTS, Doorkeeper, permit
+from probing.daemon.service.rates import Rates
 from probing.daemon.service.tls import Certificate, Tls
 from probing.daemon.service.tokens import GRANTS, Tokens
 
@@ -165,3 +166,25 @@ def test_refusals_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) 
         "a call asked by tcp: 10.0.0.1: refused: the token is wrong (and 99 times since the last line)",
     ]
     assert len(lines) == 21
+
+
+def test_calls_a_second_are_bounded_for_each_caller() -> None:
+    now = [0.0]
+    rates = Rates(10.0, lambda: now[0])
+
+    def taken(caller: Caller) -> int:
+        count = 0
+        try:
+            while count < 1000:
+                rates.take(caller)
+                count += 1
+        except Overloaded:
+            return count
+        return -1
+
+    assert taken(TCP) == 20
+    assert taken(Caller("tcp", "10.0.0.1", name="other")) == 20
+    now[0] = 0.5
+    assert taken(TCP) == 5
+    now[0] = 100.0
+    assert taken(TCP) == 20
