@@ -17,6 +17,7 @@ from probing.client.settings import (
     DEFAULT_TARGET,
     FORMATS,
     Settings,
+    conditions,
     format_of,
     node_list,
     read_token,
@@ -89,9 +90,13 @@ class GlobalOptions:
         str, typer.Option("-t", "--target", envvar="PROBING_TARGET", metavar="ADDRESS", help="unix:PATH or HOST:PORT.")
     ] = DEFAULT_TARGET
     nodes: Annotated[
-        str | None, typer.Option(metavar="A,B,C|FILE", help="Nodes to ask: A,B,C or a file with one a line.")
+        str | None,
+        typer.Option(metavar="A,B,C|FILE", help="Nodes to ask: A,B,C, a file, dns:NAME:PORT or slurm:."),
     ] = None
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Ask all nodes that the target knows.")] = False
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL=VALUE", help="Ask the nodes with this label, such as rack=r7.")
+    ] = None
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless all nodes answer with all rows.")] = False
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the bearer token.")] = None
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
@@ -128,10 +133,13 @@ class GlobalOptions:
         """Raises UsageError for an unknown format, an empty list of nodes or a wrong length of time."""
         if self.output_format is not None and self.output_format not in FORMATS:
             raise UsageError(f"unknown format {self.output_format}", hint=f"one of {', '.join(FORMATS)}")
+        if self.where and self.nodes is not None:
+            raise UsageError("--where chooses among the nodes that the target knows", hint="leave --nodes out")
         return Settings(
             target=self.target,
             nodes=node_list(self.nodes) if self.nodes is not None else (),
-            all_nodes=self.all_nodes or self.nodes is not None,
+            all_nodes=self.all_nodes or self.nodes is not None or bool(self.where),
+            where=conditions(self.where or ()),
             strict=self.strict,
             token=read_token(self.token, self.token_file),
             tls=self._tls_files(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.selection import choose
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.connection import Connection
 from probing.client.wire.tls import Tls
@@ -24,7 +25,8 @@ _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.FactsReply)
 
 
 class Nodes:
-    """``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows. ``timeout`` in seconds.
+    """``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows; of these only those whose labels
+    meet ``where``, pairs of a label and a pattern. ``timeout`` in seconds.
 
     With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed.
     ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the address of
@@ -38,6 +40,7 @@ class Nodes:
         *,
         nodes: Sequence[str] = (),
         all_nodes: bool = False,
+        where: Sequence[tuple[str, str]] = (),
         strict: bool = False,
         token: str = "",
         tls: Tls | None = None,
@@ -51,7 +54,8 @@ class Nodes:
         self.outcomes: list[Gathered[Any]] = []
         self.watch: Callable[[str, pb.QueryProgress], None] | None = None
         self._nodes = tuple(nodes)
-        self._all_nodes = all_nodes
+        self._all_nodes = all_nodes or bool(where)
+        self._where = tuple(where)
         self._token = token
         self._tls = tls
         self._lock = threading.Lock()
@@ -99,11 +103,16 @@ class Nodes:
         return self._peers() if wants_all_nodes(sql) else ()
 
     def _peers(self) -> tuple[str, ...]:
+        """Returns the addresses of the nodes that the target knows and that have not failed; those are outcomes."""
         target = self.connection(self.target)
         own = target.status(self.timeout).node
-        peers = target.peers(self.timeout).peers
-        others = [peer.address for peer in peers if peer.address and peer.node != own]
-        return tuple(dict.fromkeys([self.target, *others]))
+        chosen = choose(self.target, own, target.peers(self.timeout).peers, self._where)
+        if chosen.failed:
+            gathered = chosen.gathered()
+            self.outcomes.append(gathered)
+            if self.strict or not chosen.addresses:
+                gathered.refuse()
+        return chosen.addresses
 
     def cancel(self) -> None:
         """Ends the queries in flight, here and at the nodes."""

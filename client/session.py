@@ -34,6 +34,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         settings.target,
         nodes=settings.nodes,
         all_nodes=settings.all_nodes,
+        where=settings.where,
         strict=settings.strict,
         token=settings.token,
         tls=Tls(*settings.tls) if settings.tls is not None else None,

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
     "Settings",
+    "conditions",
     "format_of",
     "node_list",
     "process_id",
@@ -38,13 +40,14 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Settings:
     """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none.
 
-    ``tls``: files of authorities, certificate and key, each empty for none; None: TCP is in the clear. ``named``: the
-    format is from -f, not from the name of a file.
+    ``where``: labels and patterns that choose nodes. ``tls``: files of authorities, certificate and key, each empty for
+    none; None: TCP is in the clear. ``named``: the format is from -f, not from the name of a file.
     """
 
     target: str = DEFAULT_TARGET
     nodes: tuple[str, ...] = ()
     all_nodes: bool = False
+    where: tuple[tuple[str, str], ...] = ()
     strict: bool = False
     token: str = ""
     tls: tuple[str, str, str] | None = None
@@ -86,7 +89,10 @@ def _destination(output: Path | None) -> tuple[str, bool]:
 
 
 def node_list(text: str) -> tuple[str, ...]:
-    """Returns the addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment."""
+    """Returns the addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment.
+
+    ``dns:NAME[:PORT]`` and ``slurm:[PORT]`` among them stand for the nodes that they name.
+    """
     path = Path(text)
     # It is a file where one exists, or where the text cannot be an address.
     if "," not in text and not text.startswith("unix:") and (path.is_file() or ":" not in text):
@@ -94,9 +100,24 @@ def node_list(text: str) -> tuple[str, ...]:
         found = tuple(part.strip() for line in lines for part in line.split(",") if part.strip())
     else:
         found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if any(part.startswith(("dns:", "slurm:")) for part in found):
+        from probing.client.discovery import discovered
+
+        found = tuple(dict.fromkeys(one for part in found for one in (discovered(part) or (part,))))
     if not found:
         raise UsageError(f"--nodes {text}: no node in it", hint="give addresses as A,B,C or a file with one a line")
     return found
+
+
+def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Returns (label, pattern) of each ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError."""
+    found = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        key, equals, pattern = part.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--where {part[:80]} is no label", hint="for example --where rack=r7, or node=gn0*")
+        found.append((key, pattern))
+    return tuple(found)
 
 
 def seconds(text: str) -> float:

@@ -1,27 +1,58 @@
-"""``nodes``: the nodes that the target knows, itself included."""
+"""``nodes``: the nodes that the target knows, itself included, and how they are."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from probing.api.errors import QueryRejected
 from probing.client.render.output import write_rows
 from probing.client.render.table import Field
-from probing.client.session import opened
+from probing.client.render.text import age, clock
+from probing.client.session import opened, warn
 from probing.client.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from probing.client.cluster import Cluster
 
 __all__ = ("EXAMPLES", "run")
 
-EXAMPLES = ("probingctl nodes",)
-_SQL = """
-SELECT node, member, address, state, version, ts FROM cluster.members ORDER BY node, member, address
-"""
+EXAMPLES = ("probingctl nodes", "probingctl nodes -f json", "probingctl ps --where rack=r7")
+_OLD = "node, member, address, state, version, ts"
+_COLUMNS = f"{_OLD}, since, incarnation, labels, engine, heard_ns, rtt_ns, clock_offset_ns, problem"
+_SQL = "SELECT {} FROM cluster.members ORDER BY node, member, address"
+
+
+def _about(value: Any) -> str:
+    return "-" if value is None else age(value)
+
+
 _FIELDS = (
     Field("NODE", "member"),
     Field("ADDRESS", "address"),
     Field("STATE", "state"),
+    Field("SINCE", "since", clock),
+    Field("LABELS", "labels", flex=True),
     Field("VERSION", "version"),
+    Field("RTT", "rtt_ns", _about, right=True),
+    Field("CLOCK", "clock_offset_ns", _about, right=True),
+    Field("PROBLEM", "problem", flex=True),
     Field("SAYS", "node"),
 )
+_OLD_FIELDS = tuple(field for field in _FIELDS if field.key in _OLD)
 
 
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
-        write_rows(settings, cluster.query(_SQL), _FIELDS)
+        table = _members(cluster)
+        write_rows(settings, table, _FIELDS if "labels" in table.column_names else _OLD_FIELDS)
+
+
+def _members(cluster: Cluster) -> pa.Table:
+    try:
+        return cluster.query(_SQL.format(_COLUMNS))
+    except QueryRejected:
+        found = cluster.query(_SQL.format(_OLD))
+        warn("the daemon is older than probingctl: it knows addresses of other nodes, and not how they are")
+        return found

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
 
@@ -80,8 +80,12 @@ class Gathered(Generic[T]):
         if not self.answered:
             raise _common(self.failed)
         if strict:
-            names = ", ".join(f"{f.node or f.address} ({f.reason})" for f in self.failed[:8])
-            raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raises PartialAnswer with the names of the nodes that failed."""
+        names = ", ".join(f"{f.node or f.address} ({f.reason})" for f in self.failed[:8])
+        raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
 
     def report(self) -> OutcomeReport:
         return {
