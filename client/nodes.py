@@ -18,6 +18,8 @@ from probing.federation.execution.fanout import Gathered, fan_out
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from probing.client.wire.crowd import Crowd
+
 __all__ = ("Nodes",)
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class Nodes:
         self._tls = tls
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
+        self._crowd: Crowd | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +77,9 @@ class Nodes:
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
+            crowd, self._crowd = self._crowd, None
+        if crowd is not None:
+            crowd.close()
 
     @property
     def many(self) -> bool:
@@ -85,6 +91,16 @@ class Nodes:
             if address not in self._connections:
                 self._connections[address] = Connection(address, token=self._token, tls=self._tls)
             return self._connections[address]
+
+    def crowd(self) -> Crowd:
+        """Returns what asks many nodes at once."""
+        # Loads pyarrow.
+        from probing.client.wire.crowd import Crowd
+
+        with self._lock:
+            if self._crowd is None:
+                self._crowd = Crowd(self._token, self._tls, max_bytes=self.max_bytes, strict=self.strict)
+            return self._crowd
 
     def addresses(self) -> tuple[str, ...]:
         """Returns the addresses that are asked. Raises PeerError where the target does not answer for its peers."""
@@ -117,7 +133,9 @@ class Nodes:
     def cancel(self) -> None:
         """Ends the queries in flight, here and at the nodes."""
         with self._lock:
-            connections = list(self._connections.values())
+            connections, crowd = list(self._connections.values()), self._crowd
+        if crowd is not None:
+            crowd.cancel()
         for connection in connections:
             connection.cancel()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Container, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from probing.api.wire import MAX_STATEMENTS
 from probing.client.nodes import Nodes
 from probing.client.wire.connection import Connection
-from probing.federation.execution.answer import Answer, Reply, Rows
+from probing.federation.execution.answer import Answer, Reply, Rows, Take
 from probing.federation.execution.fanout import Answered, Gathered
 
 if TYPE_CHECKING:
@@ -115,9 +115,14 @@ class Queries(Nodes):
             for name, sql in statements.items()
         }  # fmt: skip
         return run_all(
-            plans, self.addresses(), self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
+            plans, self.addresses(), self._gather, timeout=self.timeout, max_bytes=self.max_bytes,
             strict=self.strict, watch=self.outcomes.append,
         )  # fmt: skip
+
+    def _gather(
+        self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
+    ) -> Gathered[tuple[Reply, ...]]:
+        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch)
 
     def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
         """Asks one node; more than MAX_STATEMENTS statements take several requests."""
@@ -149,7 +154,7 @@ class Queries(Nodes):
         from probing.federation.execution.merge import run_all
 
         return run_all(
-            {"": split}, asked, self._node_all, timeout=self.timeout, max_bytes=self.max_bytes,
+            {"": split}, asked, self._gather, timeout=self.timeout, max_bytes=self.max_bytes,
             strict=self.strict, watch=self.outcomes.append,
         )[""]  # fmt: skip
 

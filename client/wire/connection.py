@@ -27,7 +27,7 @@ from probing.client.wire.stream import Stream
 from probing.client.wire.tls import Tls, credentials_of
 from probing.federation.execution.answer import Reply
 
-__all__ = ("Connection",)
+__all__ = ("OPTIONS", "Connection", "checked")
 
 T = TypeVar("T")
 # What a node answers that does not know statements.
@@ -39,7 +39,7 @@ _PAUSE_S = 10.0
 _MAX_MESSAGE = 64 << 20
 _MAX_FACTS = 256 << 20
 _ONE_JOB = "ask for one job"
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
@@ -54,14 +54,14 @@ class Connection:
     def __init__(self, address: str, *, token: str = "", tls: Tls | None = None) -> None:
         """Does not connect yet; TCP speaks TLS with ``tls``. Raises UsageError for a wrong address, a file that cannot
         be read, or a token that would travel in the clear."""
-        self.address = _checked(address, token if tls is None else "")
+        self.address = checked(address, token if tls is None else "")
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         target = address if address.startswith("unix:") else f"dns:///{address}"
         credentials = None if tls is None or address.startswith("unix:") else credentials_of(tls)
         self._channel = sheltered(
-            lambda: grpc.insecure_channel(target, options=_OPTIONS)
+            lambda: grpc.insecure_channel(target, options=OPTIONS)
             if credentials is None
-            else grpc.secure_channel(target, credentials, options=_OPTIONS)
+            else grpc.secure_channel(target, credentials, options=OPTIONS)
         )
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))
@@ -239,7 +239,8 @@ def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-def _checked(address: str, token: str) -> str:
+def checked(address: str, token: str) -> str:
+    """Returns ``address``. Raises UsageError where it is none, or where ``token`` would travel in the clear."""
     if address.startswith("unix:"):
         if len(address) == len("unix:"):
             raise UsageError("unix: needs a path", hint="give unix:/run/probingd/probingd.sock or HOST:PORT")

@@ -24,7 +24,7 @@ _UNKNOWN_HOST = "the host name is not known"
 def error_of(address: str, error: grpc.RpcError) -> ProbingError:
     """Returns the error of a call to ``address``."""
     trailing: Any = error.trailing_metadata() or ()
-    sent = dict(trailing).get(ERROR_KEY)
+    sent = next((value for key, value in trailing if key == ERROR_KEY), None)
     if isinstance(sent, bytes):
         message = pb.Error()
         try:

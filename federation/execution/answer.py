@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from probing.federation.execution.clocks import Offset
 from probing.federation.execution.fanout import Gathered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("Answer", "Reply", "Rows")
+__all__ = ("Answer", "Gather", "Reply", "Rows", "Take")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of one node to one part. ``warnings`` say which rows are missing."""
+    """The answer of one node to one part. ``warnings`` say which rows are missing; ``clock``: how far its clock is."""
 
     node: str
     table: pa.Table
     rows_scanned: int = 0
     warnings: tuple[str, ...] = ()
+    clock: Offset | None = None
+
+
+Take = Callable[[Reply], Reply]
+
+
+class Gather(Protocol):
+    """Asks all of ``addresses`` for the rows of ``statements`` (SQL by name), within ``timeout`` seconds.
+
+    Each reply goes through ``take``, which raises ProbingError for one that is refused.
+    """
+
+    def __call__(
+        self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
+    ) -> Gathered[tuple[Reply, ...]]: ...
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Generic, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
 
-__all__ = ("Answered", "AnsweredReport", "Failed", "FailedReport", "Gathered", "OutcomeReport", "fan_out")
+__all__ = ("Answered", "AnsweredReport", "Failed", "FailedReport", "Gathered", "OutcomeReport", "fan_out", "late")
 
 T = TypeVar("T")
 _MAX_THREADS = 64
@@ -72,6 +72,17 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def add(self, address: str, node: str, value: T) -> None:
+        """Counts an answer; that of a node under a second address has failed: its rows would count twice."""
+        if node in self._names:
+            hint = "give every daemon its own --node-name"
+            twice = PeerError(f"it answers as {node}, as {self._names[node]} does", hint=hint)
+            self.failed.append(Failed(address, node, twice))
+            return
+        self._names[node] = address
+        self.answered.append(Answered(address, node, value))
 
     def require(self, *, strict: bool) -> None:
         """Raises the nodes' error where none answered, and PartialAnswer under ``strict`` where one failed."""
@@ -124,9 +135,8 @@ def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]]
     finally:
         stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
-    names: dict[str, str] = {}
     for address, future in futures.items():
-        _account(outcome, names, address, future, timeout)
+        _account(outcome, address, future, timeout)
     return outcome
 
 
@@ -144,11 +154,9 @@ def _wait(futures: list[Future[Any]], deadline: float) -> None:
                 raise error
 
 
-def _account(
-    outcome: Gathered[T], names: dict[str, str], address: str, future: Future[tuple[str, T]], timeout: float
-) -> None:
+def _account(outcome: Gathered[T], address: str, future: Future[tuple[str, T]], timeout: float) -> None:
     if not future.done() or future.cancelled():
-        outcome.failed.append(Failed(address, "", _late(address, timeout)))
+        outcome.failed.append(Failed(address, "", late(address, timeout)))
         return
     error = future.exception()
     if isinstance(error, ProbingError):
@@ -156,16 +164,11 @@ def _account(
         return
     if error is not None:
         raise InternalError(f"asking {address}: {error}") from error
-    node, value = future.result()
-    if node in names:
-        twice = PeerError(f"it answers as {node}, as {names[node]} does", hint="give every daemon its own --node-name")
-        outcome.failed.append(Failed(address, node, twice))
-        return
-    names[node] = address
-    outcome.answered.append(Answered(address, node, value))
+    outcome.add(address, *future.result())
 
 
-def _late(address: str, timeout: float) -> PeerError:
+def late(address: str, timeout: float) -> PeerError:
+    """Returns the error of a node that took too long."""
     return PeerError(f"{address} does not answer: no answer within {timeout:g} s", hint="raise --timeout")
 
 

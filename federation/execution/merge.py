@@ -9,13 +9,13 @@ import duckdb
 import pyarrow as pa
 
 from probing.api.errors import PeerError, ProbingError, QueryMemory, QueryTimeout
-from probing.federation.execution.answer import Answer, Reply
+from probing.federation.execution.answer import Answer, Gather, Reply, Take
 from probing.federation.execution.fanout import Answered, Failed, Gathered, fan_out
 from probing.federation.planning.catalog import create_table, open_database, quoted
 from probing.federation.planning.split import Part, Plan
 from probing.federation.sql.errors import from_duckdb
 
-__all__ = ("SAME_VERSION", "Ask", "AskAll", "create_part", "run", "run_all")
+__all__ = ("SAME_VERSION", "Ask", "AskAll", "by_threads", "create_part", "run", "run_all")
 
 SAME_VERSION = "run the same version of probingd on all nodes"
 
@@ -40,21 +40,36 @@ def run(
         return [ask(address, sql, seconds) for sql in statements.values()]
 
     return run_all(
-        {"": plan}, addresses, ask_all, timeout=timeout, max_bytes=max_bytes, strict=strict, watch=watch
+        {"": plan}, addresses, by_threads(ask_all), timeout=timeout, max_bytes=max_bytes, strict=strict, watch=watch
     )[""]  # fmt: skip
+
+
+def by_threads(ask: AskAll) -> Gather:
+    """Returns what asks each address by ``ask`` in a thread."""
+
+    def gather(
+        addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
+    ) -> Gathered[tuple[Reply, ...]]:
+        def parts(address: str, seconds: float) -> tuple[str, tuple[Reply, ...]]:
+            replies = tuple(take(reply) for reply in ask(address, statements, seconds))
+            return (replies[0].node if replies else address), replies
+
+        return fan_out(addresses, parts, timeout)
+
+    return gather
 
 
 def run_all(
     plans: Mapping[str, Plan],
     addresses: Sequence[str],
-    ask: AskAll,
+    gather: Gather,
     *,
     timeout: float = 30.0,
     max_bytes: int = 256 << 20,
     strict: bool = False,
     watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
 ) -> dict[str, Answer]:
-    """Asks every address for its parts of ``plans`` by one ``ask(address, statements, seconds)``; combines the rows.
+    """Asks every address for its parts of ``plans`` by one ``gather``; combines the rows.
 
     ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
     part fails as a whole. Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if
@@ -62,12 +77,7 @@ def run_all(
     """
     budget = _Budget(max_bytes)
     statements = {_part_name(name, plan, part): part.sql for name, plan in plans.items() for part in plan.parts}
-
-    def parts(address: str, seconds: float) -> tuple[str, tuple[Reply, ...]]:
-        replies = tuple(budget.take(reply) for reply in ask(address, statements, seconds))
-        return (replies[0].node if replies else address), replies
-
-    gathered = fan_out(addresses if statements else (), parts, timeout)
+    gathered = gather(addresses if statements else (), statements, timeout, budget.take)
     watch(gathered)
     if budget.exceeded or any(_too_large(failed.error) for failed in gathered.failed):
         raise QueryMemory(

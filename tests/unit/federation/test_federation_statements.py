@@ -9,7 +9,7 @@ from federation_support import CATALOG, NOW_NS, Nodes
 
 from probing.api.errors import PeerError, QueryMemory
 from probing.federation.execution.answer import Answer, Reply
-from probing.federation.execution.merge import run_all
+from probing.federation.execution.merge import by_threads, run_all
 from probing.federation.planning.split import each_node
 
 QUESTIONS = {
@@ -44,7 +44,7 @@ class Asked:
 
 
 def together(nodes: Nodes, asked: Asked) -> dict[str, Answer]:
-    return run_all({name: nodes.plan(sql) for name, sql in QUESTIONS.items()}, nodes.names, asked)
+    return run_all({name: nodes.plan(sql) for name, sql in QUESTIONS.items()}, nodes.names, by_threads(asked))
 
 
 def test_the_rows_are_those_of_each_question_alone(nodes: Nodes) -> None:
@@ -61,7 +61,7 @@ def test_the_rows_are_those_of_each_question_alone(nodes: Nodes) -> None:
 def test_rows_of_each_node_by_itself_are_one_after_the_other(nodes: Nodes) -> None:
     sql = "SELECT node, count(*) AS n, max(seq) OVER () AS last FROM comm.ops GROUP BY node, seq"
     plans = {"each": each_node(sql, NOW_NS, CATALOG), "all": nodes.plan("SELECT count(*) AS n FROM comm.ops")}
-    found = run_all(plans, nodes.names, Asked(nodes))
+    found = run_all(plans, nodes.names, by_threads(Asked(nodes)))
     expected = [row for name in nodes.names for row in nodes.ask(name, sql, 1.0).table.to_pylist()]
     assert found["each"].table.to_pylist() == expected
     assert {row["last"] for row in expected if row["node"] == "n0"} == {4}
@@ -94,4 +94,4 @@ def test_a_node_whose_rows_do_not_fit_is_missing_in_all_answers(nodes: Nodes) ->
 def test_the_bytes_of_all_answers_are_bounded_together(nodes: Nodes) -> None:
     plans = {str(number): nodes.plan("SELECT * FROM comm.ops") for number in range(10)}
     with pytest.raises(QueryMemory, match="larger than 0 MB together"):
-        run_all(plans, nodes.names, Asked(nodes), max_bytes=4096)
+        run_all(plans, nodes.names, by_threads(Asked(nodes)), max_bytes=4096)

@@ -1,0 +1,85 @@
+"""How far the clocks of nodes are from ours, with a bound of the error, from the times of questions and answers.
+
+A node reads its clock between our question and its answer, so each answer bounds the offset from both sides. The
+intervals of several answers overlap, and the offset lies in all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+__all__ = ("Clocks", "Offset", "measured")
+
+# What two clocks may drift apart meanwhile: 50 ppm, more than the crystals of servers.
+_DRIFT = 50e-6
+_MOST_NODES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The clock of a node is ``offset_ns`` ahead of ours (behind: negative), give or take ``error_ns``."""
+
+    offset_ns: int
+    error_ns: int
+
+    @property
+    def low_ns(self) -> int:
+        return self.offset_ns - self.error_ns
+
+    @property
+    def high_ns(self) -> int:
+        return self.offset_ns + self.error_ns
+
+    @property
+    def apart(self) -> bool:
+        """Whether the clocks differ for certain."""
+        return abs(self.offset_ns) > self.error_ns
+
+
+def measured(sent_ns: int, received_ns: int, node_ns: int) -> Offset | None:
+    """Returns the offset that one answer shows: asked and answered by our clock, and the node's clock in between.
+
+    None where the node did not say its time.
+    """
+    if node_ns <= 0 or received_ns < sent_ns:
+        return None
+    return _between(node_ns - received_ns, node_ns - sent_ns)
+
+
+def _between(low_ns: int, high_ns: int) -> Offset:
+    middle = (low_ns + high_ns) // 2
+    return Offset(middle, high_ns - middle)
+
+
+class Clocks:
+    """The best offset of each node that is known so far. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Offset, int]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, node: str, found: Offset | None, now_ns: int) -> Offset | None:
+        """Returns the offset of ``node`` after one more measurement, at ``now_ns`` of a monotonic clock."""
+        with self._lock:
+            known = self._aged(node, now_ns)
+            if found is None:
+                return known
+            best = found
+            if known is not None:
+                low, high = max(known.low_ns, found.low_ns), min(known.high_ns, found.high_ns)
+                # Where they do not overlap, a clock was set meanwhile: the newer one counts.
+                best = _between(low, high) if low <= high else found
+            if node in self._known or len(self._known) < _MOST_NODES:
+                self._known[node] = best, now_ns
+            return best
+
+    def of(self, node: str, now_ns: int) -> Offset | None:
+        with self._lock:
+            return self._aged(node, now_ns)
+
+    def _aged(self, node: str, now_ns: int) -> Offset | None:
+        if node not in self._known:
+            return None
+        offset, since_ns = self._known[node]
+        return Offset(offset.offset_ns, offset.error_ns + int((now_ns - since_ns) * _DRIFT))

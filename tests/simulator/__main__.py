@@ -1,0 +1,48 @@
+"""One process of a simulation: ``python -m simulator '{"count": 1000, "port": 7000}'``. Ends when stdin does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc.aio
+
+from probing.api.proto.probing.v1.node_pb2_grpc import add_NodeServicer_to_server
+from simulator.cast import Cast
+from simulator.relay import Relay
+from simulator.service import Service
+
+
+async def _run(cast: Cast) -> None:
+    service = Service(cast)
+    server = grpc.aio.server()
+    add_NodeServicer_to_server(service, server)
+    with tempfile.TemporaryDirectory(prefix="simulator-") as directory:
+        inner = str(Path(directory, "inner"))
+        server.add_insecure_port(f"unix:{inner}")
+        await server.start()
+        serving = asyncio.create_task(Relay(cast, inner).serve())
+        gc.freeze()
+        print("ready", flush=True)
+        # Each line asks for figures.
+        while await asyncio.to_thread(sys.stdin.readline):
+            took = service.took_ns
+            print(json.dumps({"p50_ms": statistics.median(took) / 1e6 if took else None}), flush=True)
+            took.clear()
+        serving.cancel()
+        await server.stop(0)
+
+
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(_run(Cast(**json.loads(sys.argv[1]))))
+    # DuckDB's binding reports what an interpreter leaves behind.
+    os._exit(0)

@@ -1,0 +1,75 @@
+"""The service probing.v1.Node of all simulated nodes; the caller's connection says which of them is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from probing.api.errors import ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
+from probing.daemon.service.errors import abort, to_proto
+from simulator.answers import Answers
+from simulator.cast import Cast
+from simulator.relay import number_of
+
+__all__ = ("Service",)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Service(NodeServicer):
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._answers = Answers(cast.rows)
+        self._calls: dict[int, int] = {}
+        self.took_ns: list[int] = []
+
+    def _clock_ns(self, number: int) -> int:
+        return time.time_ns() + self._cast.clock_ns(number)
+
+    async def Query(self, request: pb.QueryRequest, context: Context) -> None:
+        begun = time.perf_counter_ns()
+        number = number_of(context.peer())
+        calls = self._calls[number] = self._calls.get(number, 0) + 1
+        if self._cast.delay_s:
+            await asyncio.sleep(self._cast.delay_s)
+        if self._cast.loses(number) and calls % 2:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+        if self._cast.slow(number) and calls % 2:
+            await asyncio.sleep(self._cast.slow_s)
+        name = self._cast.name(number)
+        total = 0
+        for statement in request.statements or [pb.Statement(sql=request.sql)]:
+            try:
+                stream, rows = await self._answers.rows(statement.sql, number)
+            except ProbingError as e:
+                if not request.statements:
+                    await abort(context, e)
+                error = to_proto(e.kind, e.message, e.hint)
+                await context.write(pb.QueryReply(statement=pb.StatementEnd(name=statement.name, error=error)))
+                continue
+            total += rows
+            await context.write(pb.QueryReply(arrow=stream))
+            if request.statements:
+                await context.write(pb.QueryReply(statement=pb.StatementEnd(name=statement.name, rows=rows)))
+        end = pb.QueryEnd(node=name, rows=total, rows_scanned=total, node_time_ns=self._clock_ns(number))
+        await context.write(pb.QueryReply(end=end))
+        self.took_ns.append(time.perf_counter_ns() - begun)
+        del self.took_ns[:-10_000]
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        number = number_of(context.peer())
+        now = self._clock_ns(number)
+        return pb.StatusReply(node=self._cast.name(number), state="running", version="0.1.0", node_time_ns=now)
+
+    async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeersReply:
+        peers = [
+            pb.Peer(node=self._cast.name(number), address=self._cast.address(number), state="healthy")
+            for number in range(self._cast.count)
+        ]
+        return pb.PeersReply(peers=peers)
