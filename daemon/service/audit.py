@@ -31,7 +31,7 @@ class Audit:
         self.counts: Counter[str] = Counter()
         self._now = now
         # Time of the last line, and what was refused since, by caller and reason; the least recent first.
-        self._lines: OrderedDict[tuple[tuple[str, str], str, str], tuple[float, int]] = OrderedDict()
+        self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str], str, str], float] = OrderedDict()
         self._second = (0.0, 0)
         self._dropped = 0
@@ -40,7 +40,7 @@ class Audit:
         """Counts a refusal as ``kind``, or as ``why``; logs it unless the same was logged just now."""
         self.counts[kind or why.partition(":")[0]] += 1
         now = self._now()
-        key = (caller.key, what, kind or why)
+        key = (str(caller), what, kind or why)
         since, count = self._lines.pop(key, (now - QUIET_S, 0))
         if now - since >= QUIET_S:
             more = f" (and {count} times since the last line)" if count else ""

@@ -81,7 +81,7 @@ class Handshakes:
         oldest = next(task for task, of in self._running.items() if of == crowd)
         self._running.pop(oldest)
         oldest.cancel()
-        self._audit.refused(Caller(self._name, crowd), "connection", "too many handshakes at once")
+        self._audit.refused(Caller(self._name, crowd), "TLS", "too many handshakes at once")
 
     async def _shake(self, sock: socket.socket, host: str) -> None:
         try:
@@ -90,7 +90,7 @@ class Handshakes:
                 **_SHUTDOWN,
             )  # fmt: skip
         except (OSError, ValueError) as e:
-            self._audit.refused(Caller(self._name, host), "connection", _why(e))
+            self._audit.refused(Caller(self._name, host), "TLS", _why(e))
             sock.close()
         except asyncio.CancelledError:
             sock.close()

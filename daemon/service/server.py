@@ -23,6 +23,7 @@ from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper
 from probing.daemon.service.listening import TcpPort, bind
+from probing.daemon.service.malformed import MalformedRequests
 from probing.daemon.service.relay import Relay
 from probing.daemon.service.standard import add_standard_services
 from probing.daemon.service.tls import Tls
@@ -57,7 +58,7 @@ class Server:
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed)])
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
 
     async def start(self, servicer: NodeServicer) -> None:
@@ -102,6 +103,10 @@ class Server:
             link.known = True
             return caller
         return link.caller
+
+    def _malformed(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if link := self._relay.link(context.peer()):
+            self._audit.refused(link.caller, "a call", "its request is malformed")
 
     def sources(self) -> list[pb.Source]:
         """Returns the state of TCP for Status, if it is degraded."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,13 @@ class Service:
         return pa.ipc.open_stream(b"".join(p.arrow for p in parts[:-1])).read_all(), parts[-1].end
 
 
-def start(root: Path, *args: str) -> subprocess.Popen[str]:
+def start(root: Path, *args: str, log: Path | None = None) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0"]
     # What it does by itself would be among the requests that tests count.
     argv += ["--diagnose.enabled=false", *args]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+    with contextlib.ExitStack() as files:
+        stderr = subprocess.PIPE if log is None else files.enter_context(log.open("w"))
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd="/")
 
 
 def token_file(root: Path) -> str:
@@ -145,9 +147,9 @@ def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, pb.Error]:
     return caught.value.code(), pb.Error.FromString(sent["probing-error-bin"])
 
 
-@contextmanager
-def serving(root: Path, *args: str) -> Iterator[Service]:
-    """A service in ``root``, with more ``args``; its end is clean."""
+@contextlib.contextmanager
+def serving(root: Path, *args: str, log: Path | None = None) -> Iterator[Service]:
+    """A service in ``root``, with more ``args``; its end is clean. ``log``: the file of its stderr."""
     runtime = root / "s.sock.d"
     (runtime / CONTROL).mkdir(parents=True)
     files = Files(root / "state")
@@ -157,7 +159,8 @@ def serving(root: Path, *args: str) -> Iterator[Service]:
     inetd = Inetd(runtime / "sql.sock", [f"--state_dir={root}/state"])
     tcp = f"127.0.0.1:{free_port()}"
     process = start(
-        root, f"--listen={tcp}", token_file(root), "--query.timeout_s=20", "--cluster.seeds=10.0.0.7:9000", *args
+        root, f"--listen={tcp}", token_file(root), "--query.timeout_s=20", "--cluster.seeds=10.0.0.7:9000", *args,
+        log=log,
     )
     with grpc.insecure_channel(f"unix:{root}/s.sock") as channel:
         grpc.channel_ready_future(channel).result(30)
@@ -168,4 +171,5 @@ def serving(root: Path, *args: str) -> Iterator[Service]:
     inetd.close()
     assert process.returncode == 0
     assert out == ""
-    assert "Traceback" not in err, err
+    text = err if log is None else log.read_text()
+    assert "Traceback" not in text, text
