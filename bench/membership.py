@@ -1,7 +1,8 @@
 """What nodes say to each other to know each other: simulated nodes with real messages, compressed as gRPC does.
 
 All start at once, each knows three seeds. Then one fails. Bytes are those that a node sends, with what HTTP/2, TCP and
-IP add. ``--nodes`` for other numbers of nodes.
+IP add. ``--nodes`` for other numbers of nodes. ``--settled 10000``: nodes that know each other already, which share
+what they know in memory; then a node joins, and one fails.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
+from shared_tables import SharedTable, common
 from statistics_of_blocks import table
 
 from probing.daemon.cluster.messages import Message
-from probing.daemon.cluster.record import Claim
+from probing.daemon.cluster.record import Claim, Update
 from probing.daemon.service.gossip_wire import packed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -33,14 +35,19 @@ def _serialized(message: Message) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, nargs="*", default=[10, 100, 1000])
-    print(table([_measured(count) for count in parser.parse_args().nodes]))
+    parser.add_argument("--settled", type=int, nargs="*", default=[])
+    options = parser.parse_args()
+    if options.settled:
+        print(table([_settled(count) for count in options.settled]))
+    else:
+        print(table([_measured(count) for count in options.nodes]))
 
 
 def _measured(count: int) -> dict[str, object]:
     begun = time.monotonic()
     network = Network(count, measure=_serialized)
     rng = random.Random(7)
-    addresses = [f"10.{i // 65536}.{i // 256 % 256}.{i % 256}:7077" for i in range(count)]
+    addresses = _addresses(count)
     nodes = [
         network.start(record(f"gn{i:05}", address, i + 1), addresses[:SEEDS], at=rng.random())
         for i, address in enumerate(addresses)
@@ -69,6 +76,47 @@ def _measured(count: int) -> dict[str, object]:
         "largest message, B": network.largest,
         "took, s": f"{time.monotonic() - begun:.0f}",
     }
+
+
+def _settled(count: int) -> dict[str, object]:
+    begun = time.monotonic()
+    network = Network(count, measure=_serialized)
+    addresses = _addresses(count)
+    records = [record(f"gn{i:05}", address, i + 1) for i, address in enumerate(addresses)]
+    base = common([Update.of(one) for one in records])
+    rng = random.Random(7)
+    nodes = [network.start(one, at=rng.random()) for one in records]
+    for node in nodes:
+        view = node.machine.view
+        view.table = SharedTable(view.table.own, base)
+        view.rumors.drop(node.name)
+    network.run(6)
+    steady = [_rate(node, 2, 5) for node in nodes]
+    new = network.start(record("new", "10.99.0.1:7077", count + 9), addresses[:SEEDS])
+    joined = network.now
+    assert network.run(60, lambda: all("new" in n.machine.view.table.entries for n in nodes))
+    known = network.now - joined
+    dead = nodes[count // 2]
+    dead.up, stopped = False, network.now
+    others = [n for n in nodes if n is not dead]
+    first = _when(network, others, dead, any, Claim.SUSPECT) - stopped
+    all_failed = _when(network, others, dead, all, Claim.FAILED) - stopped
+    assert network.run(120, lambda: len(new.machine.view.table.entries) >= count)
+    return {
+        "nodes": count,
+        "steady, kB/s, mean": f"{sum(steady) / count / 1e3:.2f}",
+        "most of a node": f"{max(steady) / 1e3:.2f}",
+        "all know a new one, s": f"{known:.1f}",
+        "the new one knows all, s": f"{network.now - joined:.1f}",
+        "first suspects a dead one, s": f"{first:.1f}",
+        "all know it failed, s": f"{all_failed:.1f}",
+        "largest message, B": network.largest,
+        "took, s": f"{time.monotonic() - begun:.0f}",
+    }
+
+
+def _addresses(count: int) -> list[str]:
+    return [f"10.{i // 65536}.{i // 256 % 256}.{i % 256}:7077" for i in range(count)]
 
 
 def _rate(node: Node, begin: float, end: float) -> float:

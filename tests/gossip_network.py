@@ -87,11 +87,9 @@ class Network:
                 if until():
                     return True
                 check = self.now + every
-            moment = self._events[0][0] if self._events else end
-            if moment > end:
+            if not self._events or self._events[0][0] > end:
                 break
-            _, _, do = heapq.heappop(self._events)
-            self.now = moment
+            self.now, _, do = heapq.heappop(self._events)
             do()
         self.now = max(self.now, end)
         return until is None or until()

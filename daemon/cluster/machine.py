@@ -21,6 +21,10 @@ WATCHED = 3
 RELAYS = 2
 # Bytes of news in a message.
 NEWS_BYTES = 4_000
+# Bytes of updates in all answers between two ticks: a seed is asked by all nodes that start. Beyond that an answer
+# names a few others.
+ANSWER_BYTES = 48_000
+REFERRALS = 4
 # Ticks between two pings of a failed node, and of seeds where others are known.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
@@ -44,6 +48,7 @@ class Machine:
         self._names: dict[str, str] = {}
         self._wall_ns = 0
         self._ticks = 0
+        self._answered_bytes = 0
         self._last = self._resumed = -float("inf")
 
     def unreached(self) -> list[str]:
@@ -54,6 +59,7 @@ class Machine:
         """Draws conclusions from silence, and returns the calls of this heartbeat."""
         self._clock(wall_ns)
         self._ticks += 1
+        self._answered_bytes = 0
         if now - self._last > self.times.suspect:
             self._resumed = now
             self.view.resume(now)
@@ -81,12 +87,23 @@ class Machine:
     def answer(self, message: Message, now: float, *, reached: bool = False) -> Message:
         """Returns the answer to ``message``; ``reached``: whether the node that it asks to relay to answered."""
         self.view.hear((Update.of(message.sender), *message.updates), now)
+        found = self._answer(message, reached)
+        self._answered_bytes += sum(update.size for update in found.updates) + 8 * len(found.marks)
+        return found
+
+    def _answer(self, message: Message, reached: bool) -> Message:
+        if self._answered_bytes > ANSWER_BYTES:
+            return self._message(self._referrals(), reached=reached)
         if message.wanted:
             return self._message(asked_for(self.view.table, message), reached=reached)
         buckets, marks = listed(self.view.table, message.digests, self._rng)
-        entry = self.view.table.entries.get(message.relay)
-        found = (entry.update,) if entry and reached else ()
-        return self._message((*found, *self._news()), buckets=buckets, marks=marks, reached=reached)
+        relayed = self.view.table.entries.get(message.relay)
+        first = [relayed.update] if relayed and reached else []
+        namesake = self.view.table.entries.get(message.sender.name)
+        if namesake and namesake.update.record.uid != message.sender.uid:
+            # The sender has to know who else has its name.
+            first.append(namesake.update)
+        return self._message((*first, *self._news()), buckets=buckets, marks=marks, reached=reached)
 
     def relay(self, name: str, now: float) -> Call | None:
         """Returns the ping that a node asked for; None for a node that is not known."""
@@ -184,6 +201,10 @@ class Machine:
         marks: tuple[int, ...] = (), wanted: tuple[int, ...] = (), relay: str = "", reached: bool = False,
     ) -> Message:  # fmt: skip
         return Message(self.view.own, self._wall_ns, updates, digests, buckets, marks, wanted, relay, reached)
+
+    def _referrals(self) -> tuple[Update, ...]:
+        names = {self.view.table.pick(self._rng) for _ in range(REFERRALS)}
+        return tuple(self.view.table.entries[name].update for name in names if name is not None)
 
     def _news(self) -> tuple[Update, ...]:
         return self.view.rumors.take(NEWS_BYTES, MAX_UPDATES, self.view.table.live)

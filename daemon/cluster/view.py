@@ -175,15 +175,13 @@ class View:
     def _about_self(self, update: Update, now: float) -> None:
         """Refutes a claim about this node by an incarnation above the claimed one."""
         own, record = self.own, update.record
-        if record.incarnation < own.incarnation or (record == own and update.claim is Claim.ALIVE):
+        if record.uid != own.uid and record.address != own.address:
+            # Its own past, or another node of its name: whether one answers shows.
+            self.candidates.add(own.name, record.address, now)
+        past = record.incarnation < own.incarnation or record.uid in self._rivals
+        if past or (record == own and update.claim is Claim.ALIVE):
             return
-        if record.uid != own.uid:
-            # Its own past, or another node of its name.
-            if record.address != own.address:
-                self.candidates.add(own.name, record.address, now)
-            if record.uid in self._rivals:
-                return
-        elif record != own:
+        if record.uid == own.uid and record != own:
             self.lies += 1
         # Others do not believe a larger leap either.
         if record.incarnation - own.incarnation <= MAX_LEAP and record.incarnation + 1 < MAX_INCARNATION:

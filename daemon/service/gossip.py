@@ -23,8 +23,9 @@ from probing.daemon.source_state import SourceState, first_of
 
 __all__ = ("Gossip",)
 
-# Kept connections to peers; those that were used last stay.
-MAX_CHANNELS = 32
+# Connections to peers: those to watched nodes are used at each heartbeat and stay, others go after so many of them.
+MAX_CHANNELS = 64
+IDLE_BEATS = 2.5
 MAX_CALLS = 64
 MAX_RELAYS = 16
 # Between two look-ups of seeds that are names of several nodes, s.
@@ -53,7 +54,8 @@ class Gossip:
         self._seeds = tuple(seeds)
         self._local = local
         self._outgoing = outgoing or Outgoing()
-        self._channels: OrderedDict[str, tuple[grpc.aio.Channel, Any]] = OrderedDict()
+        # By address: when it was used last, in the order of that.
+        self._channels: OrderedDict[str, tuple[float, grpc.aio.Channel, Any]] = OrderedDict()
         self._calls: set[asyncio.Task[bool]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._relays = 0
@@ -71,8 +73,8 @@ class Gossip:
         for task in (*self._tasks, *self._calls):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
-        for address in list(self._channels):
-            await self._close(address)
+        for _, channel, _ in self._channels.values():
+            await channel.close()
 
     async def answer(self, sent: pb.GossipMessage) -> pb.GossipMessage:
         """Returns the answer to the message of a peer. Raises PeerError, Overloaded."""
@@ -106,6 +108,7 @@ class Gossip:
         due = loop.time()
         while True:
             self._make(self._membership.tick())
+            await self._close_idle()
             # Not in a burst after a pause.
             due = max(due + self._membership.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
@@ -131,7 +134,7 @@ class Gossip:
         return message.sender.name == call.name
 
     async def _exchange(self, address: str, message: Message, seconds: float) -> Message:
-        stub = await self._stub(address)
+        stub = self._stub(address)
         request = pb.GossipRequest(message=packed(message))
         compression = grpc.Compression.Gzip if request.ByteSize() > COMPRESS_BYTES else None
         metadata = self._outgoing.metadata(address) or None
@@ -140,20 +143,22 @@ class Gossip:
         )
         return message_of(reply.message, local=self._local)
 
-    async def _stub(self, address: str) -> Any:
+    def _stub(self, address: str) -> Any:
+        now = asyncio.get_running_loop().time()
         if address in self._channels:
-            self._channels.move_to_end(address)
-            return self._channels[address][1]
-        channel = self._outgoing.channel(address)
-        stub: Any = NodeStub(channel)
-        self._channels[address] = channel, stub
-        if len(self._channels) > MAX_CHANNELS:
-            await self._close(next(iter(self._channels)))
+            _, channel, stub = self._channels.pop(address)
+        else:
+            channel = self._outgoing.channel(address)
+            stub = NodeStub(channel)
+        self._channels[address] = now, channel, stub
         return stub
 
-    async def _close(self, address: str) -> None:
-        channel, _ = self._channels.pop(address)
-        await channel.close()
+    async def _close_idle(self) -> None:
+        oldest = asyncio.get_running_loop().time() - IDLE_BEATS * self._membership.heartbeat_s
+        for address, (used, channel, _) in list(self._channels.items()):
+            if used < oldest or len(self._channels) > MAX_CHANNELS:
+                del self._channels[address]
+                await channel.close()
 
     async def _resolve(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
+from importlib import metadata
 from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -26,7 +27,9 @@ def membership_of(config: Config, version: str) -> Membership:
     pairs = (label.partition("=") for label in cluster.labels)
     labels = tuple(sorted((key, value) for key, _, value in pairs))
     uid = secrets.randbits(63) + 1
-    own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, version=version)
+    # Not imported: the service has no database.
+    engine = metadata.version("duckdb")
+    own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, (), version, engine)
     times = Times(cluster.heartbeat_s, cluster.suspect_s, cluster.failed_s)
     return Membership(Machine(own, (), times), time.monotonic, time.time_ns)
 
