@@ -221,6 +221,7 @@ class Config:
     state_dir: str = _option("/var/lib/probingd", "log and segments")
     socket: str = _option("/run/probingd/probingd.sock", "Unix socket that probingctl talks to")
     runtime_dir: str = _option("", "the daemon's own sockets; empty: the path of the socket with .d")
+    cgroup: str = _option("", "watch only processes of this control group, a path below the mount; empty: all")
     hang_s: float = _option(30.0, "seconds after which an own process that stands still is replaced; 0: never", 0)
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
     http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")

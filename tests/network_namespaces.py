@@ -15,7 +15,7 @@ from pathlib import Path
 from processes_helpers import started
 from waiting import until
 
-__all__ = ("Pair", "Peer", "connected", "may_make_namespaces", "namespaces", "ss")
+__all__ = ("Pair", "Peer", "connected", "may_make_namespaces", "namespaces", "run", "ss")
 
 _numbers = itertools.count()
 _PEER = Path(__file__).parent / "tcp_peer.py"

@@ -7,7 +7,7 @@ from probing.api.tables.schema import F64, NAME, TEXT, TIME, Column, Table, stor
 __all__ = ("FINDINGS",)
 
 _COLUMNS = (
-    Column("node", NAME, "Name of the node whose daemon found it."),
+    Column("node", NAME, "Name of the node that stored the row: each node that holds ranks of the job."),
     Column("ts", TIME, "When the row was written: the finding opened, changed or closed, UTC."),
     Column("job", NAME, "The job that it is about."),
     Column("run", NAME, "The incarnation of the job."),
@@ -30,6 +30,7 @@ _COLUMNS = (
     Column("since", TIME, "Since when it is so, UTC; NULL when not known."),
     Column("opened", TIME, "When it was first found, UTC."),
     Column("closed", TIME, "When it was no longer so, UTC; NULL while it is open."),
+    Column("found_by", NAME, "Name of the node whose daemon found it: the coordinator of the job."),
 )
 
 FINDINGS = Table(

@@ -123,6 +123,7 @@ class Collector:
             self._readers, self._buffer, self._clock, self._node,
             python_version=lambda pid, start_ns: context.find(StacksOnDemand).stacks.python_version(pid, start_ns),
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
+            cgroup=config.cgroup,
         )  # fmt: skip
         self._context = context = Context(
             config, self._node, self._session, self._readers, self._parsers, self._buffer, self._clock, self._changes,

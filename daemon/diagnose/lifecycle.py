@@ -87,10 +87,12 @@ class JobFindings:
         return bool(own) and all(_CULPRIT in roles and _VICTIM in roles for roles in own)
 
     def restore(self, row: Mapping[str, Any], group: str) -> None:
-        """Adds a finding that an earlier daemon stored. ``row``: its newest."""
+        """Takes the newest row of a finding that an earlier daemon or another node stored."""
         name = str(row["finding_id"])
         self._known.add(name)
-        if row["state"] == "open":
+        if row["state"] != "open":
+            self._open.pop(name, None)
+        elif name in self._open or len(self._open) < _MAX_OPEN:
             own = {column: value for column, value in row.items() if column not in ("node", "ts")}
             self._open[name] = _Open(own, group, stalled=group == _HANG)
 

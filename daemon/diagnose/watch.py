@@ -1,7 +1,8 @@
 """The watch of jobs: polls each second whether they advance, diagnoses those that do not, and stores what it finds.
 
 A job is diagnosed when it stalls, when a rank fails, and now and then while it advances. Three jobs at a time, each for
-a few seconds at most; those that are slow to read come last, so that no job waits for a stranger's.
+a few seconds at most; those that are slow to read come last, so that no job waits for a stranger's. A job of several
+nodes is diagnosed by one of them, which gives its findings to the others.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from probing.api.errors import NotFound, PeerError, ProbingError
+from probing.api.errors import NotFound, ProbingError
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.gate import JobNow, jobs_of
-from probing.daemon.diagnose.lifecycle import Event, JobFindings, LookResult
+from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
+from probing.daemon.diagnose.outbox import Outbox
 from probing.daemon.diagnose.problems import Problems, printable
 from probing.daemon.diagnose.schedule import Look, Schedule
 from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 
-__all__ = ("Clocks", "JobWatch", "Jobs", "Run", "Store", "in_thread")
+__all__ = ("Clocks", "Cluster", "JobWatch", "Jobs", "Run", "Store", "in_thread")
 
 POLL_S = 1.0
 START_POLL_S = 0.2
@@ -41,8 +43,8 @@ START_S = 5.0
 # A collector that was replaced does not know the processes at first: a job has ended once so many polls lack it.
 MAX_ABSENT = 30
 RESTORE_TRIES = 4
-# Rows that wait while the collector does not take them.
-MAX_ROWS = 256
+# Rows of other nodes that wait for the next poll.
+MAX_TAKEN = 256
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
 _T = TypeVar("_T")
@@ -69,7 +71,7 @@ def in_thread(call: Callable[[], _T], /) -> Future[_T]:
 
 
 class Jobs(Protocol):
-    """``gather.gatherer.Gatherer``."""
+    """``coordination.job_facts.JobFacts``."""
 
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
 
@@ -87,6 +89,19 @@ class Store(Protocol):
 
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Stores rows of ``diagnosis.findings``."""
+
+
+class Cluster(Protocol):
+    """``coordination.coordinator.Coordinator``."""
+
+    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
+        """Publishes the runs (job, run) of which this node holds ranks, and whether one of these lives."""
+
+    def leads(self, job: str, run: str, *, living: bool) -> bool:
+        """Returns whether this node diagnoses a run. ``living``: a rank of it lives here."""
+
+    def share(self, row: Mapping[str, Any]) -> None:
+        """Queues a row of ``diagnosis.findings`` for the other nodes of its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +134,16 @@ class _Looking:
 
 class JobWatch:
     """``step`` does what is due; ``start`` calls it in a thread until ``stop``. ``hook`` gets the rows of new findings
-    and must not wait. ``state`` is safe for any thread."""
+    and must not wait. ``state`` and ``take`` are safe for any thread."""
 
     def __init__(
         self,
+        node: str,
         config: DiagnoseConfig,
         store: Store,
         jobs: Jobs,
         hook: Callable[[Mapping[str, Any]], None],
+        cluster: Cluster,
         *,
         rules: Sequence[Rule] = RULES,
         clocks: Clocks = Clocks(),
@@ -135,7 +152,7 @@ class JobWatch:
         self._config = config
         self._store = store
         self._jobs = jobs
-        self._hook = hook
+        self._cluster = cluster
         self._rules = rules
         self._groups = {verdict.id: verdict.group for rule in rules for verdict in rule.VERDICTS}
         self._clocks = clocks
@@ -147,9 +164,9 @@ class JobWatch:
         self._tries = RESTORE_TRIES
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
-        self._rows: deque[Mapping[str, Any]] = deque()
-        self._stored = self._lost = 0
+        self._taken: deque[Mapping[str, Any]] = deque(maxlen=MAX_TAKEN)
         self._problems = Problems()
+        self._outbox = Outbox(node, store, hook, cluster.share, self._problems)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="diagnose", daemon=True)
 
@@ -170,8 +187,18 @@ class JobWatch:
             problems.append(f"{self._left_out} jobs are not watched: more than {MAX_JOBS} run")
         detail = f"{_count(len(watched), 'job')}, {_count(found, 'open finding')}"
         return SourceState(
-            "diagnose", "degraded" if problems else "running", first_of(problems), self._stored, self._lost, detail
+            "diagnose", "degraded" if problems else "running", first_of(problems), self._outbox.stored,
+            self._outbox.lost, detail,
         )
+
+    def watches(self, job: str, run: str) -> bool:
+        """Returns whether ranks of this run are, or lately were, on this node."""
+        return (job, run) in self._watched
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Takes a row of ``diagnosis.findings`` of the node that diagnoses the job: it is stored, and known from now
+        on, so that its hook is not started again should this node have to go on."""
+        self._taken.append(row)
 
     def step(self) -> float:
         """Polls, ends looks, and begins the one that is due. Returns the time until something can be due, s."""
@@ -179,6 +206,7 @@ class JobWatch:
             jobs = jobs_of(self._store.progress())
             self._restore()
             self._poll(jobs)
+        self._take()
         self._end_looks()
         now = self._clocks.mono()
         due = self._due(now) if len(self._looking) < MAX_LOOKS else None
@@ -223,21 +251,22 @@ class JobWatch:
             one = self._watched.get(key)
             if one is not None:
                 one.absent = 0
-                if one.schedule.update(job, now):
-                    self._emit(one.findings.advanced(utc))
+                if one.schedule.update(job, now) and self._leads(one):
+                    self._outbox.put(one.findings.advanced(utc))
             elif job.living and self._make_room(job, utc):
                 self._watched[key] = self._new(job, now)
         for key, one in list(self._watched.items()):
             one.absent += key not in found
             if one.absent >= MAX_ABSENT:
                 self._drop(key, utc)
-            elif one.schedule.over:
-                self._emit(one.findings.ended(utc))
+            elif one.schedule.over and self._leads(one):
+                self._outbox.put(one.findings.ended(utc))
+        self._cluster.hold({key: one.schedule.job.living > 0 for key, one in self._watched.items()})
         self._left_out = sum(job.living > 0 and key not in self._watched for key, job in found.items())
         if now > self._started + 2 * START_S:
             # Those that are left ended while no daemon ran.
             for key in list(self._restored):
-                self._emit(self._findings_of(key).ended(utc))
+                self._outbox.put(self._findings_of(key).ended(utc))
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
         """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several
@@ -251,7 +280,9 @@ class JobWatch:
         return len(self._watched) < MAX_JOBS
 
     def _drop(self, key: _Key, utc: int) -> None:
-        self._emit(self._watched.pop(key).findings.ended(utc))
+        one = self._watched.pop(key)
+        if self._leads(one):
+            self._outbox.put(one.findings.ended(utc))
         self._problems.forget(_about(key[0]))
 
     def _new(self, job: JobNow, now: float) -> _Watched:
@@ -270,7 +301,8 @@ class JobWatch:
     def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
         begun = [id(looking.one) for looking in self._looking]
         waiting = [one for one in self._watched.values() if id(one) not in begun]
-        looks = [(*due, one) for one in waiting if (due := one.schedule.due()) is not None]
+        every = [(*due, one) for one in waiting if (due := one.schedule.due()) is not None]
+        looks = [look for look in every if look[0] > now or self._leads(look[2])]
         if not looks:
             return None
 
@@ -300,7 +332,7 @@ class JobWatch:
         self._looking = [looking for looking in self._looking if looking not in ended]
         for looking in ended:
             self._end_look(looking)
-        self._flush()
+        self._outbox.flush()
 
     def _end_look(self, looking: _Looking) -> None:
         one, deep = looking.one, looking.deep
@@ -330,34 +362,20 @@ class JobWatch:
         diagnosis = diagnose(facts, self._rules)
         stalled = schedule.stalled and bool(schedule.job.living)
         look = LookResult(diagnosis.findings, stalled, deep, self._clocks.utc())
-        self._emit(one.findings.follow(look))
+        self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 
-    def _emit(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if len(self._rows) == MAX_ROWS:
-                self._rows.popleft()
-                self._lost += 1
-            self._rows.append(event.row)
-            if event.new:
-                _log.warning("%s: %s", event.row["verdict"], printable(event.row["sentence"]))
-                self._hook(event.row)
+    def _leads(self, one: _Watched) -> bool:
+        job = one.schedule.job
+        return self._cluster.leads(job.job, job.run, living=job.living > 0)
 
-    def _flush(self) -> None:
-        """Stores the rows that wait, each in a message of its own, which is bounded."""
-        with self._problems.noted("storing findings"):
-            while self._rows:
-                try:
-                    self._store.record([self._rows[0]])
-                except PeerError:
-                    # The collector is being replaced: the row waits.
-                    raise
-                except Exception:
-                    self._rows.popleft()
-                    self._lost += 1
-                    raise
-                self._rows.popleft()
-                self._stored += 1
+    def _take(self) -> None:
+        while self._taken:
+            row = self._taken.popleft()
+            key = str(row["job"]), str(row["run"])
+            if (one := self._watched.get(key)) is not None:
+                one.findings.restore(row, self._groups.get(str(row["verdict"]), ""))
+                self._outbox.keep(row)
 
 
 def _count(number: int, what: str) -> str:

@@ -58,6 +58,7 @@ class Identification:
         *,
         python_version: Callable[[int, int], str],
         backends: Callable[[int, int], Iterable[str]],
+        cgroup: str,
         rescan_s: float,
         grace_s: float,
     ) -> None:
@@ -70,6 +71,7 @@ class Identification:
         self._lineage = lineage
         self._python_version = python_version
         self._backends = backends
+        self._cgroup = cgroup.rstrip("/")
         self._rescan_s = rescan_s
         self._grace_s = grace_s
         self._queue: deque[tuple[Any, ...]] = deque()
@@ -293,11 +295,15 @@ class Identification:
             self._wanted.add(key[0])
             self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
             return None
-        if facts.python or facts.framework or launches(facts):
+        if (facts.python or facts.framework or launches(facts)) and self._within(facts):
             return facts
         self._ignored.add(key)
         self._early_exits.pop(key, None)
         return None
+
+    def _within(self, facts: Facts) -> bool:
+        """Whether the process is in the control group that is watched."""
+        return not self._cgroup or any(f"{path}/".startswith(f"{self._cgroup}/") for path in facts.cgroup)
 
     def _read_launchers(self, found: list[Facts]) -> None:
         # Launchers must be known before their ranks: they name the run.

@@ -28,10 +28,12 @@ from probing.daemon.service.auth import Doorkeeper, check_listen
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.gossip import Gossip
+from probing.daemon.service.job_peers import JobPeers
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing
+from probing.daemon.service.peer_stubs import PeerStubs
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.versions import Interpreters
@@ -109,9 +111,9 @@ async def _serve(config: Config, doors: _Doors) -> None:
     await asyncio.to_thread(watch.stop)
     if metrics:
         metrics.stop()
+    await asyncio.to_thread(diagnosis.stop)
     await gossip.stop()
     await server.stop()
-    await asyncio.to_thread(diagnosis.stop)
     pool.close()
     gate.close()
     collector.close()
@@ -132,7 +134,8 @@ def _service(
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     membership = membership_of(config, version("probingd"))
     outgoing = Outgoing(doors.tokens, doors.tls)
-    gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, outgoing=outgoing)
+    stubs = PeerStubs(outgoing)
+    gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, peers=stubs)
     node = Node(
         name=config.node_name,
         version=version("probingd"),
@@ -156,7 +159,7 @@ def _service(
         settings=lambda: collector.config({}, limits.control_s),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
-    diagnosis = Diagnosis(config, collector, engine)
+    diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
     metrics = _metrics(config, node, engine, with_own, doors)
 
     def all_sources() -> list[pb.Source]:
@@ -169,7 +172,7 @@ def _service(
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
         answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
-        audit=doors.audit, gossip=gossip,
+        audit=doors.audit, gossip=gossip, take_findings=diagnosis.take,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
 

@@ -35,6 +35,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Preflight": Scope.READ,
     "Sink": Scope.READ,
     "Gossip": Scope.PEER,
+    "Record": Scope.PEER,
 }
 # The calls of a token that is limited to jobs.
 FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers"))

@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
 
 from probing.api.errors import Overloaded, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.daemon.cluster import Membership
 from probing.daemon.cluster.messages import Call, Message
 from probing.daemon.service.gossip_wire import message_of, packed
 from probing.daemon.service.outgoing import Outgoing
+from probing.daemon.service.peer_stubs import PeerStubs
 from probing.daemon.source_state import SourceState, first_of
 
 __all__ = ("Gossip",)
 
-# Connections to peers: those to watched nodes are used at each heartbeat and stay, others go after so many of them.
-MAX_CHANNELS = 64
-IDLE_BEATS = 2.5
 MAX_CALLS = 64
 MAX_RELAYS = 16
 # Between two look-ups of seeds that are names of several nodes, s.
@@ -39,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Gossip:
     """``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name. ``local``: peers may be Unix sockets.
 
-    ``outgoing`` opens connections to peers. Belongs to one event loop.
+    ``peers`` has connections to them. Belongs to one event loop.
     """
 
     def __init__(
@@ -48,14 +43,12 @@ class Gossip:
         seeds: Sequence[str] = (),
         *,
         local: bool = False,
-        outgoing: Outgoing | None = None,
+        peers: PeerStubs | None = None,
     ) -> None:
         self._membership = membership
         self._seeds = tuple(seeds)
         self._local = local
-        self._outgoing = outgoing or Outgoing()
-        # By address: when it was used last, in the order of that.
-        self._channels: OrderedDict[str, tuple[float, grpc.aio.Channel, Any]] = OrderedDict()
+        self._peers = peers or PeerStubs(Outgoing())
         self._calls: set[asyncio.Task[bool]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._relays = 0
@@ -73,8 +66,7 @@ class Gossip:
         for task in (*self._tasks, *self._calls):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
-        for _, channel, _ in self._channels.values():
-            await channel.close()
+        await self._peers.close()
 
     async def answer(self, sent: pb.GossipMessage) -> pb.GossipMessage:
         """Returns the answer to the message of a peer. Raises PeerError, Overloaded."""
@@ -108,7 +100,7 @@ class Gossip:
         due = loop.time()
         while True:
             self._make(self._membership.tick())
-            await self._close_idle()
+            await self._peers.close_idle()
             # Not in a burst after a pause.
             due = max(due + self._membership.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
@@ -134,31 +126,14 @@ class Gossip:
         return message.sender.name == call.name
 
     async def _exchange(self, address: str, message: Message, seconds: float) -> Message:
-        stub = self._stub(address)
         request = pb.GossipRequest(message=packed(message))
         compression = grpc.Compression.Gzip if request.ByteSize() > COMPRESS_BYTES else None
-        metadata = self._outgoing.metadata(address) or None
-        reply = await asyncio.wait_for(
-            stub.Gossip(request, timeout=seconds, metadata=metadata, compression=compression), seconds
-        )
+        metadata = self._peers.metadata(address)
+        async with self._peers.use(address) as stub:
+            reply = await asyncio.wait_for(
+                stub.Gossip(request, timeout=seconds, metadata=metadata, compression=compression), seconds
+            )
         return message_of(reply.message, local=self._local)
-
-    def _stub(self, address: str) -> Any:
-        now = asyncio.get_running_loop().time()
-        if address in self._channels:
-            _, channel, stub = self._channels.pop(address)
-        else:
-            channel = self._outgoing.channel(address)
-            stub = NodeStub(channel)
-        self._channels[address] = now, channel, stub
-        return stub
-
-    async def _close_idle(self) -> None:
-        oldest = asyncio.get_running_loop().time() - IDLE_BEATS * self._membership.heartbeat_s
-        for address, (used, channel, _) in list(self._channels.items()):
-            if used < oldest or len(self._channels) > MAX_CHANNELS:
-                del self._channels[address]
-                await channel.close()
 
     async def _resolve(self) -> None:
         while True:

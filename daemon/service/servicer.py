@@ -119,10 +119,11 @@ class NodeService(NodeServicer):
         preflight: Preflight | None = None,
         audit: Audit | None = None,
         gossip: Gossip | None = None,
+        take_findings: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
         shows beside the collector's. ``answered`` is called with the seconds that each query took, and its outcome:
-        ok, failed or cancelled."""
+        ok, failed or cancelled. ``take_findings`` stores findings of another node, and returns how many it took."""
         self._node = node
         self._collector = collector
         self._identify = identify
@@ -134,6 +135,7 @@ class NodeService(NodeServicer):
         self._gossip = gossip
         self._now_ns = now_ns
         self._answered = answered
+        self._take_findings = take_findings
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
         self._started_ns = now_ns()
@@ -190,20 +192,27 @@ class NodeService(NodeServicer):
     @_answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         timeout = seconds_for(context, request.timeout_ms, self._limits.facts_s, self._limits.facts_s)
+        # At once: the caller learns from it how far the clocks are apart.
+        await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
 
         def ask() -> list[bytes]:
             if request.hardware:
                 return [to_json(self._gatherer.hardware(timeout=timeout))]
-            found = self._gatherer.facts(request.job, run=request.run, timeout=timeout)
+            found = self._gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
             return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
-        await context.write(pb.FactsReply(node=self._node.name))
         # One run in a message: it may be of hundreds of ranks.
         for facts in found:
             await asyncio.wait_for(
                 context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self._limits.unread_s
             )
+
+    @_answering
+    async def Record(self, request: pb.RecordRequest, context: Context, caller: Caller) -> pb.RecordReply:  # noqa: N802
+        del context, caller
+        taken = await asyncio.to_thread(self._take_findings, request.findings)
+        return pb.RecordReply(node=self._node.name, taken=taken)
 
     @_answering
     async def Preflight(  # noqa: N802

@@ -413,3 +413,54 @@ def test_a_new_stall_is_looked_at_before_others_again() -> None:
     scene = Scene(*old, Job("new", begins=10, stops=50, finds=hangs(50))).run(100)
     # It waits for one look at most, of 4 s.
     assert next(at for at, job, deep in scene.looks if job == "new" and deep) <= 60 + 4 + 1
+
+
+def test_a_job_that_another_node_leads_is_not_looked_at_until_that_node_is_gone() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
+    scene.leading = False
+    scene.run(60)
+    assert scene.held == {("j", "r"): True}
+    assert scene.looks == []
+    scene.leading = True
+    scene.run(63)
+    # The stall was followed all the time.
+    assert scene.looks[0][2]
+    assert [state for _, state, _ in scene.states()] == ["open"]
+    assert [row["found_by"] for row in scene.shared] == ["n1"]
+
+
+def test_who_takes_over_knows_the_findings_of_the_node_before() -> None:
+    leader = Scene(Job(begins=10, stops=30, resumes=95, finds=hangs(30, 95))).run(50)
+    other = Scene(Job(begins=10, stops=30, resumes=95, finds=hangs(30, 95)))
+    other.leading = False
+    other.run(50)
+    for row in leader.shared:
+        other.watch.take(row)
+    other.leading = True
+    other.run(100)
+    assert other.hooked == []
+    assert {row["finding_id"] for row in other.rows} == {row["finding_id"] for row in leader.rows}
+    assert other.rows[-1]["state"] == "closed"
+
+
+def test_what_the_leader_closed_is_closed_here() -> None:
+    leader = Scene(Job(begins=10, stops=30, resumes=95, finds=hangs(30, 95))).run(100)
+    other = Scene(Job(begins=10, stops=30, resumes=95, finds=hangs(30, 95)))
+    other.leading = False
+    other.run(96)
+    assert other.rows == []
+    for row in leader.shared:
+        other.watch.take(row)
+    other.run(98)
+    assert [row["state"] for row in other.rows] == [row["state"] for row in leader.rows]
+    assert "0 open findings" in other.watch.state().detail
+    assert other.watch.watches("j", "r")
+    assert not other.watch.watches("j", "other")
+
+
+def test_rows_about_a_job_without_ranks_here_are_dropped() -> None:
+    leader = Scene(Job(begins=10, stops=30, finds=hangs(30))).run(50)
+    other = Scene().run(20)
+    other.watch.take(leader.shared[0])
+    other.run(30)
+    assert other.rows == []

@@ -110,7 +110,10 @@ class _Rule:
 
 
 class Scene:
-    """``looks``: (time, job, deep) of each look; ``rows``: what was stored; ``hooked``: what hooks got."""
+    """``looks``: (time, job, deep) of each look; ``rows``: what was stored; ``hooked``: what hooks got.
+
+    ``leading``: whether this node diagnoses the jobs; ``shared``: what the other nodes got.
+    """
 
     def __init__(self, *jobs: Job, before: Sequence[Mapping[str, Any]] = (), at: float = 0.0, **config: Any) -> None:
         self.now = at
@@ -121,9 +124,12 @@ class Scene:
         self.rows: list[dict[str, Any]] = []
         self.hooked: list[Mapping[str, Any]] = []
         self.fails: dict[str, Exception] = {}
+        self.leading = True
+        self.held: dict[tuple[str, str], bool] = {}
+        self.shared: list[Mapping[str, Any]] = []
         clocks = Clocks(lambda: self.now, lambda: _utc(self.now))
         self.watch = JobWatch(
-            DiagnoseConfig(**config), self, self, self.hooked.append, rules=(_Rule(self),), clocks=clocks,
+            "n1", DiagnoseConfig(**config), self, self, self.hooked.append, self, rules=(_Rule(self),), clocks=clocks,
             run=self.begin,
         )  # fmt: skip
 
@@ -141,6 +147,15 @@ class Scene:
         except Exception as e:
             outcome.set_exception(e)
         return outcome
+
+    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
+        self.held = dict(runs)
+
+    def leads(self, job: str, run: str, *, living: bool) -> bool:
+        return self.leading
+
+    def share(self, row: Mapping[str, Any]) -> None:
+        self.shared.append(row)
 
     def progress(self) -> bytes:
         self._fail("progress")

@@ -350,24 +350,42 @@ class Setting(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ...) -> None: ...
 
 class FactsRequest(_message.Message):
-    __slots__ = ("job", "timeout_ms", "run", "hardware")
+    __slots__ = ("job", "timeout_ms", "run", "hardware", "shallow")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    SHALLOW_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeout_ms: int
     run: str
     hardware: bool
-    def __init__(self, job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., run: _Optional[str] = ..., hardware: _Optional[bool] = ...) -> None: ...
+    shallow: bool
+    def __init__(self, job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., run: _Optional[str] = ..., hardware: _Optional[bool] = ..., shallow: _Optional[bool] = ...) -> None: ...
 
 class FactsReply(_message.Message):
-    __slots__ = ("node", "facts")
+    __slots__ = ("node", "facts", "received_ns")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
     node: str
     facts: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, node: _Optional[str] = ..., facts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    received_ns: int
+    def __init__(self, node: _Optional[str] = ..., facts: _Optional[_Iterable[bytes]] = ..., received_ns: _Optional[int] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("findings",)
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    findings: bytes
+    def __init__(self, findings: _Optional[bytes] = ...) -> None: ...
+
+class RecordReply(_message.Message):
+    __slots__ = ("node", "taken")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    taken: int
+    def __init__(self, node: _Optional[str] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class PreflightRequest(_message.Message):
     __slots__ = ("timeout_ms", "python", "master_addr", "master_port", "peers", "job", "bandwidth")

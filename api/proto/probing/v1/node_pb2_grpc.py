@@ -74,6 +74,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.FactsRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.FactsReply.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_unary(
+                '/probing.v1.Node/Record',
+                request_serializer=probing_dot_v1_dot_node__pb2.RecordRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.RecordReply.FromString,
+                _registered_method=True)
         self.Preflight = channel.unary_unary(
                 '/probing.v1.Node/Preflight',
                 request_serializer=probing_dot_v1_dot_node__pb2.PreflightRequest.SerializeToString,
@@ -150,6 +155,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """Findings of the node that coordinates the diagnosis of a job, for the other nodes of the job. Scope: peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Preflight(self, request, context):
         """What this node is, before a job. Scope: read; probe to reach addresses that are not its peers, admin to run python.
         """
@@ -213,6 +225,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Facts,
                     request_deserializer=probing_dot_v1_dot_node__pb2.FactsRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.FactsReply.SerializeToString,
+            ),
+            'Record': grpc.unary_unary_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.RecordRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.RecordReply.SerializeToString,
             ),
             'Preflight': grpc.unary_unary_rpc_method_handler(
                     servicer.Preflight,
@@ -446,6 +463,33 @@ class Node:
             '/probing.v1.Node/Facts',
             probing_dot_v1_dot_node__pb2.FactsRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.FactsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Record',
+            probing_dot_v1_dot_node__pb2.RecordRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.RecordReply.FromString,
             options,
             channel_credentials,
             insecure,

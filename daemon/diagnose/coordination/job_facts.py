@@ -1,0 +1,149 @@
+"""Gathers the facts of a job from all nodes that hold its ranks: little of all, and stacks where they matter.
+
+All nodes are asked at once for what is cheap to read, within a second. The rules then name whom they suspect, and only
+the nodes of the suspects, and that of one victim, are asked for stacks and conditions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Protocol
+
+from probing.api.errors import NotFound, PeerError, ProbingError
+from probing.daemon.diagnose.coordination.peers import PeerFacts, Peers
+from probing.diagnosis.facts import Facts, Missing, NodeFacts
+from probing.diagnosis.facts_file import from_json
+from probing.diagnosis.ladder import RULES, Rule, diagnose
+from probing.diagnosis.merge import merge
+
+__all__ = ("JobFacts", "Local")
+
+SHALLOW_S = 1.0
+# Nodes whose stacks are read: those of culprits, and one victim's.
+MAX_DEEP = 4
+MAX_NODES = 1024
+MAX_CALLS = 64
+_MARGIN_S = 0.2
+_Answers = dict[str, Facts]
+
+
+class Local(Protocol):
+    """``gather.gatherer.Gatherer``."""
+
+    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
+
+    def read_ahead(self, job: str, *, timeout: float) -> None: ...
+
+
+class JobFacts:
+    """Implements ``watch.Jobs`` over all nodes of a job. Safe for many threads."""
+
+    def __init__(self, node: str, local: Local, peers: Peers, rules: Sequence[Rule] = RULES) -> None:
+        self._node = node
+        self._local = local
+        self._peers = peers
+        self._rules = rules
+        self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="peer")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def read_ahead(self, job: str, *, timeout: float) -> None:
+        """Reads the conditions of the processes of this node ahead. Raises ProbingError."""
+        self._local.read_ahead(job, timeout=timeout)
+
+    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
+        """Returns the facts of a run from all nodes that hold its ranks; ``missing`` names those that did not answer.
+
+        ``deep`` adds stacks and conditions of suspects. ``timeout`` in seconds. Raises ProbingError if this node, which
+        holds ranks of the job itself, cannot read its own.
+        """
+        holders = self._peers.holders(job, run)
+        if not holders:
+            return self._local.facts(job, run=run, deep=deep, timeout=timeout)
+        deadline = time.monotonic() + timeout
+        silent = {one.node: "it is failed: its daemon does not answer" for one in holders if one.failed}
+        asked = [one.node for one in holders if not one.failed]
+        if len(asked) > MAX_NODES:
+            silent |= dict.fromkeys(asked[MAX_NODES:], f"it was not asked: the job has more than {MAX_NODES} nodes")
+        calls = self._begin(asked[:MAX_NODES], job, run, deep=False, timeout=min(SHALLOW_S, timeout))
+        # Ours are read meanwhile.
+        own = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
+        if not own:
+            raise NotFound(f"no run {run!r} of job {job!r} is known")
+        found = self._results(calls, SHALLOW_S, silent)
+        if deep and found:
+            self._deepen(found, merge([*own, *found.values()], silent), deadline)
+        return [merge([*own, *found.values()], silent)]
+
+    def _deepen(self, found: _Answers, facts: Facts, deadline: float) -> None:
+        """Replaces the facts of the nodes that matter by deep ones, where these can be had until the deadline."""
+        left = deadline - time.monotonic() - _MARGIN_S
+        nodes = [node for node in self._suspects(facts) if node in found][:MAX_DEEP]
+        if left <= 0 or not nodes:
+            return
+        failed: dict[str, str] = {}
+        found |= self._results(self._begin(nodes, facts.job, facts.run, deep=True, timeout=left), left, failed)
+        for node, why in failed.items():
+            lacking = Missing("stacks", f"the stacks of node {node} could not be read: {why}", node=node)
+            found[node] = replace(found[node], missing=(*found[node].missing, lacking))
+
+    def _suspects(self, facts: Facts) -> list[str]:
+        """Returns the nodes whose stacks matter, in the order in which they do."""
+        where = {rank.rank: rank.node for rank in facts.ranks}
+        findings = diagnose(facts, self._rules).findings
+        culprits = [culprit.node for finding in findings for culprit in finding.culprits]
+        victims = [where[rank] for finding in findings for rank in finding.victims if rank in where]
+        own = {self._node}
+        # One victim is enough, and one of ours will do.
+        witness = [] if own & set(victims) else victims[:1]
+        # Without a suspect: ranks that wait in no operation may do something else.
+        idle = [rank.node for rank in facts.ranks if not rank.open and rank.exit is None]
+        chosen = [*culprits[: MAX_DEEP - 1], *witness] if culprits else [*idle, *(rank.node for rank in facts.ranks)]
+        return [node for node in dict.fromkeys(chosen) if node not in own]
+
+    def _begin(
+        self, nodes: Iterable[str], job: str, run: str, *, deep: bool, timeout: float
+    ) -> Mapping[str, Future[Facts]]:
+        def ask(node: str) -> Facts:
+            return _facts_of(node, job, run, self._peers.facts(node, job, run=run, deep=deep, timeout=timeout))
+
+        return {node: self._pool.submit(ask, node) for node in nodes}
+
+    def _results(self, calls: Mapping[str, Future[Facts]], timeout: float, silent: dict[str, str]) -> _Answers:
+        """Returns the facts of the nodes that answer in time; ``silent`` gets the others, with the reasons."""
+        wait(calls.values(), timeout + _MARGIN_S)
+        found: _Answers = {}
+        for node, call in calls.items():
+            if not call.done():
+                call.cancel()
+                silent[node] = f"no answer within {timeout:.1f} s"
+                continue
+            try:
+                found[node] = call.result()
+            except ProbingError as e:
+                silent[node] = e.message
+        return found
+
+
+def _facts_of(node: str, job: str, run: str, answer: PeerFacts) -> Facts:
+    """Returns the facts that a peer sent, with the offset of its clock.
+
+    Raises FormatError and PeerError for anything but facts of this run and of that node's own ranks, and NotFound.
+    """
+    for part in answer.parts:
+        facts = from_json(part)
+        if (facts.job, facts.run) != (job, run):
+            continue
+        spoken = {one.node for part in (facts.nodes, facts.ranks, facts.processes) for one in part}
+        if spoken != {node}:
+            raise PeerError(f"its facts are about other nodes than {node}", hint="give every daemon its own name")
+        return replace(facts, nodes=tuple(_shifted(one, answer) for one in facts.nodes))
+    raise NotFound(f"it knows no run {run!r} of job {job!r}")
+
+
+def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
+    return replace(node, clock_offset_ns=answer.clock_offset_ns, clock_error_ns=answer.clock_error_ns)

@@ -1,0 +1,80 @@
+"""Stores the rows of findings, starts hooks for new ones, and gives them to the other nodes of their jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from probing.api.errors import PeerError
+from probing.daemon.diagnose.lifecycle import Event
+from probing.daemon.diagnose.problems import Problems, printable
+
+__all__ = ("Outbox",)
+
+# Rows that wait while the collector does not take them.
+MAX_ROWS = 256
+_log = logging.getLogger(__name__)
+_Row = Mapping[str, Any]
+
+
+class _Store(Protocol):
+    def record(self, rows: Sequence[_Row]) -> None: ...
+
+
+class Outbox:
+    """Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of new findings, ``share`` gets all rows;
+    neither may wait."""
+
+    def __init__(
+        self,
+        node: str,
+        store: _Store,
+        hook: Callable[[_Row], None],
+        share: Callable[[_Row], None],
+        problems: Problems,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._hook = hook
+        self._share = share
+        self._problems = problems
+        self._rows: deque[_Row] = deque()
+        self.stored = self.lost = 0
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Queues rows that were found here. The hook comes first: should this node die now, it is not lost."""
+        for event in events:
+            row = {**event.row, "found_by": self._node}
+            self._queue(row)
+            if event.new:
+                _log.warning("%s: %s", row["verdict"], printable(row["sentence"]))
+                self._hook(row)
+            self._share(row)
+
+    def keep(self, row: _Row) -> None:
+        """Queues a row that another node found: to be stored only."""
+        self._queue(row)
+
+    def flush(self) -> None:
+        """Stores the rows that wait, each in a message of its own, which is bounded."""
+        with self._problems.noted("storing findings"):
+            while self._rows:
+                try:
+                    self._store.record([self._rows[0]])
+                except PeerError:
+                    # The collector is being replaced: the row waits.
+                    raise
+                except Exception:
+                    self._rows.popleft()
+                    self.lost += 1
+                    raise
+                self._rows.popleft()
+                self.stored += 1
+
+    def _queue(self, row: _Row) -> None:
+        if len(self._rows) == MAX_ROWS:
+            self._rows.popleft()
+            self.lost += 1
+        self._rows.append(row)

@@ -1,0 +1,100 @@
+"""The other nodes of a job, for its coordinator: by the membership, and calls to their daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from probing.api.errors import NotFound, PeerError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.cluster import Membership
+from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
+from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.daemon.service.peer_stubs import PeerStubs
+
+__all__ = ("JobPeers",)
+
+MAX_FACTS = 32 << 20
+_MARGIN_S = 0.3
+_Reply = TypeVar("_Reply")
+
+
+class JobPeers:
+    """Implements ``coordination.peers.Peers``. ``loop``: the event loop that makes the calls."""
+
+    def __init__(self, membership: Membership, stubs: PeerStubs, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = membership.name
+        self._membership = membership
+        self._stubs = stubs
+        self._loop = loop
+
+    def holders(self, job: str, run: str) -> Sequence[Holder]:
+        living, over = (job_mark(job, run, living=bool(LIVING & alive)) for alive in (1, 0))
+        return [
+            Holder(member.name, living in member.jobs, member.state == "failed")
+            for member in self._membership.members()
+            if member.name != self._node and (living in member.jobs or over in member.jobs)
+        ]
+
+    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
+        self._membership.set_jobs(sorted(job_mark(job, run, living=living) for (job, run), living in runs.items()))
+
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+        request = pb.FactsRequest(job=job, run=run, shallow=not deep, timeout_ms=round(timeout * 1000))
+        return self._wait(node, lambda stub, options: _facts(node, stub, request, options), timeout)
+
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+        own = [{name: value for name, value in row.items() if name not in ("node", "ts")} for row in rows]
+        request = pb.RecordRequest(findings=json.dumps(own, separators=(",", ":")).encode())
+
+        async def ask(stub: Any, options: Mapping[str, Any]) -> None:
+            await stub.Record(request, **options)
+
+        self._wait(node, ask, timeout)
+
+    def _wait(
+        self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float
+    ) -> _Reply:
+        """Makes a call in the event loop and waits for it. Raises PeerError and NotFound."""
+        address = next((one.address for one in self._membership.members() if one.name == node), "")
+        if not address:
+            raise PeerError(f"node {node} is not known")
+
+        async def call() -> _Reply:
+            async with self._stubs.use(address) as stub:
+                return await ask(stub, {"timeout": timeout, "metadata": self._stubs.metadata(address)})
+
+        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        try:
+            return future.result(timeout + _MARGIN_S)
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(f"node {node}: {str(e.details())[:200]}") from None
+            raise PeerError(f"node {node} does not answer: {str(e.details() or e.code().name)[:200]}") from None
+        except (FutureTimeout, TimeoutError):
+            future.cancel()
+            raise PeerError(f"node {node} does not answer: no answer within {timeout:.1f} s") from None
+
+
+async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mapping[str, Any]) -> PeerFacts:
+    """Raises PeerError for facts that are too large, or of another node."""
+    parts: list[bytes] = []
+    sent = time.time_ns()
+    offset, error = 0, 1 << 62
+    async for reply in stub.Facts(request, **options):
+        if reply.node != node:
+            raise PeerError(f"{node} answers as {reply.node[:100]}", hint="give every daemon its own --node-name")
+        if reply.received_ns and error == 1 << 62:
+            # It got the request between the two times of ours.
+            got = time.time_ns()
+            offset, error = reply.received_ns - (sent + got) // 2, (got - sent) // 2
+        parts += reply.facts
+        if sum(map(len, parts)) > MAX_FACTS:
+            raise PeerError(f"node {node} sends more than {MAX_FACTS} bytes of facts")
+    return PeerFacts(parts, offset, 0 if error == 1 << 62 else error)

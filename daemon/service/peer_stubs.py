@@ -1,0 +1,73 @@
+"""Keeps connections to the daemons of other nodes while they are used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.daemon.service.outgoing import Metadata, Outgoing
+
+__all__ = ("PeerStubs",)
+
+# Those to watched nodes are used at each heartbeat and stay.
+MAX_CHANNELS = 64
+IDLE_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """``users``: calls in flight; ``used``: when the last one ended, by the clock of the event loop."""
+
+    channel: grpc.aio.Channel
+    stub: Any
+    users: int = 0
+    used: float = 0.0
+
+
+class PeerStubs:
+    """Stubs by address (unix:PATH or HOST:PORT). Belongs to one event loop."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        # The one that was used last is the last one.
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, address: str) -> AsyncIterator[Any]:
+        """A context with the stub of the daemon at ``address``. Raises ConfigError if a certificate of this node is
+        gone."""
+        peer = self._peers.get(address)
+        if peer is None:
+            channel = self._outgoing.channel(address)
+            peer = self._peers[address] = _Peer(channel, NodeStub(channel))
+        self._peers.move_to_end(address)
+        peer.users += 1
+        try:
+            yield peer.stub
+        finally:
+            peer.users -= 1
+            peer.used = asyncio.get_running_loop().time()
+
+    def metadata(self, address: str) -> Metadata | None:
+        """Returns the metadata that a call to ``address`` needs."""
+        return self._outgoing.metadata(address) or None
+
+    async def close_idle(self) -> None:
+        """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        for address, peer in list(self._peers.items()):
+            if not peer.users and (peer.used < oldest or len(self._peers) > MAX_CHANNELS):
+                del self._peers[address]
+                await peer.channel.close()
+
+    async def close(self) -> None:
+        while self._peers:
+            _, peer = self._peers.popitem()
+            await peer.channel.close()

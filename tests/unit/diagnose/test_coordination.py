@@ -1,0 +1,263 @@
+"""The coordinator of a job: which node it is, whose facts it gathers, and who gets its findings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from diagnosis_cases import WORLD, comm, elsewhere, facts, history, in_collective, op, rank
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import until
+
+from probing.api.errors import NotFound, PeerError
+from probing.daemon.diagnose.coordination.coordinator import MAX_TRIES, Coordinator
+from probing.daemon.diagnose.coordination.job_facts import MAX_DEEP, JobFacts
+from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
+from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.diagnosis.facts import Facts, Rank
+from probing.diagnosis.facts_file import to_json
+from probing.diagnosis.ladder import diagnose
+
+LATE = 3
+
+
+class Nodes:
+    """Nodes of one job with a rank each: all wait for rank ``LATE``, which does something else.
+
+    ``asked``: (node, deep) of each call; ``broken``: what the call to a node raises; ``shapes``: what it sends instead.
+    """
+
+    def __init__(self, own: str, names: Sequence[str], failed: Sequence[str] = ()) -> None:
+        self.own = own
+        self.names = names
+        self.failed = failed
+        self.asked: list[tuple[str, bool]] = []
+        self.broken: dict[tuple[str, bool], Exception] = {}
+        self.shapes: dict[str, Facts] = {}
+        self.offset_ns = 0
+        self.rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in names}
+        self.refusals: dict[str, int] = {}
+        self.held: dict[tuple[str, str], bool] = {}
+
+    def made(self, node: str, deep: bool) -> Facts:
+        number = self.names.index(node)
+        stack = {"stack": elsewhere() if number == LATE else in_collective()} if deep else {}
+        ops = [*history(6, ago=40), *([] if number == LATE else [op(7, ago=39)])]
+        own: Rank = rank(number, *ops, node=node, world_size=len(self.names), **stack)
+        return facts(own, comms=[comm(WORLD, range(len(self.names)))], world_size=len(self.names))
+
+    def holders(self, job: str, run: str) -> Sequence[Holder]:
+        return [Holder(name, True, name in self.failed) for name in self.names if name != self.own]
+
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+        self.asked.append((node, deep))
+        assert timeout <= 5 if deep else timeout <= 1
+        if (node, deep) in self.broken:
+            raise self.broken[node, deep]
+        return PeerFacts([to_json(self.shapes.get(node) or self.made(node, deep))], self.offset_ns, 1000)
+
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+        if self.refusals.get(node):
+            self.refusals[node] -= 1
+            raise PeerError(f"{node} does not answer")
+        self.rows[node] += rows
+
+    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
+        self.held = dict(runs)
+
+
+class Own:
+    """The gatherer of node ``nodes.own``."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+
+    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
+        return [self.nodes.made(self.nodes.own, deep)]
+
+    def read_ahead(self, job: str, *, timeout: float) -> None:
+        raise NotImplementedError
+
+
+def gathered(nodes: Nodes, *, deep: bool = True) -> Facts:
+    jobs = JobFacts(nodes.own, Own(nodes), nodes)
+    try:
+        [found] = jobs.facts("job", run="run", deep=deep, timeout=5)
+        return found
+    finally:
+        jobs.close()
+
+
+def blamed(found: Facts) -> list[tuple[str, int, str]]:
+    return [(f.verdict.id, c.rank, c.node) for f in diagnose(found).findings for c in f.culprits]
+
+
+NAMES = [f"n{number:02d}" for number in range(23)]
+
+
+def test_only_the_nodes_that_matter_are_asked_for_stacks() -> None:
+    nodes = Nodes("n00", NAMES)
+    found = gathered(nodes)
+    assert sorted(node for node, deep in nodes.asked if not deep) == NAMES[1:]
+    assert [node for node, deep in nodes.asked if deep] == ["n03"]
+    assert blamed(found) == [("not_joined", LATE, "n03")]
+    stacks = {rank.node for rank in found.ranks if rank.threads}
+    # The coordinator's own rank is the victim.
+    assert {"n00", "n03"} <= stacks
+    assert found.missing == ()
+
+
+def test_without_a_suspect_a_few_nodes_are_asked_for_stacks() -> None:
+    names = [name for number, name in enumerate(NAMES) if number != LATE]
+    nodes = Nodes("n00", names[:LATE])
+    found = gathered(nodes)
+    assert len(found.ranks) == len([node for node in nodes.asked if node[1]]) + 1 <= MAX_DEEP
+
+
+def test_a_look_without_stacks_asks_each_node_once() -> None:
+    nodes = Nodes("n00", NAMES)
+    gathered(nodes, deep=False)
+    assert sorted(nodes.asked) == [(name, False) for name in NAMES[1:]]
+
+
+def test_a_node_that_does_not_answer_is_missing_and_lowers_the_verdict() -> None:
+    whole = gathered(Nodes("n00", NAMES[:5]))
+    nodes = Nodes("n00", NAMES[:5], failed=["n04"])
+    nodes.broken["n02", False] = PeerError("n02 does not answer: connection refused")
+    found = gathered(nodes)
+    assert {(one.node, one.kind) for one in found.missing} == {("n02", "node"), ("n04", "node")}
+    assert ("n04", False) not in nodes.asked
+    assert blamed(found) == blamed(whole) == [("not_joined", LATE, "n03")]
+    assert diagnose(found).findings[0].confidence < diagnose(whole).findings[0].confidence
+
+
+def test_the_node_of_the_culprit_is_missing_so_nobody_else_is_blamed() -> None:
+    found = gathered(Nodes("n00", NAMES[:5], failed=["n03"]))
+    assert {culprit for _, culprit, _ in blamed(found)} <= {LATE}
+
+
+def test_stacks_that_cannot_be_read_leave_the_rest() -> None:
+    nodes = Nodes("n00", NAMES[:5])
+    nodes.broken["n03", True] = PeerError("no answer")
+    found = gathered(nodes)
+    assert [(one.kind, one.node) for one in found.missing] == [("stacks", "n03")]
+    assert blamed(found) == [("not_joined", LATE, "n03")]
+
+
+def test_a_peer_speaks_for_itself_alone() -> None:
+    nodes = Nodes("n00", NAMES[:5])
+    # It claims that the rank of another node is behind.
+    lie = nodes.made("n01", False)
+    nodes.shapes["n02"] = replace(lie, ranks=tuple(replace(one, open=()) for one in lie.ranks))
+    found = gathered(nodes)
+    assert blamed(found) == [("not_joined", LATE, "n03")]
+    [missing] = found.missing
+    assert (missing.node, "about other nodes" in missing.text) == ("n02", True)
+
+
+@pytest.mark.parametrize("apart_ns", [50_000_000, 5_000_000_000, -5_000_000_000])
+def test_clocks_apart_change_no_verdict(apart_ns: int) -> None:
+    nodes = Nodes("n00", NAMES[:5])
+    nodes.offset_ns = apart_ns
+    found = gathered(nodes)
+    assert blamed(found) == [("not_joined", LATE, "n03")]
+    assert {one.clock_offset_ns for one in found.nodes if one.node != "n00"} == {apart_ns}
+
+
+def test_a_run_that_this_node_does_not_know() -> None:
+    nodes = Nodes("n00", NAMES[:3])
+    jobs = JobFacts("n00", Own(nodes), nodes)
+    with pytest.raises(NotFound):
+        jobs.facts("job", run="other", deep=False, timeout=5)
+    jobs.close()
+
+
+def test_a_job_of_one_node_asks_nobody() -> None:
+    nodes = Nodes("n00", ["n00"])
+    assert len(gathered(nodes).ranks) == 1
+    assert nodes.asked == []
+
+
+class View:
+    """What one node knows of the others."""
+
+    def __init__(self, *holders: Holder) -> None:
+        self._holders = holders
+
+    def holders(self, job: str, run: str) -> Sequence[Holder]:
+        return self._holders
+
+
+@given(st.sets(st.sampled_from("abcdefg"), min_size=1), st.sets(st.sampled_from("abcdefg")), st.sampled_from([0, 1]))
+def test_exactly_one_live_node_leads(holding: set[str], failed: set[str], living: int) -> None:
+    lives = {node: bool(living) and ord(node) % 2 == 1 for node in holding}
+    up = holding - failed
+    leaders = []
+    for node in up:
+        others = [Holder(other, lives[other], other in failed) for other in holding if other != node]
+        if Coordinator(node, View(*others)).leads("job", "run", living=lives[node]):  # type: ignore[arg-type]
+            leaders.append(node)
+    alive = [node for node in up if lives[node]]
+    assert leaders == [min(alive or up)] if up else leaders == []
+
+
+@pytest.fixture
+def coordinators() -> Iterator[list[Coordinator]]:
+    made: list[Coordinator] = []
+    yield made
+    for one in made:
+        one.stop()
+
+
+def test_findings_reach_the_other_nodes_and_are_offered_again(coordinators: list[Coordinator]) -> None:
+    nodes = Nodes("n00", NAMES[:5], failed=["n04"])
+    nodes.refusals = {"n02": 1}
+    one = Coordinator("n00", nodes)
+    coordinators.append(one)
+    one.start()
+    row = {"job": "job", "run": "run", "finding_id": "f"}
+    one.share(row)
+    until(lambda: nodes.rows["n02"])
+    assert [len(nodes.rows[name]) for name in NAMES[:5]] == [0, 1, 1, 1, 0]
+    until(lambda: not list(one.problems))
+    assert one.dropped == 0
+
+
+def test_a_node_that_takes_nothing_is_given_up(
+    coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 0.01)
+    nodes = Nodes("n00", NAMES[:2])
+    nodes.refusals = {"n01": MAX_TRIES}
+    one = Coordinator("n00", nodes)
+    coordinators.append(one)
+    one.start()
+    one.share({"job": "job", "run": "run"})
+    until(lambda: one.dropped == 1)
+    assert list(one.problems)
+    one.share({"job": "job", "run": "run"})
+    until(lambda: nodes.rows["n01"])
+    until(lambda: not list(one.problems))
+
+
+def test_sharing_ends_while_a_node_hangs(coordinators: list[Coordinator]) -> None:
+    release = threading.Event()
+    nodes = Nodes("n00", NAMES[:2])
+    nodes.record = lambda *_: release.wait(60)  # type: ignore[assignment]
+    one = Coordinator("n00", nodes)
+    one.start()
+    one.share({"job": "job", "run": "run"})
+    one.stop()
+    release.set()
+
+
+def test_marks_of_jobs() -> None:
+    living, over = job_mark("j", "r", living=True), job_mark("j", "r", living=False)
+    assert (living ^ over, living & LIVING) == (LIVING, LIVING)
+    assert len({job_mark(f"j{number}", "r", living=True) for number in range(1000)}) == 1000
+    assert job_mark("ab", "c", living=True) != job_mark("a", "bc", living=True)
+    assert 0 <= living < 1 << 64
