@@ -79,7 +79,7 @@ def values(ranks: list[int], others: list[int]) -> dict[str, Any]:
 
 
 class Other:
-    """nvitop in a process of its own, which reads when it is told to."""
+    """nvitop in a process of its own, which reads on request."""
 
     def __init__(self, library: Path) -> None:
         environ = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}

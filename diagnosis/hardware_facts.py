@@ -130,7 +130,7 @@ class FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The parts of a node, of which something was recorded."""
+    """The parts of a node with records."""
 
     gpus: tuple[Gpu, ...] = ()
     events: tuple[HardwareEvent, ...] = ()

@@ -100,7 +100,7 @@ class Joins:
 
     def _in_some_group(self, states: Mapping[int, bool | None]) -> dict[int, bool | None]:
         # The group of the operation is not known: a rank in a collective may be in the same one, and of several ranks
-        # that are in none, or of which nothing is known, some may be no members.
+        # that are in none, or are not known, some may be no members.
         apart = [other for other, state in states.items() if state is not True and other not in self.waits]
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 

@@ -37,7 +37,7 @@ class Sequence:
     called: Mapping[int, int] = field(default_factory=dict)
     """By rank: the highest number that it has called."""
     gaps: frozenset[int] = frozenset()
-    """The ranks of which operations are missing between recorded ones."""
+    """The ranks with gaps between their recorded operations."""
 
     @cached_property
     def names(self) -> Mapping[int, int]:

@@ -43,7 +43,7 @@ class Pair:
         run(*tc, "filter", "add", "dev", "eth0", "ingress", "bpf", "da", "bytecode", program)
 
     def lose(self) -> None:
-        """From now on what ``near`` sends is lost, and nobody tells it: ``far`` has another address."""
+        """From now on what ``near`` sends is lost, without an error: ``far`` has another address."""
         run("ip", "-n", self.far, "address", "del", "10.77.0.2/24", "dev", "eth0")
 
     def mend(self) -> None:
@@ -51,7 +51,7 @@ class Pair:
 
 
 class Peer:
-    """A process with one connection. It sends or takes bytes as told."""
+    """A process with one connection. It sends or takes bytes on request."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

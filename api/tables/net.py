@@ -25,7 +25,7 @@ INTERFACE_COUNTERS = {
     "tx_dropped": "Packets dropped instead of sent.",
     "tx_carrier_errors": "Times that the carrier was lost while sending.",
 }
-# Counters of which the rise is shown, too.
+# Counters whose rise is shown, too.
 INTERFACE_EVENTS = (
     "rx_errors", "rx_dropped", "rx_fifo_errors", "rx_frame_errors", "tx_errors", "tx_dropped", "tx_carrier_errors",
     "carrier_changes",

@@ -16,7 +16,7 @@ def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, 
     for key in spare:
         if width is None or not rows or Grid(kept, rows, width).width <= width:
             break
-        # What tells rows apart stays.
+        # What distinguishes rows stays.
         if len({str(row.get(key)) for row in rows}) == 1 or key != "node":
             kept = [field for field in kept if field.key != key]
     return kept

@@ -78,7 +78,7 @@ class Model:
 
     def _seen(self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str]) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")
-        # Nobody can tell what these do: they are not silent.
+        # What these do is not known: they are not silent.
         unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
         inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
         return Seen(

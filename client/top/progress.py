@@ -1,4 +1,4 @@
-"""What comm.progress tells of each process: collectives a second, the age of its last call, how late it calls."""
+"""Sums up comm.progress for each process: collectives a second, the age of its last call, how late it calls."""
 
 from __future__ import annotations
 

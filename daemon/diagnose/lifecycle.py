@@ -145,9 +145,11 @@ class JobFindings:
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
         """Whether a finding needs no second look: a death, one that the last look showed, or one of a stall. A hang
-        without the stack of a culprit needs one: the ranks to blame may get on with something."""
-        unread = finding.verdict.group == _HANG and _CULPRIT not in _roles(finding)
-        return finding.verdict.group == _DEATH or name in self._doubtful or (look.stalled and not unread)
+        needs one unless a culprit was in the same place twice: the ranks to blame may get on with something."""
+        unsettled = finding.verdict.group == _HANG and not any(
+            stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks
+        )
+        return finding.verdict.group == _DEATH or name in self._doubtful or (look.stalled and not unsettled)
 
     def _missed(self, name: str, look: LookResult) -> list[Event]:
         one = self._open[name]

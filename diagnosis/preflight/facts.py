@@ -141,7 +141,7 @@ class NodeRank:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts of a node. ``boot_id`` tells machines apart: two daemons may share one."""
+    """The facts of a node. ``boot_id`` identifies the machine: two daemons may share one."""
 
     node: str
     boot_id: str = ""

@@ -12,7 +12,7 @@ from probing.diagnosis.words import clean, share_text
 
 __all__ = ("network_symptoms",)
 
-# Counters of faults, which a healthy port does not have, and those of congestion, of which some are usual.
+# Counters of faults, which a healthy port does not have, and those of congestion, where some are usual.
 _FAULTS = {
     "link_downed": "link downs",
     "link_error_recovery": "recoveries of the link",

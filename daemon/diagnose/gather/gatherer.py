@@ -88,7 +88,7 @@ class Gatherer:
             return self._job(job, request)
 
         def of_one(name: str) -> list[Facts]:
-            # One that is gone by now, of which only its launcher was seen, or that nothing can be read of.
+            # A job that has ended by now, whose launcher alone was seen, or that cannot be read.
             with suppress(NotFound, QueryTimeout):
                 return self._job(name, request)
             return []

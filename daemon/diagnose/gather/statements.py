@@ -34,7 +34,7 @@ class Window:
 
 
 def failed_jobs(since_ns: int) -> str:
-    """Returns the statement for the jobs of which a trainer failed."""
+    """Returns the statement for the jobs with a failed trainer."""
     return f"""
 SELECT DISTINCT job FROM process.events WHERE ts > {_at(since_ns)} AND event = 'exit' AND role = 'trainer'
   AND (signal IS NOT NULL OR exit_code <> 0) AND job IS NOT NULL LIMIT 64

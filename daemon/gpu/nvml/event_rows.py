@@ -78,7 +78,7 @@ def reasons_text(mask: int | None) -> str | None:
 
 
 def changes_of(before: Values, now: Values) -> Iterator[Row]:
-    """Yields what happened to a GPU between two readings that no event of the driver tells."""
+    """Yields what happened to a GPU between two readings without an event of the driver."""
     was, mask = (int(values.get("clock_events") or 0) & _THROTTLES for values in (before, now))
     if mask and mask & ~was:
         yield {"event": "throttled", "value": mask, "detail": f"clocks are held down: {reasons_text(mask)}"}

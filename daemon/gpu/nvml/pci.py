@@ -24,7 +24,7 @@ _GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A PCIe link as trained, and the best of which both ends are capable; None where the kernel does not say."""
+    """A PCIe link as trained, and the best that both ends support; None where the kernel does not say."""
 
     width: int | None
     width_max: int | None

@@ -36,7 +36,7 @@ FIELDS = (
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
 ``texts``; ``quota_millis``: thousandths of a CPU. ABSENT where the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
-"""Scopes: a process that was asked for, a thread of one, and a process of which only the CPU time was asked."""
+"""Scopes: a requested process, a thread of one, and a process whose CPU time alone was requested."""
 MAX_TARGETS = 2_048
 MAX_THREADS = 16_384
 # In one answer: the rest of the processes is listed in the next one.

@@ -27,7 +27,7 @@ ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# So long takes a look at all processes, of which there are less than 4,096.
+# A look at all processes, fewer than 4,096, takes so long.
 _ROUND_TURNS = 32
 _Key = tuple[int, int]
 

@@ -53,7 +53,7 @@ class Usage:
         return found
 
     def shares(self) -> dict[_Key, float]:
-        """Returns the part of a CPU that each process used of which that is known."""
+        """Returns the part of a CPU that each process used, where that is known."""
         share = self._share(self._total)
         rows = np.flatnonzero((self._now["scope"] != THREAD) & (self._total >= 0))
         return {self._key(row): float(share[row]) for row in rows.tolist()}

@@ -71,7 +71,7 @@ class KernelLog:
             except BlockingIOError:
                 return Chunk(tuple(found), lost, more=False)
             except OSError as e:
-                # EPIPE: records were overwritten, and the position is at the oldest now; the numbers tell how many.
+                # EPIPE: records were overwritten, and the position is at the oldest now; the numbers show how many.
                 if e.errno in (errno.EPIPE, errno.EINVAL):
                     continue
                 raise

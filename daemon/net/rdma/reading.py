@@ -114,7 +114,7 @@ class PortReader:
         return [_first(path, name, choices) for name, choices in _FILES.items()]
 
     def _folder(self, device: str, port: str) -> tuple[int, int] | None:
-        """Returns what tells the folder of counters from that of another device of the same name."""
+        """Returns what distinguishes the folder of counters from that of another device of the same name."""
         try:
             found = os.stat(f"{self._root}/{device}/ports/{port}/counters")  # noqa: PTH116
         except OSError:

@@ -24,7 +24,7 @@ class Quiet:
     def wanted(
         self, keys: Sequence[Hashable], active: npt.NDArray[np.bool_], mono_ns: int
     ) -> npt.NDArray[np.bool_]:
-        """Returns which rows are to be written: the active ones, and those of which none was for a minute."""
+        """Returns which rows are to be written: the active ones, and those not written for a minute."""
         found = active.copy()
         for row, key in enumerate(keys):
             if not found[row]:

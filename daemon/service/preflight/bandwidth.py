@@ -1,7 +1,7 @@
 """Measures what one connection carries to a peer's daemon, by gRPC; and takes such bytes. Both are off by default.
 
-What is measured is the way between two services, so that it tells a link of 1 Gb/s from one of 10, and no more: at
-higher rates the services are the bound. One measurement runs at a time, and has a cap of bytes and of time.
+What is measured is the way between two services: it distinguishes a link of 1 Gb/s from one of 10. At higher rates the
+services are the bound. One measurement runs at a time, and has a cap of bytes and of time.
 """
 
 from __future__ import annotations

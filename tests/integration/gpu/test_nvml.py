@@ -1,4 +1,4 @@
-"""Values, processes and links as the double was told them; MIG; what a device or driver does not have."""
+"""Values, processes and links as they were set in the double; MIG; what a device or driver does not have."""
 
 from __future__ import annotations
 

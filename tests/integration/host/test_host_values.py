@@ -41,7 +41,7 @@ TICK_NS = 10_000_000
 
 
 class Worker:
-    """A process that computes when it is told to, and then waits."""
+    """A process that computes on request, and then waits."""
 
     def __init__(self, process: subprocess.Popen[str], pid: int) -> None:
         assert process.stdin is not None

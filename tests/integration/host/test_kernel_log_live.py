@@ -21,7 +21,7 @@ from probing.daemon.source import Identity
 from tests.host_support import Rows
 
 KMSG = Path("/dev/kmsg")
-# Joins its group when it is told to, and then wants more than the group has.
+# Joins its group on request, and then wants more than the group has.
 GREEDY = """
 import sys
 sys.stdin.readline()

@@ -252,7 +252,7 @@ def test_a_frozen_cgroup_is_named(look: Look, script: Callable[[str], list[str]]
 
 @contextmanager
 def _silent(tmp_path: Path) -> Iterator[Path]:
-    """A file of which no read ends."""
+    """A file whose reads never end."""
     where = tmp_path / "silent"
     where.mkdir()
     server = subprocess.Popen(

@@ -59,7 +59,7 @@ def asked(machine: Machine, sql: str) -> list[dict[str, Any]]:
 
 
 def test_the_newest_report_and_dump_of_each_rank_are_witnesses(machine: Machine) -> None:
-    # GIVEN two reports, of which the newer has a rank fewer, and two dumps of rank 1
+    # GIVEN two reports, the newer one with a rank fewer, and two dumps of rank 1
     machine.files.segment("comm.ras", [*ras_rows(T0, [5, 5, 5], []), *ras_rows(T0 + S, [17, 13], [2])])
     machine.files.segment(
         "python.torch_nccl_flight_record",

@@ -19,7 +19,7 @@ FRAME = {"func": "fit", "file": "/a/train.py", "lineno": 7, "frame_type": "Pytho
 
 @pytest.fixture
 def service(service: Service) -> Service:
-    """With the two ranks of job j, of which rank 0 waits in an operation."""
+    """With the two ranks of job j; rank 0 waits in an operation."""
     now = time.time_ns()
     row = {**IDENTITY, "ts": now, "role": "trainer", "state": "running", "world_size": 2}
     waits = {**IDENTITY, "ts": now, "pid": 100, "rank": 0, "comm": "default_pg", "comm_rank": 0, "comm_size": 2}

@@ -38,7 +38,7 @@ def fetch(address: str, path: str = "/metrics", token: str = TOKEN) -> str:
 
 
 def fill(service: Service) -> None:
-    """A job of two ranks, of which rank 1 lags, waits in one operation, and has a thousand communicators."""
+    """A job of two ranks; rank 1 lags, waits in one operation, and has a thousand communicators."""
     now = time.time_ns()
     files = service.collector.files
     processes = [

@@ -1,4 +1,4 @@
-"""A rank's facts stay below 64 KB: what is left out is named, and what tells most is kept."""
+"""A rank's facts stay below 64 KB: what is left out is named, and the most important is kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_whatever_is_too_large_fits_in_the_end() -> None:
     found, missing = fitted(rank)
     assert size_of(found) <= RANK_BYTES
     assert found.threads[0].main
-    # The oldest that are open tell what is waited for.
+    # The oldest open ones show what is waited for.
     assert [one.seq for one in found.open] == list(range(32))
     assert {one.kind for one in missing} == {"operations", "history", "stacks"}
 

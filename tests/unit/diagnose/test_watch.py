@@ -8,13 +8,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from watch_support import Job, Scene, T, finding
+import pytest
+from watch_support import MAIN, Job, Scene, T, finding
 
 from probing.api.errors import NotFound, PeerError, UsageError
 from probing.daemon.diagnose.gate import JobNow
 from probing.daemon.diagnose.reviews import Reviews
 from probing.daemon.diagnose.schedule import Look, Schedule
-from probing.diagnosis.verdict import NOTE, WARNING, Finding
+from probing.diagnosis.verdict import NOTE, WARNING, Finding, StackOf
 
 
 def hangs(since: float, until: float = 1e9) -> Callable[[float, bool], Sequence[Finding]]:
@@ -128,6 +129,20 @@ def test_what_two_looks_do_not_confirm_is_closed() -> None:
     scene = Scene(Job(begins=10, stops=30, finds=hangs(30, 45))).run(100)
     assert [state for _, state, _ in scene.states()] == ["open", "closed"]
     assert scene.watch.state().detail == "1 job, 0 open findings"
+
+
+@pytest.mark.parametrize("moving", [None, True])
+def test_a_culprit_that_was_not_seen_twice_in_one_place_needs_a_second_look(moving: bool | None) -> None:
+    def found(until: float) -> Callable[[float, bool], Sequence[Finding]]:
+        stack = StackOf(1, "n1", 101, "culprit", replace(MAIN, moving=moving))
+        hang = finding("not_joined", 1, stacks=(stack,))
+        return lambda now, deep: [hang] if deep and 30 <= now < until else []
+
+    # It went on before the second look.
+    assert Scene(Job(begins=10, stops=30, finds=found(42))).run(60).rows == []
+    ((_, state, opened),) = Scene(Job(begins=10, stops=30, finds=found(1e9))).run(60).states()
+    assert state == "open"
+    assert 41.5 < opened < 45
 
 
 def test_a_rank_that_fails_is_looked_at_in_a_second() -> None:

@@ -17,9 +17,9 @@ from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf, Verdict
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 T = TypeVar("T")
-MAIN = Thread(1, "MainThread", True, "S", None, ())
+MAIN = Thread(1, "MainThread", True, "S", None, (), moving=False)
 
-__all__ = ("SECOND", "START", "Job", "Scene", "T", "finding", "progress_rows", "verdict")
+__all__ = ("MAIN", "SECOND", "START", "Job", "Scene", "T", "finding", "progress_rows", "verdict")
 
 
 def verdict(name: str, group: str = "hang") -> Verdict:

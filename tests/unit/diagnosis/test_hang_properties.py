@@ -108,7 +108,7 @@ def test_a_rank_that_calls_something_else_is_the_odd_one(job: Job, data: st.Data
     size = len(job.comms[calls[at].comm])
     assert [f.verdict.id for f in found] == ["operation_mismatch"]
     culprits = {c.rank for c in found[0].culprits}
-    # Of two that differ the job's repeated sequence may tell which one left it.
+    # Of two that differ the job's repeated sequence may show which one left it.
     assert culprits in (({rank},) if size > 2 else ({rank}, set()))
     assert set(found[0].victims) | culprits == outcome.waiting
 

@@ -92,7 +92,7 @@ def test_a_row_a_process_and_peer_with_what_was_done(world: World) -> None:
     assert (first["rtt_ns"], first["rtt_max_ns"], first["rtt_min_ns"]) == (200_000, 300_000, 23_000)
     assert (first["timeouts"], first["longest_timeouts"], first["lost"], first["unacked"]) == (1, 3, 2, 5)
     assert (first["unread_bytes"], first["busy_ns"], first["cwnd_min"]) == (17, 13_000, 1)
-    # Nothing went on in the other, of which a first row shows that it is there.
+    # Nothing went on in the other; a first row shows that it is there.
     assert (second["rank"], second["bytes_sent"], second["retrans"], second["rtt_ns"]) == (1, 0, 0, 100_000)
     assert [row["rank"] for row in world.tick(*later[:2], later[2])] == [0]
     (path, *_) = world.kept.take("net.paths")
