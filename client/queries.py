@@ -146,7 +146,8 @@ class Queries(Nodes):
             return self._merged(self.plan(text), asked)
         reply = self._node(self.target, text, self.timeout)
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
-        gathered.answered.append(Answered(self.target, reply.node, (reply,)))
+        clock = self.clocks.add(reply.node, reply.clock, time.monotonic_ns())
+        gathered.answered.append(Answered(self.target, reply.node, (reply,), clock))
         self.outcomes.append(gathered)
         return Answer(reply.table, gathered)
 

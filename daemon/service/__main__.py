@@ -169,7 +169,7 @@ def _service(
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
         answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
-        audit=doors.audit, gossip=gossip,
+        audit=doors.audit, gossip=gossip, outgoing=outgoing,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
 

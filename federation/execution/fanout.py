@@ -7,11 +7,25 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
+from probing.federation.execution.clocks import Offset
 
-__all__ = ("Answered", "AnsweredReport", "Failed", "FailedReport", "Gathered", "OutcomeReport", "fan_out", "late")
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+__all__ = (
+    "Answered",
+    "AnsweredReport",
+    "DetourReport",
+    "Failed",
+    "FailedReport",
+    "Gathered",
+    "OutcomeReport",
+    "fan_out",
+    "late",
+)
 
 T = TypeVar("T")
 _MAX_THREADS = 64
@@ -21,11 +35,12 @@ _GRACE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """A node that answered: its ``address``, the name it gave itself, and its answer."""
+    """A node that answered: its ``address``, the name it gave itself, its answer, and the offset of its clock."""
 
     address: str
     node: str
     value: T
+    clock: Offset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +59,12 @@ class Failed:
 
 
 class AnsweredReport(TypedDict):
+    """The offset of the node's clock from ours is there where it was measured."""
+
     address: str
     node: str
+    clock_offset_ns: NotRequired[int]
+    clock_error_ns: NotRequired[int]
 
 
 class FailedReport(TypedDict):
@@ -57,12 +76,18 @@ class FailedReport(TypedDict):
     reason: str
 
 
+class DetourReport(TypedDict):
+    address: str
+    reason: str
+
+
 class OutcomeReport(TypedDict):
-    """Which addresses were asked, which answered, and why the others failed."""
+    """Which addresses were asked, which answered, and why the others failed. ``detours``: see Gathered."""
 
     asked: list[str]
     answered: list[AnsweredReport]
     failed: list[FailedReport]
+    detours: NotRequired[list[DetourReport]]
 
 
 @dataclass(slots=True)
@@ -72,6 +97,8 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
+    # Nodes that did not pass on the answers of others, which were then asked directly.
+    detours: list[Failed] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add(self, address: str, node: str, value: T) -> None:
@@ -99,14 +126,24 @@ class Gathered(Generic[T]):
         raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
 
     def report(self) -> OutcomeReport:
-        return {
+        found: OutcomeReport = {
             "asked": list(self.asked),
-            "answered": [{"address": a.address, "node": a.node} for a in self.answered],
+            "answered": [_answered_report(answered) for answered in self.answered],
             "failed": [
                 {"address": f.address, "node": f.node or None, "kind": f.error.kind, "reason": f.reason}
                 for f in self.failed
             ],
         }
+        if self.detours:
+            found["detours"] = [{"address": f.address, "reason": f.reason} for f in self.detours]
+        return found
+
+
+def _answered_report(answered: Answered[Any]) -> AnsweredReport:
+    found: AnsweredReport = {"address": answered.address, "node": answered.node}
+    if answered.clock is not None:
+        found["clock_offset_ns"], found["clock_error_ns"] = answered.clock.offset_ns, answered.clock.error_ns
+    return found
 
 
 def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float) -> Gathered[T]:
