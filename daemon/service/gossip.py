@@ -55,7 +55,7 @@ class Gossip:
         self._local = local
         self._outgoing = outgoing or Outgoing()
         # By address: when it was used last, in the order of that.
-        self._channels: OrderedDict[str, tuple[float, grpc.aio.Channel, Any]] = OrderedDict()
+        self._channels: OrderedDict[tuple[str, int], tuple[float, grpc.aio.Channel, Any]] = OrderedDict()
         self._calls: set[asyncio.Task[bool]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._relays = 0
@@ -145,19 +145,20 @@ class Gossip:
 
     def _stub(self, address: str) -> Any:
         now = asyncio.get_running_loop().time()
-        if address in self._channels:
-            _, channel, stub = self._channels.pop(address)
+        key = self._outgoing.key(address)
+        if key in self._channels:
+            _, channel, stub = self._channels.pop(key)
         else:
             channel = self._outgoing.channel(address)
             stub = NodeStub(channel)
-        self._channels[address] = now, channel, stub
+        self._channels[key] = now, channel, stub
         return stub
 
     async def _close_idle(self) -> None:
         oldest = asyncio.get_running_loop().time() - IDLE_BEATS * self._membership.heartbeat_s
-        for address, (used, channel, _) in list(self._channels.items()):
+        for key, (used, channel, _) in list(self._channels.items()):
             if used < oldest or len(self._channels) > MAX_CHANNELS:
-                del self._channels[address]
+                del self._channels[key]
                 await channel.close()
 
     async def _resolve(self) -> None:
