@@ -1,4 +1,4 @@
-"""An aggregate over many simulated nodes: times, the asker's memory, dead and slow nodes. ``[NODES [TREE_NODES]]``
+"""An aggregate over many simulated nodes: times, memory, dead and slow nodes. ``[NODES [TREE_NODES]]``, 0 for none.
 
 The nodes answer prepared rows, so that the time is that of the asker and of the way between.
 """
@@ -31,6 +31,13 @@ DEADLINE_S = 5.0
 def main() -> None:
     few, many = [*map(int, sys.argv[1:]), *(1000, 10_000)[len(sys.argv) - 1 :]][:2]
     print(f"load average before: {os.getloadavg()[0]:.1f}")
+    if few:
+        _direct(few)
+    if many:
+        _report(f"{many} nodes, by a tree", Cast(many, free_port()), rounds=3, timeout=60)
+
+
+def _direct(few: int) -> None:
     _report(f"{few} nodes", Cast(few, free_port()))
     _report(f"{few} nodes, 1 of 10 silent, deadline {DEADLINE_S:g} s", Cast(few, free_port(), dead_of=10), rounds=3,
             timeout=DEADLINE_S)  # fmt: skip
@@ -38,8 +45,6 @@ def main() -> None:
     _report(f"{few} nodes, 1 of 100 slow by 2 s", Cast(few, free_port(), **slow))
     _report(f"{few} nodes, 1 of 100 slow by 2 s, without hedges", Cast(few, free_port(), **slow), rounds=4,
             policy=Policy(hedges=0))  # fmt: skip
-    if many:
-        _report(f"{many} nodes, by a tree", Cast(many, free_port()), rounds=3, timeout=60)
 
 
 def _report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
@@ -28,7 +28,9 @@ __all__ = (
 )
 
 T = TypeVar("T")
-_MAX_THREADS = 64
+# Calls that have just begun, and how long a call counts as one, s.
+_AT_ONCE = 64
+_PATIENCE_S = 0.5
 # s that a node has beyond its own deadline, to report the reason itself.
 _GRACE_S = 0.5
 
@@ -158,7 +160,6 @@ def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]]
         return outcome
     deadline = time.monotonic() + timeout
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(min(_MAX_THREADS, len(unique)), thread_name_prefix="ask")
 
     def one(address: str) -> tuple[str, T]:
         left = deadline - time.monotonic()
@@ -166,15 +167,47 @@ def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]]
             raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes")
         return ask(address, left)
 
-    futures: dict[str, Future[tuple[str, T]]] = {address: pool.submit(one, address) for address in unique}
+    futures: dict[str, Future[tuple[str, T]]] = {}
+    young: list[tuple[float, Future[tuple[str, T]]]] = []
     try:
+        for address in unique:
+            young = _with_place(young, deadline)
+            futures[address] = _started(one, address)
+            young.append((time.monotonic(), futures[address]))
         _wait(list(futures.values()), deadline + _GRACE_S)
     finally:
         stopped.set()
-        pool.shutdown(wait=False, cancel_futures=True)
     for address, future in futures.items():
         _account(outcome, address, future, timeout)
     return outcome
+
+
+_Calls = list[tuple[float, Future[Any]]]
+
+
+def _with_place(young: _Calls, deadline: float) -> _Calls:
+    """Waits until fewer than ``_AT_ONCE`` calls are young, so that nodes that do not answer hold up nobody."""
+    while len(young) >= _AT_ONCE and (now := time.monotonic()) < deadline:
+        wait([future for _, future in young], max(young[0][0] + _PATIENCE_S - now, 0.0), FIRST_COMPLETED)
+        now = time.monotonic()
+        young = [(begun, future) for begun, future in young if not future.done() and now - begun < _PATIENCE_S]
+    return young
+
+
+def _started(work: Callable[[str], T], address: str) -> Future[T]:
+    """Runs ``work`` in a thread of its own, which nobody waits for at the end of the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work(address)
+        except BaseException as e:
+            future.set_exception(e)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="ask", daemon=True).start()
+    return future
 
 
 def _wait(futures: list[Future[Any]], deadline: float) -> None:
