@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks crowd install-host uninstall-host clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -125,6 +125,9 @@ corpus: install ## jobs with faults and healthy ones: what diagnosis finds, how 
 
 attacks: install ## what an ordinary user can do to the daemon, at length; CI has a short form of each
 	PROBINGD_TEST_ATTACKS=long $(HOST) $(PYTHON) -m pytest tests/e2e/test_attacks.py
+
+selects: install ## thousands of SELECTs at random: many nodes answer as one database with all rows does
+	$(PYTHON) tests/soak/selects.py
 
 crowd: install ## 100 clients at once for a minute on one service, some of which do not read or are half open
 	$(HOST) $(PYTHON) tests/soak/crowd.py

@@ -13,6 +13,8 @@ from probing.client.selection import choose
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.connection import Connection
 from probing.client.wire.tls import Tls
+from probing.federation.execution.asking import Policy
+from probing.federation.execution.clocks import Clocks
 from probing.federation.execution.fanout import Gathered, fan_out
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ class Nodes:
     """``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows; of these only those whose labels
     meet ``where``, pairs of a label and a pattern. ``timeout`` in seconds.
 
-    With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed.
-    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the address of
-    a node and the progress of its query. ``tls``: the files with which TCP is encrypted; None: it is in the clear. Safe
-    to use from several threads.
+    With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed,
+    and ``clocks`` how far the nodes' clocks are from ours.
+    ``policy`` says how many nodes are asked at once, and which twice. ``max_bytes`` (Arrow) bounds an answer in memory,
+    not one that is streamed. ``watch`` is called with the address of a node and the progress of its query. ``tls``: the
+    files with which TCP is encrypted; None: it is in the clear. Safe to use from several threads.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Nodes:
         self.strict = strict
         self.max_bytes = max_bytes
         self.outcomes: list[Gathered[Any]] = []
+        self.clocks = Clocks()
+        self.policy = Policy()
         self.watch: Callable[[str, pb.QueryProgress], None] | None = None
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
@@ -99,7 +104,10 @@ class Nodes:
 
         with self._lock:
             if self._crowd is None:
-                self._crowd = Crowd(self._token, self._tls, max_bytes=self.max_bytes, strict=self.strict)
+                self._crowd = Crowd(
+                    self._token, self._tls, self.clocks,
+                    max_bytes=self.max_bytes, strict=self.strict, policy=self.policy,
+                )  # fmt: skip
             return self._crowd
 
     def addresses(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from probing.api.wire import MAX_STATEMENTS
 from probing.client.nodes import Nodes
-from probing.client.wire.connection import Connection
 from probing.federation.execution.answer import Answer, Reply, Rows, Take
 from probing.federation.execution.fanout import Answered, Gathered
 
@@ -80,11 +79,10 @@ class Queries(Nodes):
         if not self.many:
             return [self.query(sql)]
 
-        def ask(connection: Connection, seconds: float) -> tuple[str, pa.Table]:
-            reply = connection.query(sql, seconds, self.max_bytes, strict=self.strict)
-            return reply.node, reply.table
-
-        return [answered.value for answered in self.each(ask).answered]
+        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, lambda reply: reply)
+        self.outcomes.append(gathered)
+        gathered.require(strict=self.strict)
+        return [answered.value[0].table for answered in gathered.answered]
 
     def query_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, pa.Table]:
         """Returns the rows of each of ``statements`` (SQL by name), by one request to each node over one snapshot.
@@ -146,7 +144,8 @@ class Queries(Nodes):
             return self._merged(self.plan(text), asked)
         reply = self._node(self.target, text, self.timeout)
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
-        gathered.answered.append(Answered(self.target, reply.node, (reply,)))
+        clock = self.clocks.add(reply.node, reply.clock, time.monotonic_ns())
+        gathered.answered.append(Answered(self.target, reply.node, (reply,), clock))
         self.outcomes.append(gathered)
         return Answer(reply.table, gathered)
 

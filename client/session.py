@@ -13,7 +13,7 @@ from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.federation.execution.fanout import Gathered, OutcomeReport
+    from probing.federation.execution.fanout import AnsweredReport, Gathered, OutcomeReport
 
 __all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
 
@@ -21,6 +21,8 @@ _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Jobs that run now, then jobs that ever ran here.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
 _MOST_CANDIDATES = 8
+# Clocks further apart are worth a line: one of them is not set.
+_CLOCK_NS = 1_000_000_000
 
 
 @contextmanager
@@ -49,6 +51,12 @@ def opened(settings: Settings) -> Iterator[Cluster]:
                 from probing.client.render.output import write_report
 
                 write_report(settings.report, report)
+        for clock in report["answered"]:
+            ahead_ns, error_ns = clock.get("clock_offset_ns", 0), clock.get("clock_error_ns", 0)
+            if abs(ahead_ns) - error_ns > _CLOCK_NS:
+                warn(f"the clock of {clock['node']} is {_ahead(ahead_ns)}: its times are off by that")
+        for detour in report.get("detours", ()):
+            warn(f"{detour['address']} did not pass on all answers, the others were asked again: {detour['reason']}")
         for failed in report["failed"]:
             name = failed["node"] or failed["address"]
             where = f" ({failed['address']})" if failed["node"] else ""
@@ -59,12 +67,24 @@ def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
     """Returns one report for all questions of a command; a node that failed any of them has failed."""
     reports = [outcome.report() for outcome in outcomes]
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
-    answered = {entry["address"]: entry for report in reports for entry in report["answered"]}
-    return {
+    answered: dict[str, AnsweredReport] = {}
+    for report in reports:
+        for entry in report["answered"]:
+            # Calls that measure no clock keep what others measured.
+            answered[entry["address"]] = {**answered.get(entry["address"], entry), **entry}
+    detours = [entry for report in reports for entry in report.get("detours", ())]
+    merged: OutcomeReport = {
         "asked": list(dict.fromkeys(address for report in reports for address in report["asked"])),
         "answered": [entry for address, entry in answered.items() if address not in failed],
         "failed": list(failed.values()),
     }
+    if detours:
+        merged["detours"] = list({entry["address"]: entry for entry in detours}.values())
+    return merged
+
+
+def _ahead(ahead_ns: int) -> str:
+    return f"{abs(ahead_ns) / 1e9:.1f} s {'ahead' if ahead_ns > 0 else 'behind'}"
 
 
 def warn(message: str) -> None:

@@ -92,10 +92,12 @@ def _communicator(
     if own["ranks"]:
         shown = _latest(own["ranks"])
         left = len(own["ranks"]) - len(shown)
+        spread = own.get("clock_spread_ns")
+        sharp = "" if spread is None else f"; clocks of its nodes may differ by {age(spread)}"
         tables.append(
-            "  by rank, lag behind the rank in the middle:"
+            f"  by rank, lag behind the rank in the middle{sharp}:"
             if not left
-            else f"  the {len(shown)} ranks that lag most ({left} more in -f json):"
+            else f"  the {len(shown)} ranks that lag most ({left} more in -f json){sharp}:"
         )
         tables.extend(f"    {line}" for line in render(_RANKS, shown, inner).splitlines())
     return "\n".join([*lines, *tables]) + "\n"

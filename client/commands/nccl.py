@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
 from probing.client.session import job_named, opened, require_job, sql_text
 from probing.client.settings import Settings, seconds
+from probing.federation.execution.clocks import spread_ns
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -85,7 +87,9 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
         if _key(row) in active or comm is not None:
             members.setdefault(_key(row), []).append(row)
     for rows in members.values():
-        _describe(_communicator(found, rows[0]), rows)
+        own = _communicator(found, rows[0])
+        _describe(own, rows)
+        own["clock_spread_ns"] = _spread(cluster, {row["node"] for row in rows})
     for name in ("ops", "ranks", "inflight", "failed"):
         for row in results[name]:
             own = _communicator(found, row)
@@ -95,6 +99,12 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
+
+
+def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
+    """Returns by how much the nodes' clocks may differ, and lags between them be wrong; None for one node."""
+    now_ns = time.monotonic_ns()
+    return spread_ns(cluster.clocks.of(node, now_ns) for node in nodes) if len(nodes) > 1 else None
 
 
 def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
@@ -123,7 +133,8 @@ def _key(row: Row) -> tuple[object, ...]:
 def _communicator(found: _Found, row: Row) -> Row:
     fresh: Row = {
         **{name: row[name] for name in _KEY}, **{name: row.get(name) for name in _NAMED},
-        "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None, "aborted": None,
+        "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None,
+        "clock_spread_ns": None, "aborted": None,
         "async_error": None, "ops": [], "totals": {}, "ranks": [], "inflight": [], "failed": [],
     }  # fmt: skip
     own = found.setdefault(_key(row), fresh)

@@ -26,6 +26,7 @@ from probing.client.wire.statements import read_statements
 from probing.client.wire.stream import Stream
 from probing.client.wire.tls import Tls, credentials_of
 from probing.federation.execution.answer import Reply
+from probing.federation.execution.clocks import measured
 
 __all__ = ("OPTIONS", "Connection", "checked")
 
@@ -95,12 +96,14 @@ class Connection:
         Raises QueryMemory above ``max_bytes`` of Arrow, PartialAnswer under ``strict`` where rows are missing, and the
         node's errors.
         """
+        begun, sent_ns = time.monotonic_ns(), time.time_ns()
         with self.stream(sql, timeout, max_bytes=max_bytes, watch=watch, strict=strict) as stream:
             # Imported while the node works on the query.
             import pyarrow as pa
 
             table = pa.Table.from_batches(list(stream), stream.schema)
-        return Reply(stream.node, table, stream.rows_scanned, stream.warnings)
+        clock = measured(sent_ns, sent_ns + time.monotonic_ns() - begun, stream.node_time_ns)
+        return Reply(stream.node, table, stream.rows_scanned, stream.warnings, clock)
 
     def query_all(
         self,

@@ -22,9 +22,10 @@ from probing.client.wire.errors import error_of, too_old
 from probing.client.wire.statements import read_statements
 from probing.client.wire.stream import Stream
 from probing.client.wire.tls import Tls
+from probing.client.wire.tree import TREE_FROM, ask_tree
 from probing.federation.execution.answer import Reply, Take
 from probing.federation.execution.asking import Again, Policy, ask_many
-from probing.federation.execution.clocks import measured
+from probing.federation.execution.clocks import Clocks, measured
 from probing.federation.execution.fanout import Gathered, late
 
 __all__ = ("Crowd", "Watch")
@@ -44,12 +45,20 @@ class Crowd:
     """Many nodes. ``max_bytes`` bounds their answers together. Safe to use from several threads."""
 
     def __init__(
-        self, token: str, tls: Tls | None, *, max_bytes: int, strict: bool = False, policy: Policy | None = None
+        self,
+        token: str,
+        tls: Tls | None,
+        clocks: Clocks,
+        *,
+        max_bytes: int,
+        strict: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         self.policy = policy or Policy()
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._max_bytes = max_bytes
         self._strict = strict
+        self._clocks = clocks
         self._channels = Channels(token, tls)
         self._silent: dict[str, tuple[float, ProbingError]] = {}
         self._running: set[Future[Any]] = set()
@@ -67,7 +76,20 @@ class Crowd:
     ) -> Gathered[tuple[Reply, ...]]:
         """Returns the replies of each node to ``statements``, as ``answer.Gather``."""
         question = _Question(self, statements, take, watch)
-        return self._wait(ask_many(addresses, question.ask, timeout, self.policy, alive=self._channels.connected))
+        if len(addresses) < TREE_FROM or len(statements) > MAX_STATEMENTS:
+            work = ask_many(addresses, question.ask, timeout, self.policy, alive=self._channels.connected)
+        else:
+            work = ask_tree(
+                addresses, question.request(list(statements)), question.passed_on, question.ask, timeout,
+                self.policy, self._channels, self._metadata, room=question.room,
+            )  # fmt: skip
+        gathered = self._wait(work)
+        now_ns = time.monotonic_ns()
+        gathered.answered = [
+            replace(a, clock=self._clocks.add(a.node, a.value[0].clock if a.value else None, now_ns))
+            for a in gathered.answered
+        ]
+        return gathered
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future = loop.submit(work)
@@ -127,13 +149,33 @@ class _Question:
                 await channels.give_back(channel)
         return (replies[0].node if replies else address), tuple(self._take(reply) for reply in replies)
 
-    async def _some(self, channel: Channel, address: str, names: list[str], seconds: float) -> list[Reply]:
-        request = pb.QueryRequest(timeout_ms=max(1, int(seconds * 1000)), max_bytes=self._crowd._max_bytes)
-        request.progress = self._watch is not None
+    def request(self, names: list[str]) -> pb.QueryRequest:
+        """Returns the request for the statements ``names``."""
+        request = pb.QueryRequest(max_bytes=self._crowd._max_bytes)
         if len(self._names) == 1:
             request.sql = self._statements[names[0]]
         else:
             request.statements.extend(pb.Statement(name=name, sql=self._statements[name]) for name in names)
+        return request
+
+    def passed_on(self, address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, tuple[Reply, ...]]:
+        """Reads the answer of a node that another one has asked for us."""
+        if not parts:
+            raise PeerError(f"{address} has an empty answer")
+        clock = measured(sent_ns, time.time_ns(), parts[-1].end.node_time_ns)
+        replies = [replace(reply, clock=clock) for reply in self._read(address, parts, self._names)]
+        return replies[0].node, tuple(self._take(reply) for reply in replies)
+
+    def room(self, size: int) -> None:
+        """Counts bytes that are held. Raises QueryMemory for too many."""
+        self._left -= size
+        if self._left < 0:
+            raise QueryMemory(f"the answer is larger than {self._crowd._max_bytes} bytes")
+
+    async def _some(self, channel: Channel, address: str, names: list[str], seconds: float) -> list[Reply]:
+        request = self.request(names)
+        request.timeout_ms = max(1, int(seconds * 1000))
+        request.progress = self._watch is not None
         begun, sent_ns = time.monotonic_ns(), time.time_ns()
         call = channel.stub.Query(request, timeout=seconds + 0.3, metadata=self._crowd._metadata)
         taken = 0
@@ -162,9 +204,7 @@ class _Question:
                 self._watch(address, part.progress)
             return 0
         size = part.ByteSize()
-        self._left -= size
-        if self._left < 0:
-            raise QueryMemory(f"the answer is larger than {self._crowd._max_bytes} bytes")
+        self.room(size)
         parts.append(part)
         return size
 

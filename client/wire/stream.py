@@ -31,8 +31,8 @@ MAX_WARNINGS = 1000
 class Stream:
     """The rows of one SELECT at one node: iterate for record batches, and close it. Not for several threads.
 
-    ``schema`` waits for the first rows; ``node``, ``rows_scanned`` and ``warnings`` are set after the last batch. All
-    raise the node's errors, or PeerError.
+    ``schema`` waits for the first rows; ``node``, ``rows_scanned``, ``node_time_ns`` and ``warnings`` are set after the
+    last batch. All raise the node's errors, or PeerError.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Stream:
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
+        self.node_time_ns = 0
         self.warnings: tuple[str, ...] = ()
         self._call = call
         self._translate = translate
@@ -94,6 +95,7 @@ class Stream:
         if end.rows != self.rows:
             raise broken_off()
         self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:MAX_WARNINGS])
+        self.node_time_ns = end.node_time_ns
         require_all_rows(self.node, self.warnings, strict=self._strict)
 
     def _next(self) -> pa.RecordBatch | None:

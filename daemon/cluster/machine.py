@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from probing.daemon.cluster.messages import MAX_UPDATES, Call, Message, Purpose
 from probing.daemon.cluster.record import Claim, Record, Update, key_of
-from probing.daemon.cluster.repair import asked_for, difference, listed
+from probing.daemon.cluster.repair import asked_for, difference, fitting, listed
 from probing.daemon.cluster.view import Times, View
 
 __all__ = ("Machine",)
@@ -23,8 +23,11 @@ RELAYS = 2
 NEWS_BYTES = 4_000
 # Bytes of updates in all answers between two ticks: a seed is asked by all nodes that start. Beyond that an answer
 # names a few others.
-ANSWER_BYTES = 48_000
-REFERRALS = 4
+ANSWER_BYTES = 96_000
+REFERRALS = 8
+# A node that gets so many updates by a comparison knows little, and compares again at once, a few times.
+BEHIND = 32
+TURNS = 4
 # Ticks between two pings of a failed node, and of seeds where others are known.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
@@ -187,11 +190,15 @@ class Machine:
 
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
         """Returns a call that asks for what only the answering node knows, and sends what it lacks."""
+        if call.purpose is Purpose.REPAIR:
+            if len(message.updates) < BEHIND or call.turn >= TURNS:
+                return []
+            return [replace(self._probe(call.name, call.address, now), turn=call.turn + 1)]
         lacking, wanted = difference(self.view.table, message)
         if not lacking and not wanted:
             return []
         asks = self._message(lacking, buckets=message.buckets, wanted=wanted)
-        return [self._call(Purpose.REPAIR, call.name, call.address, asks, now)]
+        return [replace(self._call(Purpose.REPAIR, call.name, call.address, asks, now), turn=call.turn)]
 
     def _call(self, purpose: Purpose, name: str, address: str, message: Message, now: float) -> Call:
         return Call(purpose, name, address, message, 0.8 * self.times.heartbeat, now, self._wall_ns)
@@ -204,7 +211,8 @@ class Machine:
 
     def _referrals(self) -> tuple[Update, ...]:
         names = {self.view.table.pick(self._rng) for _ in range(REFERRALS)}
-        return tuple(self.view.table.entries[name].update for name in names if name is not None)
+        updates = [self.view.table.entries[name].update for name in names if name is not None]
+        return fitting(updates, NEWS_BYTES)
 
     def _news(self) -> tuple[Update, ...]:
         return self.view.rumors.take(NEWS_BYTES, MAX_UPDATES, self.view.table.live)

@@ -45,7 +45,10 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A message to ``address``, to be answered within ``seconds``. ``name``: of the node that it is about, or empty."""
+    """A message to ``address``, to be answered within ``seconds``. ``name``: of the node that it is about, or empty.
+
+    ``turn`` counts the comparisons with this node that followed each other at once.
+    """
 
     purpose: Purpose
     name: str
@@ -54,3 +57,4 @@ class Call:
     seconds: float
     sent: float
     wall_ns: int
+    turn: int = 0

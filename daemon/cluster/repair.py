@@ -9,7 +9,7 @@ from probing.daemon.cluster.messages import MAX_MARKS, MAX_UPDATES, Message
 from probing.daemon.cluster.record import BUCKETS, Update
 from probing.daemon.cluster.table import Table
 
-__all__ = ("asked_for", "difference", "listed")
+__all__ = ("asked_for", "difference", "fitting", "listed")
 
 REPAIR_BYTES = 8_000
 
@@ -35,25 +35,26 @@ def difference(table: Table, message: Message) -> tuple[tuple[Update, ...], tupl
     """Returns the updates that the sender of ``message`` lacks, and the marks of those that ``table`` lacks."""
     theirs = set(message.marks)
     own = {mark: update for bucket in _valid(message.buckets) for mark, update in table.named(bucket)}
-    lacking = _fitting([update for mark, update in own.items() if mark not in theirs])
+    lacking = fitting([update for mark, update in own.items() if mark not in theirs])
     return lacking, tuple(theirs - own.keys())[:MAX_MARKS]
 
 
 def asked_for(table: Table, message: Message) -> tuple[Update, ...]:
     """Returns the updates that ``message`` wants."""
     wanted = set(message.wanted)
-    return _fitting([u for bucket in _valid(message.buckets) for mark, u in table.named(bucket) if mark in wanted])
+    return fitting([u for bucket in _valid(message.buckets) for mark, u in table.named(bucket) if mark in wanted])
 
 
 def _valid(buckets: Iterable[int]) -> set[int]:
     return {bucket for bucket in buckets if 0 <= bucket < BUCKETS}
 
 
-def _fitting(updates: Sequence[Update]) -> tuple[Update, ...]:
-    room, fitting = REPAIR_BYTES, []
+def fitting(updates: Sequence[Update], room: int = REPAIR_BYTES) -> tuple[Update, ...]:
+    """Returns the first of ``updates`` that fit into ``room`` bytes."""
+    found = []
     for update in updates[:MAX_UPDATES]:
         room -= update.size
         if room < 0:
             break
-        fitting.append(update)
-    return tuple(fitting)
+        found.append(update)
+    return tuple(found)

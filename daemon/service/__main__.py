@@ -172,7 +172,7 @@ def _service(
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
         answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
-        audit=doors.audit, gossip=gossip, take_findings=diagnosis.take,
+        audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
 

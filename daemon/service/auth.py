@@ -25,6 +25,7 @@ def _config_scope(request: Any) -> Scope:
 # The scope that each call needs; those of parts of a Preflight are decided with the part.
 RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Query": Scope.READ,
+    "QueryMany": Scope.READ,
     "Stacks": Scope.READ,
     "Status": Scope.READ,
     "Peers": Scope.READ,

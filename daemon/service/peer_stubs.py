@@ -36,18 +36,19 @@ class PeerStubs:
 
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
-        # The one that was used last is the last one.
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        # By ``Outgoing.key``, which changes with the certificate of this node. The one that was used last is the last.
+        self._peers: OrderedDict[tuple[str, int], _Peer] = OrderedDict()
 
     @asynccontextmanager
     async def use(self, address: str) -> AsyncIterator[Any]:
         """A context with the stub of the daemon at ``address``. Raises ConfigError if a certificate of this node is
         gone."""
-        peer = self._peers.get(address)
+        key = self._outgoing.key(address)
+        peer = self._peers.get(key)
         if peer is None:
             channel = self._outgoing.channel(address)
-            peer = self._peers[address] = _Peer(channel, NodeStub(channel))
-        self._peers.move_to_end(address)
+            peer = self._peers[key] = _Peer(channel, NodeStub(channel))
+        self._peers.move_to_end(key)
         peer.users += 1
         try:
             yield peer.stub
@@ -62,9 +63,9 @@ class PeerStubs:
     async def close_idle(self) -> None:
         """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""
         oldest = asyncio.get_running_loop().time() - IDLE_S
-        for address, peer in list(self._peers.items()):
+        for key, peer in list(self._peers.items()):
             if not peer.users and (peer.used < oldest or len(self._peers) > MAX_CHANNELS):
-                del self._peers[address]
+                del self._peers[key]
                 await peer.channel.close()
 
     async def close(self) -> None:

@@ -99,6 +99,9 @@ class Server:
                 caller = self._keeper.identified(link.caller, shown, link.certificate)
             except Unauthenticated:
                 await asyncio.sleep(WRONG_TOKEN_S)
+                if link.certificate is not None:
+                    # Its certificate may have ended: a new connection shows the new one.
+                    asyncio.get_running_loop().call_later(WRONG_TOKEN_S, link.close)
                 raise
             link.known = True
             return caller

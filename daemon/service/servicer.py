@@ -30,9 +30,11 @@ from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
+from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.request import asked_of
 from probing.daemon.service.preflight.versions import Interpreters
+from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Streams
 from probing.daemon.supervisor.fatal import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
@@ -119,6 +121,7 @@ class NodeService(NodeServicer):
         preflight: Preflight | None = None,
         audit: Audit | None = None,
         gossip: Gossip | None = None,
+        outgoing: Outgoing | None = None,
         take_findings: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
@@ -138,6 +141,7 @@ class NodeService(NodeServicer):
         self._take_findings = take_findings
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
+        self._many = QueryMany(outgoing or Outgoing(), self._limits)
         self._started_ns = now_ns()
         self._started = time.monotonic()
         self._collector_seen = False
@@ -157,6 +161,14 @@ class NodeService(NodeServicer):
             raise
         finally:
             self._answered(time.monotonic() - begun, outcome)
+
+    @_answering
+    async def QueryMany(  # noqa: N802
+        self, request: pb.QueryManyRequest, context: Context, caller: Caller
+    ) -> None:
+        with self._admission.counted(CallKind.MANY, caller):
+            known = {member.address for member in self._node.members()} - {self._node.address}
+            await self._many.answer(request, context, known)
 
     @_answering
     async def Stacks(  # noqa: N802

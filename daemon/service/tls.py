@@ -47,6 +47,8 @@ class Tls:
         self._peer_cas: frozenset[bytes] = frozenset()
         self._cas: frozenset[bytes] = frozenset()
         self._made = 0
+        self._loads = 0
+        self._pem: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
         self._problem = ""
         self._context: ssl.SSLContext | None = None
         if config.cert or config.key or config.client_ca or config.peer_ca:
@@ -100,14 +102,17 @@ class Tls:
         if certificate.made != self._made:
             raise Unauthenticated("the certificate authorities of this node changed", hint="connect again")
 
-    def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns what a call to a peer needs as PEM: its authorities, and our key and chain; None for what is unset.
+    @property
+    def loads(self) -> int:
+        """How often files were loaded: a connection made before the last time may show an old certificate."""
+        if self.wanted:
+            self.server()
+        return self._loads
 
-        Raises ConfigError.
-        """
-        config = self._config
-        found = [_read(Path(name)) if name else None for name in (config.peer_ca, config.key, config.cert)]
-        return found[0], found[1], found[2]
+    def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Returns what a call to a peer needs as PEM: its authorities, our key and chain; None for what is unset."""
+        self.server()
+        return self._pem
 
     def _stats(self) -> tuple[tuple[int, int, int], ...]:
         return tuple(_stamp(Path(name)) for name in self._names())
@@ -140,6 +145,10 @@ class Tls:
             _log.warning("tls.client_ca and tls.peer_ca share an authority: its clients count as nodes")
         if peers | clients != self._cas or peers != self._peer_cas:
             self._made += 1
+        names = (config.peer_ca, config.key, config.cert)
+        authorities, key, cert = (_read(Path(name)) if name else None for name in names)
+        self._pem = authorities, key, cert
+        self._loads += 1
         self._stamps, self._context, self._peer_cas, self._cas = stamps, context, peers, peers | clients
 
 

@@ -7,9 +7,10 @@ intervals of several answers overlap, and the offset lies in all of them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ("Clocks", "Offset", "measured")
+__all__ = ("Clocks", "Offset", "measured", "spread_ns")
 
 # What two clocks may drift apart meanwhile: 50 ppm, more than the crystals of servers.
 _DRIFT = 50e-6
@@ -50,6 +51,15 @@ def measured(sent_ns: int, received_ns: int, node_ns: int) -> Offset | None:
 def _between(low_ns: int, high_ns: int) -> Offset:
     middle = (low_ns + high_ns) // 2
     return Offset(middle, high_ns - middle)
+
+
+def spread_ns(offsets: Iterable[Offset | None]) -> int | None:
+    """Returns how far two of the clocks may be apart at most; None where one is unknown."""
+    known = list(offsets)
+    found = [offset for offset in known if offset is not None]
+    if not found or len(found) < len(known):
+        return None
+    return max(offset.high_ns for offset in found) - min(offset.low_ns for offset in found)
 
 
 class Clocks:

@@ -5,27 +5,44 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
+from probing.federation.execution.clocks import Offset
 
-__all__ = ("Answered", "AnsweredReport", "Failed", "FailedReport", "Gathered", "OutcomeReport", "fan_out", "late")
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+__all__ = (
+    "Answered",
+    "AnsweredReport",
+    "DetourReport",
+    "Failed",
+    "FailedReport",
+    "Gathered",
+    "OutcomeReport",
+    "fan_out",
+    "late",
+)
 
 T = TypeVar("T")
-_MAX_THREADS = 64
+# Calls that have just begun, and how long a call counts as one, s.
+_AT_ONCE = 64
+_PATIENCE_S = 0.5
 # s that a node has beyond its own deadline, to report the reason itself.
 _GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """A node that answered: its ``address``, the name it gave itself, and its answer."""
+    """A node that answered: its ``address``, the name it gave itself, its answer, and the offset of its clock."""
 
     address: str
     node: str
     value: T
+    clock: Offset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +61,12 @@ class Failed:
 
 
 class AnsweredReport(TypedDict):
+    """The offset of the node's clock from ours is there where it was measured."""
+
     address: str
     node: str
+    clock_offset_ns: NotRequired[int]
+    clock_error_ns: NotRequired[int]
 
 
 class FailedReport(TypedDict):
@@ -57,12 +78,18 @@ class FailedReport(TypedDict):
     reason: str
 
 
+class DetourReport(TypedDict):
+    address: str
+    reason: str
+
+
 class OutcomeReport(TypedDict):
-    """Which addresses were asked, which answered, and why the others failed."""
+    """Which addresses were asked, which answered, and why the others failed. ``detours``: see Gathered."""
 
     asked: list[str]
     answered: list[AnsweredReport]
     failed: list[FailedReport]
+    detours: NotRequired[list[DetourReport]]
 
 
 @dataclass(slots=True)
@@ -72,6 +99,8 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
+    # Nodes that did not pass on the answers of others, which were then asked directly.
+    detours: list[Failed] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add(self, address: str, node: str, value: T) -> None:
@@ -99,14 +128,24 @@ class Gathered(Generic[T]):
         raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
 
     def report(self) -> OutcomeReport:
-        return {
+        found: OutcomeReport = {
             "asked": list(self.asked),
-            "answered": [{"address": a.address, "node": a.node} for a in self.answered],
+            "answered": [_answered_report(answered) for answered in self.answered],
             "failed": [
                 {"address": f.address, "node": f.node or None, "kind": f.error.kind, "reason": f.reason}
                 for f in self.failed
             ],
         }
+        if self.detours:
+            found["detours"] = [{"address": f.address, "reason": f.reason} for f in self.detours]
+        return found
+
+
+def _answered_report(answered: Answered[Any]) -> AnsweredReport:
+    found: AnsweredReport = {"address": answered.address, "node": answered.node}
+    if answered.clock is not None:
+        found["clock_offset_ns"], found["clock_error_ns"] = answered.clock.offset_ns, answered.clock.error_ns
+    return found
 
 
 def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]], timeout: float) -> Gathered[T]:
@@ -121,7 +160,6 @@ def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]]
         return outcome
     deadline = time.monotonic() + timeout
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(min(_MAX_THREADS, len(unique)), thread_name_prefix="ask")
 
     def one(address: str) -> tuple[str, T]:
         left = deadline - time.monotonic()
@@ -129,15 +167,47 @@ def fan_out(addresses: Sequence[str], ask: Callable[[str, float], tuple[str, T]]
             raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes")
         return ask(address, left)
 
-    futures: dict[str, Future[tuple[str, T]]] = {address: pool.submit(one, address) for address in unique}
+    futures: dict[str, Future[tuple[str, T]]] = {}
+    young: list[tuple[float, Future[tuple[str, T]]]] = []
     try:
+        for address in unique:
+            young = _with_place(young, deadline)
+            futures[address] = _started(one, address)
+            young.append((time.monotonic(), futures[address]))
         _wait(list(futures.values()), deadline + _GRACE_S)
     finally:
         stopped.set()
-        pool.shutdown(wait=False, cancel_futures=True)
     for address, future in futures.items():
         _account(outcome, address, future, timeout)
     return outcome
+
+
+_Calls = list[tuple[float, Future[Any]]]
+
+
+def _with_place(young: _Calls, deadline: float) -> _Calls:
+    """Waits until fewer than ``_AT_ONCE`` calls are young, so that nodes that do not answer hold up nobody."""
+    while len(young) >= _AT_ONCE and (now := time.monotonic()) < deadline:
+        wait([future for _, future in young], max(young[0][0] + _PATIENCE_S - now, 0.0), FIRST_COMPLETED)
+        now = time.monotonic()
+        young = [(begun, future) for begun, future in young if not future.done() and now - begun < _PATIENCE_S]
+    return young
+
+
+def _started(work: Callable[[str], T], address: str) -> Future[T]:
+    """Runs ``work`` in a thread of its own, which nobody waits for at the end of the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work(address)
+        except BaseException as e:
+            future.set_exception(e)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="ask", daemon=True).start()
+    return future
 
 
 def _wait(futures: list[Future[Any]], deadline: float) -> None:

@@ -30,8 +30,9 @@ def _functions() -> dict[str, str]:
 
 def is_aggregate(node: exp.Expr) -> bool:
     """Whether ``node`` itself is the call of an aggregate function, known to sqlglot or only to DuckDB."""
-    if isinstance(node, exp.AggFunc):
-        return True
+    if isinstance(node, (exp.AggFunc, exp.Connector)):
+        # AND and OR are functions to sqlglot, and the text of one may begin with the call of an aggregate.
+        return isinstance(node, exp.AggFunc)
     return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
 
 

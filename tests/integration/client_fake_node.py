@@ -68,7 +68,8 @@ class FakeNode(NodeServicer):
         self.values: list[pb.Value] = []
         self.preflight = NodeFacts(name)
         self.preflight_asked: list[pb.PreflightRequest] = []
-        # Of the clock, and of the address that the node says to have.
+        # Whether answers have the time of the node, the error of its clock, and the address that the node says to have.
+        self.timed = False
         self.ahead_ns = 0
         self.listens = self.address
         self.jobs: set[str] = {"j1"}
@@ -142,7 +143,7 @@ class FakeNode(NodeServicer):
         except ProbingError as e:
             self._abort(context, e)
         yield from _arrow(table)
-        yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=table.num_rows, warnings=self.warnings))
+        yield pb.QueryReply(end=self._end(table.num_rows))
 
     def _statements(self, request: pb.QueryRequest) -> Iterator[pb.QueryReply]:
         total = 0
@@ -158,7 +159,11 @@ class FakeNode(NodeServicer):
             yield from _arrow(table)
             yield pb.QueryReply(statement=pb.StatementEnd(name=statement.name, rows=table.num_rows))
             total += table.num_rows
-        yield pb.QueryReply(end=pb.QueryEnd(node=self.name, rows=total, warnings=self.warnings))
+        yield pb.QueryReply(end=self._end(total))
+
+    def _end(self, rows: int) -> pb.QueryEnd:
+        now = time.time_ns() + self.ahead_ns if self.timed else 0
+        return pb.QueryEnd(node=self.name, rows=rows, warnings=self.warnings, node_time_ns=now)
 
     def _rows(self, sql: str) -> pa.Table:
         text = to_sql(fix_times(parse(sql), time.time_ns()))

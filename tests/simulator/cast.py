@@ -16,9 +16,10 @@ class Cast:
     """``count`` nodes that listen on ``port``; some behave badly, chosen by their number.
 
     A node whose number is 7 modulo ``dead_of`` takes connections and never answers, one that is 3 modulo
-    ``refusing_of`` has no listener. Those that are 5 modulo ``slow_of`` hold the first call of a query back for
-    ``slow_s``, those that are 1 modulo ``losing_of`` break each second call off. 0: none do. ``delay_s`` is the time
-    that each answer takes at least, ``clock_s`` how far clocks may be ahead or behind.
+    ``refusing_of`` has no listener. Those that are 5 modulo ``slow_of`` hold each second call back for ``slow_s``,
+    those that are 1 modulo ``losing_of`` break each second call off, and those that are 0 modulo ``breaking_of`` break
+    off when they have passed on half of the answers of others. 0: none do. ``delay_s`` is the time that each answer
+    takes at least, ``clock_s`` how far clocks may be ahead or behind.
     """
 
     count: int
@@ -29,6 +30,7 @@ class Cast:
     slow_of: int = 0
     slow_s: float = 5.0
     losing_of: int = 0
+    breaking_of: int = 0
     delay_s: float = 0.0
     clock_s: float = 0.0
 
@@ -59,6 +61,9 @@ class Cast:
 
     def loses(self, number: int) -> bool:
         return _one_of(number, self.losing_of, 1)
+
+    def breaks_in_the_middle(self, number: int) -> bool:
+        return _one_of(number, self.breaking_of, 0)
 
     def clock_ns(self, number: int) -> int:
         """Returns how far the node's clock is ahead of ours."""

@@ -13,6 +13,9 @@ from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.service.errors import abort, to_proto
+from probing.daemon.service.limits import Limits
+from probing.daemon.service.outgoing import Outgoing
+from probing.daemon.service.query_many import QueryMany
 from simulator.answers import Answers
 from simulator.cast import Cast
 from simulator.relay import number_of
@@ -26,6 +29,8 @@ class Service(NodeServicer):
     def __init__(self, cast: Cast) -> None:
         self._cast = cast
         self._answers = Answers(cast.rows)
+        self._known = frozenset(cast.addresses)
+        self._many = QueryMany(Outgoing(), Limits())
         self._calls: dict[int, int] = {}
         self.took_ns: list[int] = []
 
@@ -61,6 +66,14 @@ class Service(NodeServicer):
         await context.write(pb.QueryReply(end=end))
         self.took_ns.append(time.perf_counter_ns() - begun)
         del self.took_ns[:-10_000]
+
+    async def QueryMany(self, request: pb.QueryManyRequest, context: Context) -> None:
+        number = number_of(context.peer())
+        if self._cast.breaks_in_the_middle(number):
+            request.addresses[:] = request.addresses[: len(request.addresses) // 2]
+            await self._many.answer(request, context, self._known)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+        await self._many.answer(request, context, self._known)
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         number = number_of(context.peer())

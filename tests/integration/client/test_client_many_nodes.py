@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ports import free_port
@@ -10,6 +12,8 @@ from simulator.cast import Cast
 from simulator.running import Simulation, simulated
 
 from probing.client.cluster import Cluster
+from probing.client.main import main
+from probing.client.wire import crowd
 
 SQL = "SELECT op, count(*) AS n, count(DISTINCT node) AS nodes FROM comm.ops GROUP BY op ORDER BY op"
 NODES = 120
@@ -31,7 +35,7 @@ def _rows(nodes: int) -> list[dict[str, object]]:
 
 def test_many_nodes_are_asked_at_once_and_the_silent_ones_are_named(simulation: Simulation) -> None:
     cast = simulation.cast
-    with Cluster(nodes=cast.addresses, timeout=8) as cluster:
+    with Cluster(nodes=cast.addresses, timeout=6) as cluster:
         # Twice: the second question finds open connections.
         for _ in range(2):
             assert cluster.query(SQL).to_pylist() == _rows(NODES - 6)
@@ -41,5 +45,43 @@ def test_many_nodes_are_asked_at_once_and_the_silent_ones_are_named(simulation: 
             refusing = [cast.address(number) for number in range(NODES) if cast.refuses(number)]
             assert set(failed) == {*silent, *refusing}
             assert all("no connection within" in failed[address] for address in silent)
-            # The simulation accepts and resets, as it has one listener for all.
             assert len(outcome.answered) == len({answered.node for answered in outcome.answered}) == NODES - 6
+
+
+def test_clocks_are_measured_with_each_answer(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cast, report = simulation.cast, tmp_path / "report.json"
+    addresses = [cast.address(number) for number in (10, 11, 20)]
+    assert main(["query", SQL, "--nodes", ",".join(addresses), "--report", str(report), "-f", "json"]) == 0
+    found = {entry["address"]: entry for entry in json.loads(report.read_text())["answered"]}
+    for number, ahead_s in ((10, 0.0), (11, 0.5), (20, 5.0)):
+        clock = found[cast.address(number)]
+        assert abs(clock["clock_offset_ns"] - ahead_s * 1e9) <= clock["clock_error_ns"]
+    assert "warning: the clock of sim-000020 is 5.0 s ahead: its times are off by that\n" in capsys.readouterr().err
+
+
+def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nodes 0 to 2 ask the others; the first breaks off in the middle.
+    monkeypatch.setattr(crowd, "TREE_FROM", 200)
+    cast = Cast(270, free_port(), breaking_of=10, dead_of=135)
+    dead = {cast.address(number) for number in range(cast.count) if cast.dead(number)}
+    with simulated(cast), Cluster(nodes=cast.addresses, timeout=6) as cluster:
+        assert cluster.query(SQL).to_pylist() == _rows(270 - len(dead))
+        outcome = cluster.outcomes[-1]
+        assert {failure.address for failure in outcome.failed} == dead
+        assert [(f.address, f.reason) for f in outcome.detours] == [(cast.address(0), "the connection was lost")]
+        assert outcome.report()["detours"] == [{"address": cast.address(0), "reason": "the connection was lost"}]
+        # Several statements, and an error that is the same everywhere.
+        tables = cluster.query_all({"one": "SELECT count(*) AS n FROM comm.ops", "two": "SELECT 1 AS x"})
+        assert tables["one"].to_pylist() == [{"n": 20 * (270 - len(dead))}]
+
+
+def test_a_dead_node_in_the_middle_is_named_and_the_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "TREE_FROM", 20)
+    cast = Cast(40, free_port(), refusing_of=3)
+    with simulated(cast), Cluster(nodes=cast.addresses, timeout=10) as cluster:
+        assert cluster.query(SQL).to_pylist() == _rows(26)
+        outcome = cluster.outcomes[-1]
+        assert [f.address for f in outcome.detours] == [cast.address(0)]
+        assert {f.address for f in outcome.failed} == {cast.address(number) for number in range(0, 40, 3)}

@@ -68,6 +68,15 @@ def ask(nodes: list[FakeNode], capsys: pytest.CaptureFixture[str]) -> Callable[.
     return run
 
 
+def test_lags_between_nodes_say_how_far_clocks_may_differ(nodes: list[FakeNode], ask: Callable[..., str]) -> None:
+    assert json.loads(ask("-f", "json"))[0]["clock_spread_ns"] is None
+    assert "clocks of its nodes" not in ask()
+    for node, ahead_ns in zip(nodes, (0, 50_000_000), strict=False):
+        node.timed, node.ahead_ns = True, ahead_ns
+    assert json.loads(ask("-f", "json"))[0]["clock_spread_ns"] >= 50_000_000
+    assert "; clocks of its nodes may differ by " in ask()
+
+
 def test_what_is_known_of_a_communicator(ask: Callable[..., str]) -> None:
     (own,) = json.loads(ask("-f", "json"))
     assert (own["comm"], own["name"], own["backend"], own["size"]) == (COMM, "tp", "nccl", 4)

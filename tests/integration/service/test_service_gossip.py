@@ -66,7 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_services_find_each_other_and_see_one_stop_and_come_back(cluster: Cluster) -> None:
     cluster.start("b", "--cluster.labels=rack=r7,rail=2")
-    cluster.start("c")
+    cluster.start("c", f"--cluster.seeds=dns:127.0.0.1:{cluster.ports['a']}")
     healthy = dict.fromkeys("abc", "healthy")
     until(lambda: all(cluster.states(name) == healthy for name in "abc"), what=lambda: cluster.states("a"))
     assert dict(cluster.seen("c")["b"].labels) == {"rack": "r7", "rail": "2"}

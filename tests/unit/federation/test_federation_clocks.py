@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.federation.execution.clocks import Clocks, Offset, measured
+from probing.federation.execution.clocks import Clocks, Offset, measured, spread_ns
 
 SECOND = 1_000_000_000
 YEAR = 365 * 86_400 * SECOND
@@ -57,3 +57,9 @@ def test_an_old_measurement_blunts() -> None:
     clocks.add("n", Offset(0, 100), 0)
     later = clocks.add("n", None, 100 * SECOND)
     assert later == Offset(0, 100 + 5_000_000)
+
+
+def test_clocks_are_apart_by_the_sum_of_what_is_not_known() -> None:
+    assert spread_ns([Offset(0, 10), Offset(100, 5)]) == 115
+    assert spread_ns([Offset(0, 10), None]) is None
+    assert spread_ns([]) is None

@@ -173,6 +173,23 @@ def test_fan_out_over_nobody() -> None:
     gathered.require(strict=True)
 
 
+def test_more_silent_nodes_than_calls_at_once_hold_up_nobody() -> None:
+    silent = threading.Event()
+
+    def ask(address: str, seconds: float) -> tuple[str, int]:
+        if address.startswith("silent"):
+            silent.wait(60)
+        return address, 1
+
+    asked = [*(f"silent{i}" for i in range(70)), "n0", "n1"]
+    try:
+        gathered = fan_out(asked, ask, 3.0)
+    finally:
+        silent.set()
+    assert [answered.node for answered in gathered.answered] == ["n0", "n1"]
+    assert {failed.reason for failed in gathered.failed} == {"no answer within 3 s"}
+
+
 def test_a_bug_in_asking_is_not_hidden() -> None:
     def ask(address: str, seconds: float) -> tuple[str, int]:
         raise ZeroDivisionError

@@ -135,6 +135,7 @@ def test_a_limited_token_asks_for_its_jobs_alone() -> None:
         ("Config", pb.ConfigRequest()),
         ("Preflight", pb.PreflightRequest(job="j1")),
         ("Sink", iter(())),
+        ("QueryMany", pb.QueryManyRequest(query=pb.QueryRequest(sql="SELECT 1"))),
     ):
         with pytest.raises(PrivilegeError):
             permit(method, request, caller)

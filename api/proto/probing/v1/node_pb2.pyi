@@ -76,6 +76,26 @@ class QueryEnd(_message.Message):
     node_time_ns: int
     def __init__(self, node: _Optional[str] = ..., rows: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
 
+class QueryManyRequest(_message.Message):
+    __slots__ = ("query", "addresses")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    query: QueryRequest
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, query: _Optional[_Union[QueryRequest, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class QueryManyReply(_message.Message):
+    __slots__ = ("address", "parts", "done", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    parts: _containers.RepeatedCompositeFieldContainer[QueryReply]
+    done: bool
+    error: Error
+    def __init__(self, address: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[QueryReply, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
 class StacksRequest(_message.Message):
     __slots__ = ("pids", "job", "timeout_ms", "native", "locals")
     PIDS_FIELD_NUMBER: _ClassVar[int]

@@ -39,6 +39,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.QueryRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.QueryReply.FromString,
                 _registered_method=True)
+        self.QueryMany = channel.unary_stream(
+                '/probing.v1.Node/QueryMany',
+                request_serializer=probing_dot_v1_dot_node__pb2.QueryManyRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.QueryManyReply.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_unary(
                 '/probing.v1.Node/Stacks',
                 request_serializer=probing_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
@@ -102,6 +107,13 @@ class NodeServicer:
     def Query(self, request, context):
         """One SELECT over this node's tables. The answer is an Arrow IPC stream cut into chunks, then one QueryEnd.
         Or several SELECTs over one snapshot: for each in turn an Arrow IPC stream and a StatementEnd, then one QueryEnd.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryMany(self, request, context):
+        """The same Query to up to 128 peers of this node, with the caller's token; their answers as they come. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,6 +203,11 @@ def add_NodeServicer_to_server(servicer, server):
                     request_deserializer=probing_dot_v1_dot_node__pb2.QueryRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.QueryReply.SerializeToString,
             ),
+            'QueryMany': grpc.unary_stream_rpc_method_handler(
+                    servicer.QueryMany,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.QueryManyRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.QueryManyReply.SerializeToString,
+            ),
             'Stacks': grpc.unary_unary_rpc_method_handler(
                     servicer.Stacks,
                     request_deserializer=probing_dot_v1_dot_node__pb2.StacksRequest.FromString,
@@ -274,6 +291,33 @@ class Node:
             '/probing.v1.Node/Query',
             probing_dot_v1_dot_node__pb2.QueryRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.QueryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/probing.v1.Node/QueryMany',
+            probing_dot_v1_dot_node__pb2.QueryManyRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.QueryManyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,81 @@
+"""An aggregate over many simulated nodes: times, memory, dead and slow nodes. ``[NODES [TREE_NODES]]``, 0 for none.
+
+The nodes answer prepared rows, so that the time is that of the asker and of the way between.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# The simulator is a part of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from ports import free_port
+from simulator.cast import Cast
+from simulator.running import simulated
+
+from probing.client.cluster import Cluster
+from probing.federation.execution.asking import Policy
+
+ROUNDS = 7
+SQL = "SELECT op, count(*) AS n, sum(bytes) AS bytes, max(duration_ns) AS longest FROM comm.ops GROUP BY op"
+DEADLINE_S = 5.0
+
+
+def main() -> None:
+    few, many = [*map(int, sys.argv[1:]), *(1000, 10_000)[len(sys.argv) - 1 :]][:2]
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    if few:
+        _direct(few)
+    if many:
+        _report(f"{many} nodes, by a tree", Cast(many, free_port()), rounds=3, timeout=60)
+
+
+def _direct(few: int) -> None:
+    _report(f"{few} nodes", Cast(few, free_port()))
+    _report(f"{few} nodes, 1 of 10 silent, deadline {DEADLINE_S:g} s", Cast(few, free_port(), dead_of=10), rounds=3,
+            timeout=DEADLINE_S)  # fmt: skip
+    slow = {"slow_of": 100, "slow_s": 2.0}
+    _report(f"{few} nodes, 1 of 100 slow by 2 s", Cast(few, free_port(), **slow))
+    _report(f"{few} nodes, 1 of 100 slow by 2 s, without hedges", Cast(few, free_port(), **slow), rounds=4,
+            policy=Policy(hedges=0))  # fmt: skip
+
+
+def _report(
+    what: str, cast: Cast, *, rounds: int = ROUNDS, timeout: float = 30.0, policy: Policy | None = None
+) -> None:
+    with simulated(cast) as simulation, Cluster(nodes=cast.addresses, timeout=timeout) as cluster:
+        if policy is not None:
+            cluster.policy = policy
+        first = _timed(cluster, cast)
+        simulation.figures()
+        times = sorted(_timed(cluster, cast) for _ in range(rounds))
+        outcome = cluster.outcomes[-1]
+        own = simulation.figures()["p50_ms"]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"{what}: first {first:.2f} s, then median {statistics.median(times):.2f} s"
+            f" ({times[0]:.2f} to {times[-1]:.2f}), answered {len(outcome.answered)}, failed {len(outcome.failed)},"
+            f" a node's own p50 {own:.1f} ms, peak of the asker {peak:.0f} MB",
+            flush=True,
+        )
+
+
+def _timed(cluster: Cluster, cast: Cast) -> float:
+    begun = time.monotonic()
+    rows: list[dict[str, Any]] = cluster.query(SQL).to_pylist()
+    took = time.monotonic() - begun
+    answered = len(cluster.outcomes[-1].answered)
+    if sum(row["n"] for row in rows) != cast.rows * answered:
+        raise SystemExit(f"{sum(row['n'] for row in rows)} rows of {answered} nodes with {cast.rows} each")
+    return took
+
+
+if __name__ == "__main__":
+    main()

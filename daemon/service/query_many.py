@@ -1,0 +1,169 @@
+"""Answers QueryMany: asks peers the same query for a caller, who cannot ask thousands at once, and passes answers on.
+
+The caller's token goes to the peers, and neither this node's token nor its certificate: nobody reads by this node what
+the peers would refuse. Peers are asked Query alone, so that a question has two levels and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from probing.api.errors import ConfigError, NotFound, Overloaded, PeerError, ProbingError, UsageError, error_from
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.api.wire import ERROR_KEY, MAX_PEERS
+from probing.daemon.service.errors import to_proto
+from probing.daemon.service.limits import Context, Limits, seconds_for
+from probing.daemon.service.outgoing import Outgoing
+from probing.federation.execution.asking import Again, Policy, ask_many
+
+__all__ = ("QueryMany",)
+
+# Bytes of answers that are held for one caller.
+MAX_HELD = 64 << 20
+PIECE_BYTES = 1 << 20
+# The caller hears something at least so often, s.
+SIGN_S = 0.5
+# The answers need time for the way back, s.
+MARGIN_S = 0.2
+_POLICY = Policy(at_once=64, most=MAX_PEERS, hedge_after=10, grace_s=0.1)
+
+
+class QueryMany:
+    """Belongs to one event loop."""
+
+    def __init__(self, outgoing: Outgoing, limits: Limits) -> None:
+        self._outgoing = outgoing
+        self._limits = limits
+
+    async def answer(self, request: pb.QueryManyRequest, context: Context, known: Collection[str]) -> None:
+        """Writes the answers of the peers; ``known`` are their addresses. Raises UsageError."""
+        addresses = tuple(dict.fromkeys(request.addresses))
+        if not 0 < len(addresses) <= MAX_PEERS:
+            raise UsageError(f"{len(addresses)} nodes to ask", hint=f"name 1 to {MAX_PEERS} addresses")
+        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+        seconds = seconds_for(context, request.query.timeout_ms, self._limits.query_s, self._limits.query_s)
+        writer = _Writer(context, self._limits.unread_s)
+        asked = [address for address in addresses if address in known]
+        for address in set(addresses).difference(asked):
+            await writer.failed(address, NotFound(f"{address} is no peer of this node"))
+        question = _Question(self._outgoing, request.query, shown if isinstance(shown, str) else "", writer)
+        signs = asyncio.create_task(writer.signs())
+        try:
+            found = await ask_many(
+                asked, question.ask, max(seconds - MARGIN_S, 0.05), _POLICY, alive=question.connected
+            )
+        finally:
+            signs.cancel()
+        for failed in found.failed:
+            await writer.failed(failed.address, failed.error)
+
+
+class _Writer:
+    """Writes replies one at a time, and the answer of a peer once."""
+
+    def __init__(self, context: Context, unread_s: float) -> None:
+        self._context = context
+        self._unread_s = unread_s
+        self._turn = asyncio.Lock()
+        self._done: set[str] = set()
+
+    async def signs(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_S)
+            await self._write(pb.QueryManyReply())
+
+    async def answered(self, address: str, parts: list[pb.QueryReply]) -> None:
+        if address in self._done:
+            return
+        self._done.add(address)
+        reply, size = pb.QueryManyReply(address=address), 0
+        for part in parts:
+            if size > PIECE_BYTES:
+                await self._write(reply)
+                reply, size = pb.QueryManyReply(address=address), 0
+            reply.parts.append(part)
+            size += part.ByteSize()
+        reply.done = True
+        await self._write(reply)
+
+    async def failed(self, address: str, error: ProbingError) -> None:
+        if address not in self._done:
+            self._done.add(address)
+            why = to_proto(error.kind, error.message, error.hint)
+            await self._write(pb.QueryManyReply(address=address, done=True, error=why))
+
+    async def _write(self, reply: pb.QueryManyReply) -> None:
+        async with self._turn:
+            await asyncio.wait_for(self._context.write(reply), self._unread_s)
+
+
+class _Question:
+    """One query for the peers of one caller."""
+
+    def __init__(self, outgoing: Outgoing, query: pb.QueryRequest, shown: str, writer: _Writer) -> None:
+        self._outgoing = outgoing
+        self._query = query
+        self._shown = shown
+        self._writer = writer
+        self._open: dict[str, grpc.aio.Channel] = {}
+        self._held = 0
+
+    def connected(self, address: str) -> bool:
+        channel = self._open.get(address)
+        return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def ask(self, address: str, seconds: float, attempt: int) -> tuple[str, None]:
+        del attempt
+        query = pb.QueryRequest(
+            sql=self._query.sql, statements=self._query.statements, timeout_ms=max(1, int(seconds * 1000)),
+            max_bytes=min(self._query.max_bytes or MAX_HELD, MAX_HELD),
+        )  # fmt: skip
+        metadata = self._outgoing.passed_on(address, self._shown)
+        held: list[int] = []
+        try:
+            channel = self._outgoing.channel(address, anonymous=True)
+        except ConfigError as e:
+            raise PeerError(e.message, hint=e.hint) from None
+        async with channel:
+            self._open[address] = channel
+            call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)
+            try:
+                parts = [part async for part in call if self._holds(part, held)]
+                await self._writer.answered(address, parts)
+            except grpc.RpcError as e:
+                raise _error_of(address, e) from None
+            finally:
+                call.cancel()
+                self._held -= sum(held)
+        # Each address counts by itself: the caller compares the names of nodes.
+        return address, None
+
+    def _holds(self, part: pb.QueryReply, held: list[int]) -> bool:
+        held.append(part.ByteSize())
+        self._held += held[-1]
+        if self._held > MAX_HELD:
+            raise Overloaded("the answers are too large to be passed on", hint="ask the node itself")
+        return True
+
+
+def _error_of(address: str, error: Any) -> Exception:
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            sent = pb.Error()
+            try:
+                sent.ParseFromString(value)
+            except ValueError:
+                break
+            return error_from(sent.kind, sent.message, sent.hint)
+    code, details = error.code(), " ".join(str(error.details() or "").split())[:200]
+    unconnected = details.startswith("failed to connect")
+    if unconnected:
+        details = "connection refused" if "refused" in details else "no connection in time"
+    found = PeerError(f"{address} does not answer: {details or code.name.lower()}")
+    return Again(found) if code is grpc.StatusCode.UNAVAILABLE and not unconnected else found
