@@ -14,7 +14,8 @@ from probing.api.errors import FormatError, UsageError
 from probing.api.tables import table_named
 from probing.daemon.service.received_findings import take_findings
 
-TEXTS = ("job", "run", "finding_id", "verdict", "severity", "sentence", "ranks", "nodes", "victims", "about", "found_by")
+NAMES = ("job", "run", "finding_id", "verdict", "severity", "sentence", "found_by")
+TEXTS = (*NAMES, "ranks", "nodes", "victims", "about")
 LISTS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
 ROW: dict[str, Any] = {
     **dict.fromkeys(TEXTS, "x"), **dict.fromkeys(LISTS, "[]"), "job": "j", "run": "r", "state": "open",
