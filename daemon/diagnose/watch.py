@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -361,7 +361,10 @@ class JobWatch:
         schedule.known_to_advance(max((node.advanced_ns or 0 for node in facts.nodes), default=0) or None)
         diagnosis = diagnose(facts, self._rules)
         stalled = schedule.stalled and bool(schedule.job.living)
-        look = LookResult(diagnosis.findings, stalled, deep, self._clocks.utc())
+        # A stored finding stands alone: it names the nodes that it lacks.
+        gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind == "node")
+        findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
+        look = LookResult(findings, stalled, deep, self._clocks.utc())
         self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 

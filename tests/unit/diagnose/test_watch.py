@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,6 +16,7 @@ from probing.api.errors import NotFound, PeerError, UsageError
 from probing.daemon.diagnose.gate import JobNow
 from probing.daemon.diagnose.reviews import Reviews
 from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.diagnosis.facts import Missing
 from probing.diagnosis.verdict import NOTE, WARNING, Finding, StackOf
 
 
@@ -479,3 +481,10 @@ def test_rows_about_a_job_without_ranks_here_are_dropped() -> None:
     other.watch.take(leader.shared[0])
     other.run(30)
     assert other.rows == []
+
+
+def test_a_finding_names_the_nodes_that_did_not_answer() -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
+    scene.missing = (Missing("node", "node n3 did not answer: it is failed", node="n3"), Missing("clock", "x"))
+    scene.run(50)
+    assert json.loads(scene.rows[0]["missing"]) == ["node n3 did not answer: it is failed"]

@@ -11,7 +11,7 @@ from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.watch import Clocks, JobWatch
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Facts, NodeFacts, Rank, Thread
+from probing.diagnosis.facts import Facts, Missing, NodeFacts, Rank, Thread
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf, Verdict
 
 SECOND = 1_000_000_000
@@ -125,6 +125,7 @@ class Scene:
         self.hooked: list[Mapping[str, Any]] = []
         self.fails: dict[str, Exception] = {}
         self.leading = True
+        self.missing: tuple[Missing, ...] = ()
         self.held: dict[tuple[str, str], bool] = {}
         self.shared: list[Mapping[str, Any]] = []
         clocks = Clocks(lambda: self.now, lambda: _utc(self.now))
@@ -178,7 +179,7 @@ class Scene:
         newest = one.newest(self.now) if one.stored else None
         node = NodeFacts("n1", _utc(self.now), advanced_ns=None if newest is None else _utc(newest))
         rank = Rank(0, "n1", 100, 7)
-        return [Facts(job, one.run, one.ranks, 10.0, _utc(self.now), (node,), (rank,))]
+        return [Facts(job, one.run, one.ranks, 10.0, _utc(self.now), (node,), (rank,), missing=self.missing)]
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
         assert timeout <= 2
