@@ -120,7 +120,7 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch)
+        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch, done=self.done)
 
     def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
         """Asks one node; more than MAX_STATEMENTS statements take several requests."""

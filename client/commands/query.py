@@ -62,6 +62,7 @@ def run(settings: Settings, options: Options) -> None:
 def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
     with Progress() as progress:
         cluster.watch = progress.update if progress.wanted else None
+        cluster.done = progress.done
         to_terminal = settings.output is None and sys.stdout.isatty()
         with cluster.stream(sql, params) as rows:
             write_stream(settings, rows.schema, progress.counting(iter(rows), to_terminal=to_terminal))
