@@ -33,10 +33,11 @@ class Nodes:
     meet ``where``, pairs of a label and a pattern. ``timeout`` in seconds.
 
     With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed,
-    and ``clocks`` how far the nodes' clocks are from ours.
-    ``policy`` says how many nodes are asked at once, and which twice. ``max_bytes`` (Arrow) bounds an answer in memory,
-    not one that is streamed. ``watch`` is called with the address of a node and the progress of its query. ``tls``: the
-    files with which TCP is encrypted; None: it is in the clear. Safe to use from several threads.
+    and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
+    twice. ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
+    address of a node and the progress of its query, ``done`` with the numbers of nodes that are done with a question
+    and of all that are asked it. ``tls``: the files with which TCP is encrypted; None: it is in the clear. Safe to use
+    from several threads.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Nodes:
         self.clocks = Clocks()
         self.policy = Policy()
         self.watch: Callable[[str, pb.QueryProgress], None] | None = None
+        self.done: Callable[[int, int], None] = lambda *_: None
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)

@@ -39,10 +39,19 @@ class Queries(Nodes):
     def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
         """As ``query``, but returns an iterator of record batches: close it, or use it in ``with``.
 
+        Under ``strict`` the first batch comes when all nodes have answered with all of their rows.
+
         Rows of many nodes are streamed where they need not be merged; a merged answer (ORDER BY, DISTINCT, LIMIT,
         aggregates, joins) is held in memory, and bounded by ``max_bytes``.
         """
-        text = _bound(sql, params)
+        rows = self._stream(_bound(sql, params))
+        if not self.strict:
+            return rows
+        from probing.federation.execution.spool import held_back
+
+        return held_back(rows)
+
+    def _stream(self, text: str) -> Rows:
         asked = self.asked(text)
         if not asked:
             return self._stream_one(text)
@@ -120,7 +129,7 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch)
+        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch, done=self.done)
 
     def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
         """Asks one node; more than MAX_STATEMENTS statements take several requests."""

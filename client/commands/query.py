@@ -27,6 +27,11 @@ EXAMPLES = (
 )
 
 _MAX_TEXT = 1 << 20
+_SENDS = {
+    "rows": "a node sends the rows of its answer",
+    "aggregate": "a node sends its part of each group",
+    "ship": "a node sends the columns that the query names",
+}
 _EXAMPLE = 'for example: probingctl query "SELECT * FROM comm.ops LIMIT 5"'
 
 
@@ -38,7 +43,7 @@ class Options:
     param: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
     ] = None
-    explain: Annotated[bool, typer.Option("--explain", help="Print what each node would be asked.")] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Print the plan: what nodes send, what is merged.")] = False
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -62,6 +67,7 @@ def run(settings: Settings, options: Options) -> None:
 def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
     with Progress() as progress:
         cluster.watch = progress.update if progress.wanted else None
+        cluster.done = progress.done
         to_terminal = settings.output is None and sys.stdout.isatty()
         with cluster.stream(sql, params) as rows:
             write_stream(settings, rows.schema, progress.counting(iter(rows), to_terminal=to_terminal))
@@ -84,17 +90,21 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
-    """Writes the SQL that each node would be asked. Asks for the peers alone."""
+    """Writes the SQL of each step of the plan. Asks for the peers alone."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
-    rows: list[dict[str, str]] = []
     asked = cluster.asked(sql)
     if not asked:
-        rows.append({"step": "node", "where": cluster.target, "sql": " ".join(sql.split())})
+        rows = [_step("node", cluster.target, "it queries one node", " ".join(sql.split()))]
     else:
         split = cluster.plan(sql)
         where = f"each of {len(asked)} nodes"
-        rows.extend({"step": split.kind, "where": where, "sql": part.sql} for part in split.parts)
-        rows.append({"step": "merge", "where": "here", "sql": split.final})
-    write_table(settings, (Field("STEP", "step"), Field("WHERE", "where"), Field("SQL", "sql")), rows)
+        rows = [_step(split.kind, where, _SENDS[split.kind], part.sql) for part in split.parts]
+        rows.append(_step("merge", "here", f"rows are shipped: {split.why}" if split.why else "", split.final))
+    fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
+    write_table(settings, fields, rows)
+
+
+def _step(step: str, where: str, why: str, sql: str) -> dict[str, str]:
+    return {"step": step, "where": where, "why": why, "sql": sql}

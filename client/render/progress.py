@@ -82,6 +82,7 @@ class Progress:
         self._lock = threading.Lock()
         self._nodes: dict[str, pb.QueryProgress] = {}
         self._rows = 0
+        self._done = (0, 0)
 
     @property
     def wanted(self) -> bool:
@@ -105,6 +106,10 @@ class Progress:
         with self._lock:
             self._nodes[address] = reported
 
+    def done(self, nodes: int, all_nodes: int) -> None:
+        """Takes how many of all nodes have answered or failed."""
+        self._done = (nodes, all_nodes)
+
     def counting(self, batches: Iterator[pa.RecordBatch], *, to_terminal: bool) -> Iterator[pa.RecordBatch]:
         """Yields ``batches`` and counts their rows. ``to_terminal``: the line is erased before the first of them."""
         for batch in batches:
@@ -126,6 +131,8 @@ class Progress:
         parts = [f"{sum(known) / len(known):4.0%}"] if known else []
         if scanned := sum(node.rows_to_scan for node in reported):
             parts.append(f"of {count(scanned)} rows" if known else f"{count(scanned)} rows to scan")
-        if len(reported) > 1:
+        if self._done[1] > 1:
+            parts.append(f"{'on ' if parts else ''}{count(self._done[0])} of {count(self._done[1])} nodes")
+        elif len(reported) > 1:
             parts.append(f"on {len(reported)} nodes")
         return f"{' '.join(parts)}, {end}" if parts else end

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar
 
 import grpc
@@ -73,15 +74,25 @@ class Crowd:
         take: Take,
         *,
         watch: Watch | None = None,
+        done: Callable[[int, int], None] = lambda *_: None,
     ) -> Gathered[tuple[Reply, ...]]:
-        """Returns the replies of each node to ``statements``, as ``answer.Gather``."""
+        """Returns the replies of each node to ``statements``, as ``answer.Gather``.
+
+        ``done(nodes, all)`` is called when so many of all nodes have answered or failed.
+        """
         question = _Question(self, statements, take, watch)
+        numbers = count(1)
+
+        def one_more(*_: object) -> None:
+            done(next(numbers), len(addresses))
+
         if len(addresses) < TREE_FROM or len(statements) > MAX_STATEMENTS:
-            work = ask_many(addresses, question.ask, timeout, self.policy, alive=self._channels.connected)
+            work = ask_many(addresses, question.ask, timeout, self.policy,
+                alive=self._channels.connected, answered=one_more)
         else:
             work = ask_tree(
                 addresses, question.request(list(statements)), question.passed_on, question.ask, timeout,
-                self.policy, self._channels, self._metadata, room=question.room,
+                self.policy, self._channels, self._metadata, room=question.room, answered=one_more,
             )  # fmt: skip
         gathered = self._wait(work)
         now_ns = time.monotonic_ns()

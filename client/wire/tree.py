@@ -28,10 +28,12 @@ __all__ = ("TREE_FROM", "Group", "ask_tree", "groups_of")
 T = TypeVar("T")
 # Fewer nodes are asked directly.
 TREE_FROM = 2048
-# Nodes in the middle that are asked at once, their share of the time, and how long they may say nothing, s.
+# Nodes in the middle that are asked at once, and their share of the time.
 _AT_ONCE = 32
 _SHARE = 0.8
+# They may say nothing for so long, s, or for this share of their time. They send a sign each half second.
 _SILENCE_S = 3.0
+_SILENCE = 0.25
 # Errors of the way by a node in the middle: the node itself may answer us.
 _DIRECTLY = frozenset(("NotFound", "Overloaded", "PrivilegeError", "Unauthenticated", "UsageError"))
 Group = tuple[str, tuple[str, ...]]
@@ -56,12 +58,13 @@ async def ask_tree(
     metadata: Any,
     *,
     room: Callable[[int], None] = lambda _: None,
+    answered: Callable[[str, bool], None] = lambda *_: None,
 ) -> Gathered[T]:
     """As ``ask_many``, by a tree. ``read`` reads the answer to ``query`` of a node that another one asked; ``room`` is
-    called with the bytes that are held, or not any more, and raises where they are too many."""
+    called with the bytes that are held, or not any more, and raises where they are too many; ``answered`` as there."""
     unique = tuple(dict.fromkeys(addresses))
     deadline = time.monotonic() + timeout
-    tree = _Tree(query, read, channels, metadata, room)
+    tree = _Tree(query, read, channels, metadata, room, answered)
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def below(group: Group) -> None:
@@ -70,13 +73,13 @@ async def ask_tree(
 
     middle = groups_of(unique)
     loop = asyncio.get_running_loop()
-    own = loop.create_task(ask_many([parent for parent, _ in middle], ask, timeout * _SHARE, policy))  # noqa: RUF006
+    own = loop.create_task(ask_many([parent for parent, _ in middle], ask, timeout * _SHARE, policy, answered=answered))  # noqa: RUF006
     tasks = [loop.create_task(below(group)) for group in middle]
     try:
         await asyncio.gather(*tasks)
         first = await own
         left = [a for _, children in middle for a in children if a not in tree.found]
-        second = await ask_many(left, ask, max(deadline - time.monotonic(), 0.1), policy)
+        second = await ask_many(left, ask, max(deadline - time.monotonic(), 0.1), policy, answered=answered)
     finally:
         for task in (*tasks, own):
             task.cancel()
@@ -104,7 +107,13 @@ class _Tree(Generic[T]):
     """``found``: the answer or error of each node that another one has passed on. ``broken``: who did not do so."""
 
     def __init__(
-        self, query: pb.QueryRequest, read: Read[T], channels: Channels, metadata: Any, room: Callable[[int], None]
+        self,
+        query: pb.QueryRequest,
+        read: Read[T],
+        channels: Channels,
+        metadata: Any,
+        room: Callable[[int], None],
+        answered: Callable[[str, bool], None],
     ) -> None:
         self.found: dict[str, tuple[str, T] | ProbingError] = {}
         self.broken: list[Failed] = []
@@ -113,6 +122,7 @@ class _Tree(Generic[T]):
         self._channels = channels
         self._metadata = metadata
         self._room = room
+        self._answered = answered
 
     async def ask(self, group: Group, seconds: float) -> None:
         """Asks the first node of ``group`` for the answers of the others."""
@@ -124,12 +134,13 @@ class _Tree(Generic[T]):
         query.timeout_ms = max(1, int(seconds * 1000))
         request = pb.QueryManyRequest(query=query, addresses=children)
         channel = self._channels.take(parent)
+        silence_s = max(_SILENCE_S, _SILENCE * seconds)
         sent_ns = time.time_ns()
         call: Any = channel.stub.QueryMany(request, timeout=seconds + 0.3, metadata=self._metadata)
         halves: dict[str, list[pb.QueryReply]] = {}
         held = 0
         try:
-            while (reply := await asyncio.wait_for(call.read(), _SILENCE_S)) is not grpc.aio.EOF:
+            while (reply := await asyncio.wait_for(call.read(), silence_s)) is not grpc.aio.EOF:
                 if reply.address in children and reply.address not in self.found:
                     held += self._take(reply, halves, sent_ns)
             if any(child not in self.found for child in children):
@@ -154,13 +165,16 @@ class _Tree(Generic[T]):
             return size
         del halves[reply.address]
         if reply.HasField("error"):
-            if reply.error.kind not in _DIRECTLY:
-                self.found[reply.address] = error_from(reply.error.kind, reply.error.message, reply.error.hint)
+            why = reply.error
+            if why.kind not in _DIRECTLY:
+                self.found[reply.address] = error_from(why.kind, why.message, why.hint)
+                self._answered(reply.address, False)
             return size
         try:
             self.found[reply.address] = self._read(reply.address, parts, sent_ns)
         except ProbingError as e:
             self.found[reply.address] = e
+        self._answered(reply.address, not isinstance(self.found[reply.address], ProbingError))
         return size
 
     def _break(self, parent: str, error: ProbingError) -> None:

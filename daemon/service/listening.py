@@ -15,6 +15,8 @@ __all__ = ("TcpPort", "bind")
 # Time between attempts to bind a port that is taken, s.
 RETRY_S = 5.0
 BACKLOG = 128
+# Seconds without a byte until the first probe, seconds between probes, and their number.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +77,10 @@ def bind(family: int, address: Any) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if family != socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Its connections inherit them: one whose other end is gone gives its place back after two minutes.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -74,9 +75,11 @@ class _Writer:
         self._done: set[str] = set()
 
     async def signs(self) -> None:
-        while True:
-            await asyncio.sleep(SIGN_S)
-            await self._write(pb.QueryManyReply())
+        # A caller that is gone, or reads nothing, is an error of the answers.
+        with suppress(grpc.aio.InternalError, asyncio.TimeoutError):
+            while True:
+                await asyncio.sleep(SIGN_S)
+                await self._write(pb.QueryManyReply())
 
     async def answered(self, address: str, parts: list[pb.QueryReply]) -> None:
         if address in self._done:
@@ -100,7 +103,10 @@ class _Writer:
 
     async def _write(self, reply: pb.QueryManyReply) -> None:
         async with self._turn:
-            await asyncio.wait_for(self._context.write(reply), self._unread_s)
+            try:
+                await asyncio.wait_for(self._context.write(reply), self._unread_s)
+            except grpc.aio.UsageError as e:
+                raise grpc.aio.InternalError("the caller is gone") from e
 
 
 class _Question:

@@ -164,10 +164,11 @@ def _combined(catalog: Catalog, select: exp.Select, groups: _Groups) -> tuple[st
                 sends.append(sent)
             placed.append(f"s{sends.index(sent)}")
         combine = how.combine
-        if how.means is not None:
-            count, mean = placed[how.means[0]], placed[how.means[1]]
-            means.append(f"sum({count} * {mean}) {partition} / nullif(sum({count}) {partition}, 0) AS m{i}")
-            combine = combine.replace("{mean}", f"m{i}")
+        for number, pair in enumerate(how.means):
+            count, mean = (placed[column] for column in pair)
+            name = f"m{i}_{number}"
+            means.append(f"sum({count} * {mean}) {partition} / nullif(sum({count}) {partition}, 0) AS {name}")
+            combine = combine.replace(f"{{mean{number}}}", name)
         outputs.append(f"CAST({combine.format(*placed)} AS {types[i]}) AS a{i}")
     source = f"(SELECT *, {', '.join(means)} FROM {PART})" if means else PART
     group = f" GROUP BY {', '.join(keys)}" if keys else ""

@@ -21,17 +21,17 @@ __all__ = ("Recipe", "recipe")
 class Recipe:
     """``sends``: aggregate expressions for the nodes. ``combine``: SQL over their columns, a format string.
 
-    ``means`` names a (count, mean) pair of the sent columns whose overall mean ``combine`` reads as ``{mean}``.
+    ``means`` names (count, mean) pairs of the sent columns; ``combine`` reads their overall means as ``{mean0}``...
     """
 
     sends: tuple[str, ...]
     combine: str
-    means: tuple[int, int] | None = None
+    means: tuple[tuple[int, int], ...] = ()
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
 # Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean: no cancellation.
-_SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean}) * ({1} - {mean})))"
+_SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
     exp.Variance: ("{}", False),
@@ -49,6 +49,12 @@ _SAME: dict[type[exp.Expr], str] = {
     exp.BitwiseOrAgg: "bit_or",
     exp.BitwiseXorAgg: "bit_xor",
 }
+# The columns that a node sends for pairs: their number, means, covariance, sums of squares, and least and most values.
+_PAIRS = ("regr_count", "regr_avgy", "regr_avgx", "covar_pop", "regr_syy", "regr_sxx")
+_PRODUCTS = "(sum({0} * {3}) + sum({0} * ({1} - {mean0}) * ({2} - {mean1})))"
+_SQUARES_Y = "(sum({4}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
+_SQUARES_X = "(sum({5}) + sum({0} * ({2} - {mean1}) * ({2} - {mean1})))"
+_CONSTANT = "min({6}) = max({7}) OR min({8}) = max({9})"
 _IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAgg, exp.BitwiseOrAgg)
 
 
@@ -105,7 +111,31 @@ def _variance(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     divisor = "sum({0})" if population else "(sum({0}) - 1)"
     least = 0 if population else 1
     value = f"CASE WHEN sum({{0}}) > {least} THEN {_SQUARES} / {divisor} END"
-    return Recipe(sends, shape.format(value), means=(0, 1))
+    return Recipe(sends, shape.format(value), means=((0, 1),))
+
+
+def _covariance(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
+    least = 0 if isinstance(call, exp.CovarPop) else 1
+    divisor = "sum({0})" if least == 0 else "(sum({0}) - 1)"
+    value = f"CASE WHEN sum({{0}}) > {least} THEN {_PRODUCTS} / {divisor} END"
+    return Recipe(tuple(_pairs(call, condition)[:4]), value, means=((0, 1), (0, 2)))
+
+
+def _corr(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
+    sends = _pairs(call, condition)
+    y, x = f"({_argument(call, 'expression')})::DOUBLE", f"({to_sql(call.expression)})::DOUBLE"
+    both = f"({y}) IS NOT NULL AND ({x}) IS NOT NULL"
+    both += f" AND ({to_sql(condition)})" if condition is not None else ""
+    sends += [f"{name}({value}) FILTER (WHERE {both})" for value in (y, x) for name in ("min", "max")]
+    # DuckDB answers NaN where one side is constant; rounding must not make a small number of that.
+    ratio = f"{_PRODUCTS} / sqrt({_SQUARES_Y} * {_SQUARES_X})"
+    value = f"CASE WHEN sum({{0}}) > 0 THEN CASE WHEN {_CONSTANT} THEN 'nan'::DOUBLE ELSE {ratio} END END"
+    return Recipe(tuple(sends), value, means=((0, 1), (0, 2)))
+
+
+def _pairs(call: exp.Expr, condition: exp.Expr | None) -> list[str]:
+    both = f"({_argument(call, 'expression')})::DOUBLE, ({to_sql(call.expression)})::DOUBLE"
+    return [_filtered(f"{name}({both})", condition) for name in _PAIRS]
 
 
 def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
@@ -139,6 +169,8 @@ _BUILDERS: Sequence[tuple[tuple[type[exp.Expr], ...], _Build]] = (
     ((exp.AnyValue,), _any_value),
     ((exp.Avg,), _avg),
     (tuple(_VARIANCES), _variance),
+    ((exp.CovarPop, exp.CovarSamp), _covariance),
+    ((exp.Corr,), _corr),
     ((exp.ArgMin, exp.ArgMax), _arg_extreme),
     (tuple(_SAME), _same),
 )

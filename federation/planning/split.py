@@ -36,13 +36,15 @@ _Way = Callable[[Catalog, exp.Query, Columns], Draft]
 class Plan:
     """``final`` is SQL over the tables that ``parts`` name; ``columns`` are the names and types of what it returns.
 
-    ``kind`` is rows, aggregate, ship, or local for a query without tables.
+    ``kind`` is rows, aggregate, ship, or local for a query without tables. ``why`` says why
+    rows must be shipped.
     """
 
     kind: str
     parts: tuple[Part, ...]
     final: str
     columns: Columns
+    why: str = ""
 
 
 def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
@@ -96,19 +98,17 @@ def _split(root: exp.Query, catalog: Catalog) -> Plan:
     columns = catalog.describe(to_sql(root))
     if not names:
         return Plan("local", (), to_sql(root), columns)
-    for kind, way in (("rows", _rows), ("aggregate", aggregate_plan)):
-        found = _attempt(kind, way, root, columns, catalog)
-        if found is not None:
-            return found
-    return Plan("ship", ship_parts(root, catalog), to_sql(root), columns)
-
-
-def _attempt(kind: str, way: _Way, root: exp.Query, columns: Columns, catalog: Catalog) -> Plan | None:
-    try:
-        return _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
-    except QueryError:
-        # A part that DuckDB does not bind was split wrongly: the next way is tried.
-        return None
+    ways: tuple[tuple[str, _Way], ...] = (("rows", _rows), ("aggregate", aggregate_plan))
+    why = ""
+    for kind, way in ways:
+        try:
+            return _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
+        except Unsplittable as e:
+            why = e.message
+        except QueryError:
+            # A part that DuckDB does not bind was split wrongly: the next way is tried.
+            why = "its parts do not bind"
+    return Plan("ship", ship_parts(root, catalog), to_sql(root), columns, why)
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
@@ -120,8 +120,24 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
     return Plan(kind, (Part(PART, draft.sql, part),), draft.final, columns)
 
 
+def _spell_star(select: exp.Select, columns: Columns) -> None:
+    """Replaces the star of ``select`` by names: on a node of another version it has other columns."""
+    items = select.expressions
+    stars = [i for i, item in enumerate(items) if isinstance(_unqualified(item), exp.Star)]
+    if len(stars) != 1 or any(v for k, v in _unqualified(items[stars[0]]).args.items() if not k.startswith("except")):
+        return
+    first, number = stars[0], len(columns) - len(items) + 1
+    named = [exp.column(name, quoted=True) for name, _ in columns[first : first + number]]
+    select.set("expressions", [*items[:first], *named, *items[first + 1 :]])
+
+
+def _unqualified(item: exp.Expr) -> exp.Expr:
+    return item.this if isinstance(item, exp.Column) and isinstance(item.this, exp.Expr) else item
+
+
 def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     select = plain_select(root)
+    _spell_star(select, columns)
     if select.args.get("group") or select.args.get("having"):
         raise Unsplittable("it aggregates")
     require_row_functions(select)

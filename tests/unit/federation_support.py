@@ -15,6 +15,7 @@ from probing.federation.execution.merge import run
 from probing.federation.planning.catalog import Catalog
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.errors import from_duckdb
 from probing.federation.sql.times import fix_times
 
 NOW_NS = 1_790_000_000_123_456_789
@@ -62,7 +63,14 @@ class Nodes:
 
     def ask(self, address: str, sql: str, seconds: float) -> Reply:
         with self._dbs[address].cursor() as cursor:
-            return Reply(address, cursor.sql(sql).to_arrow_table())
+            try:
+                return Reply(address, cursor.sql(sql).to_arrow_table())
+            except duckdb.Error as e:
+                raise from_duckdb(e) from None
+
+    def change(self, name: str, sql: str) -> None:
+        """Runs ``sql`` in the database of node ``name``."""
+        self._dbs[name].execute(sql)
 
     def plan(self, sql: str) -> Plan:
         return plan(sql, NOW_NS, CATALOG)
@@ -80,7 +88,7 @@ class Nodes:
         got, want = self.together(sql).table, self.reference(sql)
         assert got.column_names == want.column_names
         assert got.schema.types == want.schema.types, sql
-        assert_same(_rows(got, ordered), _rows(want, ordered), sql)
+        assert_same(rows_of(got, ordered=ordered), rows_of(want, ordered=ordered), sql)
 
 
 def _database(tables: dict[str, list[dict[str, Any]]]) -> duckdb.DuckDBPyConnection:
@@ -94,7 +102,8 @@ def _database(tables: dict[str, list[dict[str, Any]]]) -> duckdb.DuckDBPyConnect
     return db
 
 
-def _rows(table: pa.Table, ordered: bool) -> list[tuple[Any, ...]]:
+def rows_of(table: pa.Table, *, ordered: bool = False) -> list[tuple[Any, ...]]:
+    """Returns the rows of ``table``, sorted unless ``ordered``, with times in ns."""
     columns = [
         column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
         for column in table.columns

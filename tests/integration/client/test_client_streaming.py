@@ -324,6 +324,8 @@ def test_progress_says_what_is_known() -> None:
     progress.update("a", pb.QueryProgress(fraction=0.5, rows_to_scan=2_000_000))
     progress.update("b", pb.QueryProgress(fraction=1.5, rows_to_scan=1))
     assert progress.line(2.0) == " 75% of 2,000,001 rows on 2 nodes, 2.0 s, Ctrl-C ends it"
+    progress.done(1, 2)
+    assert progress.line(2.0) == " 75% of 2,000,001 rows on 1 of 2 nodes, 2.0 s, Ctrl-C ends it"
 
 
 def test_progress_reaches_who_asks(pair: tuple[FakeNode, FakeNode]) -> None:

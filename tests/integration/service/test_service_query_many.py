@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from probing.api.errors import UsageError
@@ -17,7 +18,8 @@ from probing.daemon.service.query_many import QueryMany
 class Context:
     """A call, as far as QueryMany uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, gone: bool = False) -> None:
+        self.gone = gone
         self.written: list[pb.QueryManyReply] = []
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -27,6 +29,8 @@ class Context:
         return 5.0
 
     async def write(self, reply: pb.QueryManyReply) -> None:
+        if self.gone:
+            raise grpc.aio.UsageError("RPC already finished.")
         self.written.append(reply)
 
 
@@ -50,6 +54,13 @@ def test_a_peer_that_is_gone_is_named() -> None:
     gone = "127.0.0.1:1"
     (reply,) = _answered(gone, known=(gone,)).values()
     assert (reply.error.kind, reply.error.message) == ("PeerError", f"{gone} does not answer: connection refused")
+
+
+def test_a_caller_that_is_gone_ends_the_question() -> None:
+    context: Any = Context(gone=True)
+    request = pb.QueryManyRequest(query=pb.QueryRequest(sql="SELECT 1"), addresses=["10.0.0.9:1"])
+    with pytest.raises(grpc.aio.InternalError):
+        asyncio.run(QueryMany(Outgoing(), Limits()).answer(request, context, ()))
 
 
 @pytest.mark.parametrize("number", [0, 129])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from federation_support import Nodes
+from federation_support import Nodes, assert_same, rows_of
 from select_grammar import select, world
 
 _EACH = 8
+_OLDER = ("ALTER TABLE comm.ops DROP COLUMN bw", "ALTER TABLE comm.ops RENAME COLUMN bw TO bandwidth")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -18,5 +19,34 @@ def test_the_rows_are_those_of_the_union(seed: int) -> None:
     try:
         for _ in range(_EACH):
             nodes.check(select(random))
+    finally:
+        nodes.close()
+
+
+@pytest.mark.parametrize("change", _OLDER)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM comm.ops{}",
+        "SELECT o.*, seq + 1 AS next FROM comm.ops o{}",
+        "SELECT * EXCLUDE (ts) FROM comm.ops{}",
+        "SELECT op, max(bw), corr(bw, seq) FROM comm.ops{} GROUP BY op",
+        "SELECT op, row_number() OVER (ORDER BY bw, ts) FROM comm.ops{}",
+        "SELECT a.ts FROM (SELECT * FROM comm.ops{}) a WHERE a.bw > 0",
+    ],
+)
+def test_rows_of_an_older_node_are_left_out_and_never_mixed(sql: str, change: str) -> None:
+    random = Random(4)
+    rows = [*world(random), *world(random)]
+    nodes = Nodes(rows)
+    old = max(range(len(rows)), key=lambda i: len(rows[i]["comm.ops"]))
+    try:
+        nodes.change(f"n{old}", change)
+        answer = nodes.together(sql.format(""))
+        assert [failed.address for failed in answer.gathered.failed] == [f"n{old}"]
+        want = nodes.reference(sql.format(f" WHERE node <> 'n{old}'"))
+        assert_same(rows_of(answer.table), rows_of(want), sql)
+        nodes.check("SELECT op, count(*), min(seq) FROM comm.ops GROUP BY op")
+        nodes.check("SELECT ts, rank() OVER (ORDER BY seq, ts) FROM comm.ops")
     finally:
         nodes.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from authority import Authority
 from probing.api.errors import ConfigError
 from probing.daemon.config import TlsConfig
 from probing.daemon.service.auth import check_listen
+from probing.daemon.service.listening import bind
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.tls import Tls
 
@@ -94,3 +96,11 @@ def test_off_loopback_tls_and_someone_to_trust_are_needed() -> None:
         check_listen("0.0.0.0:1", token_file="", insecure=False, tls=True)
     with pytest.raises(ConfigError, match="in the clear"):
         check_listen("0.0.0.0:1", token_file="/t", insecure=False)
+
+
+def test_a_connection_notices_that_the_other_end_is_gone() -> None:
+    with bind(socket.AF_INET, ("127.0.0.1", 0)) as listener:
+        listener.setblocking(True)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
