@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority import Authority
 from cgroup_support import cpu_group
 from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
-from e2e_support import Daemon, family
+from e2e_support import BIN, Daemon, family
 from network_namespaces import may_make_namespaces
 from node_namespaces import HUB, NodeSpace, node_namespaces
 from waiting import until
@@ -24,6 +26,7 @@ from waiting import until
 pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 
 PORT = 7070
+MOVED = "10.78.0.77"
 CULPRIT = 1
 _WEBHOOK = Path(__file__).parents[1] / "webhook_server.py"
 # The shell joins the control group before it becomes the rank.
@@ -38,8 +41,15 @@ class Site:
         self.spaces = spaces
         self.groups = groups
         self.daemons: list[Daemon] = []
+        self.shown: tuple[str, ...] = ()
         self.file = base / "posts"
         self.file.touch()
+
+    def listen(self) -> None:
+        """Configures each daemon to listen on the address that its node has now."""
+        for daemon, space in zip(self.daemons, self.spaces, strict=True):
+            own = tuple(word for word in daemon.extra if not word.startswith("--listen="))
+            daemon.extra = (*own, f"--listen={space.address}:{PORT}")
 
     def posts(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()]
@@ -52,14 +62,34 @@ class Site:
         rows = self.daemons[seen_by].query("SELECT member, state FROM cluster.members")
         return {row["member"]: row["state"] for row in rows}
 
+    def ask(self, sql: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns the rows of a query of all nodes, from the first one, and the nodes that it names as failed."""
+        report = self.base / "report.json"
+        words = (str(BIN / "probingctl"), "-t", self.daemons[0].target, *self.shown, "--report", str(report))
+        done = subprocess.run(
+            [*self.spaces[0].words, *words, "-f", "json", "query", "--all-nodes", sql], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), [one["node"] for one in json.loads(report.read_text())["failed"]]
+
     def kill(self, number: int) -> None:
         """Kills all processes of a daemon at once, as a power cut does."""
         process = self.daemons[number].process
         assert process is not None
+        self.signal(number, signal.SIGKILL)
+        process.wait()
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Sends a signal to all processes of a daemon."""
+        process = self.daemons[number].process
+        assert process is not None
         for pid in family(process.pid):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+                os.kill(pid, what)
+
+    def await_state(self, number: int, state: str, seen_by: int = 0) -> None:
+        name = self.daemons[number].name
+        until(lambda: self.states(seen_by).get(name) == state, what=lambda: self.states(seen_by))
 
     def start(self, job: Ranks) -> None:
         env = {"MASTER_ADDR": self.spaces[0].address, "MASTER_PORT": str(job.port), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -87,13 +117,21 @@ def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
         assert server.stdout is not None
         hook = f"--diagnose.webhook=http://{HUB}:{server.stdout.readline().strip()}/"
         seeds = ",".join(f"{space.address}:{PORT}" for space in spaces)
+        nodes = Authority(base / "tls", "nodes")
         for at, space in enumerate(spaces):
+            # Any of the addresses: one of the nodes moves.
+            cert, key = nodes.node(f"n{at + 1}", ",".join([*(one.address for one in spaces), MOVED]))
             daemon = make_daemon(
-                f"n{at + 1}", f"--listen={space.address}:{PORT}", "--insecure=true", f"--cluster.seeds={seeds}",
-                f"--cgroup=/{groups[at].name}", hook,
+                f"n{at + 1}", f"--tls.cert={cert}", f"--tls.key={key}", f"--tls.client_ca={nodes.file}",
+                f"--tls.peer_ca={nodes.file}", f"--cluster.seeds={seeds}", f"--cgroup=/{groups[at].name}", hook,
             )  # fmt: skip
             daemon.before = space.words
             made.daemons.append(watching(daemon))
+        cert, key = nodes.client("ops")
+        made.shown = ("--tls-ca", nodes.file, "--tls-cert", cert, "--tls-key", key)
+        for file in (base / "tls", *(base / "tls").iterdir()):
+            shutil.chown(file, group="probing-service")
+        made.listen()
         for daemon in made.daemons:
             daemon.spawn()
         for daemon in made.daemons:
@@ -157,3 +195,38 @@ def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, 
     assert any("n1" in text for text in post["missing"])
     [row] = until(lambda: findings(site.daemons[2], job), what=site.daemons[2].tail)
     assert row["found_by"] == "n2"
+
+
+def test_states_follow_links_and_daemons(site: Site) -> None:
+    def answering() -> tuple[list[str], list[str]]:
+        """Returns the nodes that answer the first one, and those that it names as failed."""
+        rows, failed = site.ask("SELECT node, count(*) AS n FROM probing.sources GROUP BY node ORDER BY node")
+        return [row["node"] for row in rows], failed
+
+    assert answering() == (["n1", "n2", "n3"], [])
+    # A link that is cut.
+    site.spaces[2].cut()
+    site.await_state(2, "suspect")
+    site.await_state(2, "failed")
+    assert answering() == (["n1", "n2"], ["n3"])
+    # Beyond the cut, the others are gone.
+    assert site.states(2)["n1"] == "failed"
+    site.spaces[2].join()
+    site.await_state(2, "healthy")
+    assert answering() == (["n1", "n2", "n3"], [])
+    # A daemon that is paused.
+    site.signal(1, signal.SIGSTOP)
+    site.await_state(1, "failed", seen_by=2)
+    site.await_state(1, "failed")
+    assert answering() == (["n1", "n3"], ["n2"])
+    site.signal(1, signal.SIGCONT)
+    site.await_state(1, "healthy")
+    # A daemon that is stopped, and comes back with another address.
+    site.daemons[2].stop()
+    site.await_state(2, "failed")
+    site.spaces[2].move(int(MOVED.rpartition(".")[2]))
+    site.listen()
+    site.daemons[2].start()
+    site.await_state(2, "healthy")
+    site.await_state(2, "healthy", seen_by=1)
+    assert answering() == (["n1", "n2", "n3"], [])
