@@ -15,7 +15,7 @@ from probing.client.wire.connection import Connection
 from probing.client.wire.tls import Tls
 from probing.federation.execution.asking import Policy
 from probing.federation.execution.clocks import Clocks
-from probing.federation.execution.fanout import Gathered, fan_out
+from probing.federation.execution.fanout import Failed, Gathered, fan_out
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,6 +62,8 @@ class Nodes:
         self.policy = Policy()
         self.watch: Callable[[str, pb.QueryProgress], None] | None = None
         self.done: Callable[[int, int], None] = lambda *_: None
+        # Nodes that are not asked, since the target knows that they have failed.
+        self.absent: tuple[Failed, ...] = ()
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
@@ -133,6 +135,7 @@ class Nodes:
         target = self.connection(self.target)
         own = target.status(self.timeout).node
         chosen = choose(self.target, own, target.peers(self.timeout).peers, self._where)
+        self.absent = chosen.failed
         if chosen.failed:
             gathered = chosen.gathered()
             self.outcomes.append(gathered)

@@ -42,7 +42,7 @@ def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
         replies = cluster.facts(job or "")
     except NotFound as e:
         absent = e
-    failures = [failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed]
+    failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
     silent = {failed.node or failed.address: failed.reason for failed in failures}
     for node, pieces in replies:
         try:

@@ -55,8 +55,8 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
     answered = cluster.each(lambda connection, seconds: _ask(connection, request, seconds)).answered
     replies = [(a.node, a.value) for a in answered]
     silent = {name: reply.problem for name, reply in replies if reply.facts is None}
-    for outcome in cluster.outcomes[asked:]:
-        silent |= {failed.node or failed.address: failed.reason for failed in outcome.failed}
+    failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
+    silent |= {failed.node or failed.address: failed.reason for failed in failures}
     nodes = [(reply.facts, reply) for _, reply in replies if reply.facts is not None]
     known = {facts.node for facts, _ in nodes}
     silent |= {name: "it is in --env-file, and was not asked" for name in plan.ranks if name not in {*known, *silent}}

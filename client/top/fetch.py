@@ -44,6 +44,8 @@ class Fetcher:
         self._tables: dict[str, frozenset[str]] = {}
         self._fresh: dict[str, bool] = {}
         self._paused: dict[str, str] = {}
+        # Addresses of nodes that had failed at the start; None: not known yet.
+        self._failed: tuple[str, ...] | None = None
         self.repeater = Repeater("fetch", self._refresh, interval, failed)
         self.health = Health(
             lambda address, seconds: self._connection(address).status(seconds).node, self.repeater.hurry
@@ -75,7 +77,12 @@ class Fetcher:
     def _addresses(self) -> tuple[str, ...]:
         target = self._cluster.target
         try:
-            return self._cluster.addresses()
+            addresses = self._cluster.addresses()
+            if self._failed is None:
+                # They are asked as soon as they answer again.
+                self._failed = tuple(failed.address for failed in self._cluster.absent)
+                self.health.failed(self._cluster.absent)
+            return (*addresses, *self._failed)
         except ProbingError as e:
             # Its peers are asked for when it answers.
             self.health.failed([Failed(target, "", e)])

@@ -244,6 +244,9 @@ class _Question:
         elif code is grpc.StatusCode.UNAVAILABLE:
             # Connects once more, to find out why.
             found = await asyncio.get_running_loop().run_in_executor(self._crowd._threads, error_of, address, error)
+        elif code is grpc.StatusCode.CANCELLED:
+            # Its gRPC had too many calls to begin this one.
+            return Again(error_of(address, error))
         else:
             return error_of(address, error)
         if (time.monotonic_ns() - begun) / 1e9 > _PATIENCE_S:

@@ -7,6 +7,7 @@ the peers would refuse. Peers are asked Query alone, so that a question has two 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -27,20 +28,25 @@ __all__ = ("QueryMany",)
 
 # Bytes of answers that are held for one caller.
 MAX_HELD = 64 << 20
+MAX_KEPT = 256
 PIECE_BYTES = 1 << 20
 # The caller hears something at least so often, s.
 SIGN_S = 0.5
 # The answers need time for the way back, s.
 MARGIN_S = 0.2
+# The connection broke, or the peer's gRPC had too many calls to begin this one.
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _POLICY = Policy(at_once=64, most=MAX_PEERS, hedge_after=10, grace_s=0.1)
 
 
 class QueryMany:
     """Belongs to one event loop."""
 
-    def __init__(self, outgoing: Outgoing, limits: Limits) -> None:
+    def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
+        """``kept`` channels to peers stay; gRPC ends their connections when they are idle."""
         self._outgoing = outgoing
         self._limits = limits
+        self._channels = _Channels(outgoing, kept)
 
     async def answer(self, request: pb.QueryManyRequest, context: Context, known: Collection[str]) -> None:
         """Writes the answers of the peers; ``known`` are their addresses. Raises UsageError."""
@@ -53,16 +59,44 @@ class QueryMany:
         asked = [address for address in addresses if address in known]
         for address in set(addresses).difference(asked):
             await writer.failed(address, NotFound(f"{address} is no peer of this node"))
-        question = _Question(self._outgoing, request.query, shown if isinstance(shown, str) else "", writer)
+        token = shown if isinstance(shown, str) else ""
+        question = _Question(self._outgoing, self._channels, request.query, token, writer)
         signs = asyncio.create_task(writer.signs())
         try:
             found = await ask_many(
-                asked, question.ask, max(seconds - MARGIN_S, 0.05), _POLICY, alive=question.connected
+                asked, question.ask, max(seconds - MARGIN_S, 0.05), _POLICY, alive=self._channels.connected
             )
         finally:
             signs.cancel()
         for failed in found.failed:
             await writer.failed(failed.address, failed.error)
+
+
+class _Channels:
+    """Channels to peers, those used last: to close one is slow, as gRPC looks through all tasks of the loop."""
+
+    def __init__(self, outgoing: Outgoing, most: int) -> None:
+        self._outgoing = outgoing
+        self._most = most
+        self._kept: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+
+    def connected(self, address: str) -> bool:
+        channel = self._kept.get(address)
+        return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def take(self, address: str) -> grpc.aio.Channel:
+        """Raises PeerError if this node has lost its certificate."""
+        channel = self._kept.get(address)
+        if channel is None:
+            try:
+                channel = self._kept[address] = self._outgoing.channel(address, anonymous=True)
+            except ConfigError as e:
+                raise PeerError(e.message, hint=e.hint) from None
+        self._kept.move_to_end(address)
+        while len(self._kept) > self._most:
+            # Who uses it holds it; then it is closed as it is collected.
+            self._kept.popitem(last=False)
+        return channel
 
 
 class _Writer:
@@ -112,17 +146,15 @@ class _Writer:
 class _Question:
     """One query for the peers of one caller."""
 
-    def __init__(self, outgoing: Outgoing, query: pb.QueryRequest, shown: str, writer: _Writer) -> None:
+    def __init__(
+        self, outgoing: Outgoing, channels: _Channels, query: pb.QueryRequest, shown: str, writer: _Writer
+    ) -> None:
         self._outgoing = outgoing
+        self._channels = channels
         self._query = query
         self._shown = shown
         self._writer = writer
-        self._open: dict[str, grpc.aio.Channel] = {}
         self._held = 0
-
-    def connected(self, address: str) -> bool:
-        channel = self._open.get(address)
-        return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def ask(self, address: str, seconds: float, attempt: int) -> tuple[str, None]:
         del attempt
@@ -132,21 +164,16 @@ class _Question:
         )  # fmt: skip
         metadata = self._outgoing.passed_on(address, self._shown)
         held: list[int] = []
+        channel = self._channels.take(address)
+        call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)
         try:
-            channel = self._outgoing.channel(address, anonymous=True)
-        except ConfigError as e:
-            raise PeerError(e.message, hint=e.hint) from None
-        async with channel:
-            self._open[address] = channel
-            call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)
-            try:
-                parts = [part async for part in call if self._holds(part, held)]
-                await self._writer.answered(address, parts)
-            except grpc.RpcError as e:
-                raise _error_of(address, e) from None
-            finally:
-                call.cancel()
-                self._held -= sum(held)
+            parts = [part async for part in call if self._holds(part, held)]
+            await self._writer.answered(address, parts)
+        except grpc.RpcError as e:
+            raise _error_of(address, e) from None
+        finally:
+            call.cancel()
+            self._held -= sum(held)
         # Each address counts by itself: the caller compares the names of nodes.
         return address, None
 
@@ -172,4 +199,4 @@ def _error_of(address: str, error: Any) -> Exception:
     if unconnected:
         details = "connection refused" if "refused" in details else "no connection in time"
     found = PeerError(f"{address} does not answer: {details or code.name.lower()}")
-    return Again(found) if code is grpc.StatusCode.UNAVAILABLE and not unconnected else found
+    return Again(found) if code in _BROKEN and not unconnected else found

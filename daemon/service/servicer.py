@@ -168,6 +168,9 @@ class NodeService(NodeServicer):
     ) -> None:
         with self._admission.counted(CallKind.MANY, caller):
             known = {member.address for member in self._node.members()} - {self._node.address}
+            if caller.listener != "unix":
+                # A daemon behind a Unix socket would see this one's user, not the caller's token.
+                known = {address for address in known if not address.startswith("unix:")}
             await self._many.answer(request, context, known)
 
     @_answering

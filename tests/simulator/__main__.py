@@ -1,4 +1,4 @@
-"""One process of a simulation: ``python -m simulator '{"count": 1000, "port": 7000}'``. Ends when stdin does."""
+"""One process of a simulation: ``python -m simulator '{"count": 1000, "port": 7000}' 0``. Ends when stdin does."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from simulator.cast import Cast
 from simulator.relay import Relay
 from simulator.service import Service
 
+# One server has the calls that wait at thousands of nodes.
+_OPTIONS = (("grpc.server.max_pending_requests", 1 << 20), ("grpc.server.max_pending_requests_hard_limit", 1 << 20))
 
-async def _run(cast: Cast) -> None:
+
+async def _run(cast: Cast, process: int) -> None:
     service = Service(cast)
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=_OPTIONS)
     add_NodeServicer_to_server(service, server)
     with tempfile.TemporaryDirectory(prefix="simulator-") as directory:
         inner = str(Path(directory, "inner"))
         server.add_insecure_port(f"unix:{inner}")
         await server.start()
-        serving = asyncio.create_task(Relay(cast, inner).serve())
+        serving = asyncio.create_task(Relay(cast, inner, process).serve())
         gc.freeze()
         print("ready", flush=True)
         # Each line asks for figures.
@@ -43,6 +46,6 @@ async def _run(cast: Cast) -> None:
 if __name__ == "__main__":
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_run(Cast(**json.loads(sys.argv[1]))))
+    asyncio.run(_run(Cast(**json.loads(sys.argv[1])), int(sys.argv[2])))
     # DuckDB's binding reports what an interpreter leaves behind.
     os._exit(0)

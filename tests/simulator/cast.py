@@ -13,7 +13,7 @@ FIRST = int(ipaddress.IPv4Address("127.77.0.1"))
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """``count`` nodes that listen on ``port``; some behave badly, chosen by their number.
+    """``count`` nodes in ``processes``, each with a port from ``port`` on; some behave badly, chosen by their number.
 
     A node whose number is 7 modulo ``dead_of`` takes connections and never answers, one that is 3 modulo
     ``refusing_of`` has no listener. Those that are 5 modulo ``slow_of`` hold each second call back for ``slow_s``,
@@ -25,6 +25,7 @@ class Cast:
     count: int
     port: int
     rows: int = 20
+    processes: int = 1
     dead_of: int = 0
     refusing_of: int = 0
     slow_of: int = 0
@@ -35,7 +36,7 @@ class Cast:
     clock_s: float = 0.0
 
     def address(self, number: int) -> str:
-        return f"{ipaddress.IPv4Address(FIRST + number)}:{self.port}"
+        return f"{ipaddress.IPv4Address(FIRST + number)}:{self.port + number % self.processes}"
 
     @property
     def addresses(self) -> tuple[str, ...]:

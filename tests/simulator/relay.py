@@ -28,8 +28,9 @@ def number_of(peer: str) -> int:
 class Relay:
     """Belongs to one event loop."""
 
-    def __init__(self, cast: Cast, inner: str) -> None:
+    def __init__(self, cast: Cast, inner: str, process: int) -> None:
         self._cast = cast
+        self._port = cast.port + process
         self._inner = inner
         self._held: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -37,7 +38,7 @@ class Relay:
     async def serve(self) -> None:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("", self._cast.port))
+        listener.bind(("", self._port))
         listener.listen(4096)
         listener.setblocking(False)
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,16 @@ class Simulation:
 
 @contextmanager
 def simulated(cast: Cast) -> Iterator[Simulation]:
-    """Runs the nodes of ``cast`` in a process of their own."""
+    """Runs the nodes of ``cast`` in processes of their own."""
     paths = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-m", "simulator", json.dumps(asdict(cast))]
+    with ExitStack() as stack:
+        started = [stack.enter_context(_process(cast, number, paths)) for number in range(cast.processes)]
+        yield Simulation(cast, started[0])
+
+
+@contextmanager
+def _process(cast: Cast, number: int, paths: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "simulator", json.dumps(asdict(cast)), str(number)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
     )
@@ -49,7 +56,7 @@ def simulated(cast: Cast) -> Iterator[Simulation]:
     try:
         if process.stdout.readline() != "ready\n":
             raise RuntimeError("the simulation did not start")
-        yield Simulation(cast, process)
+        yield process
     finally:
         process.stdin.close()
         try:

@@ -30,7 +30,7 @@ class Service(NodeServicer):
         self._cast = cast
         self._answers = Answers(cast.rows)
         self._known = frozenset(cast.addresses)
-        self._many = QueryMany(Outgoing(), Limits())
+        self._many = QueryMany(Outgoing(), Limits(), kept=cast.count)
         self._calls: dict[int, int] = {}
         self.took_ns: list[int] = []
 

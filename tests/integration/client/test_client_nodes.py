@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from client_fake_node import FakeNode
 
-from probing.api.errors import QueryRejected
+from probing.api.errors import PartialAnswer, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.cluster import Cluster
+from probing.client.diagnosis.asking import gathered
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,6 +59,16 @@ def test_a_failed_node_is_named_and_not_waited_for(
     code, out, err = ctl("query", "--all-nodes", "--strict", "SELECT count(*) AS n FROM process.processes")
     assert (code, out) == (4, "")
     assert "1 of 1 nodes did not answer: gamma" in err
+
+
+def test_a_failed_node_is_missing_in_a_diagnosis_and_in_top(labelled: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    with Cluster(labelled[0].address, all_nodes=True) as cluster:
+        cluster.query("SELECT count(*) AS n FROM process.processes")
+        with pytest.raises(PartialAnswer) as caught:
+            gathered(cluster, None)
+    assert "missing: gamma (failed since" in caught.value.hint
+    _, out, err = ctl("top", "--once", "--all-nodes")
+    assert "gamma" in out + err
 
 
 def test_nodes_shows_states_and_labels(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
