@@ -22,6 +22,8 @@ from simulator.relay import number_of
 
 __all__ = ("Service",)
 
+# Channels of all nodes that ask others: each connection takes four files of this process.
+_KEPT = 2000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -30,7 +32,7 @@ class Service(NodeServicer):
         self._cast = cast
         self._answers = Answers(cast.rows)
         self._known = frozenset(cast.addresses)
-        self._many = QueryMany(Outgoing(), Limits(), kept=cast.count)
+        self._many = QueryMany(Outgoing(), Limits(), kept=_KEPT)
         self._calls: dict[int, int] = {}
         self.took_ns: list[int] = []
 
