@@ -185,6 +185,9 @@ def _with(random: Random) -> str:
             "SELECT op, count(*) AS n, sum(bytes) AS b FROM w GROUP BY op",
             "SELECT a.op, b.seq FROM w a JOIN w b ON a.rank = b.rank AND a.seq < b.seq",
             "SELECT * FROM w WHERE seq > 1",
+            "SELECT a.op, b.job FROM w a LEFT JOIN process.processes b USING (rank) WHERE a.seq > 1",
+            "SELECT b.op, a.job FROM process.processes a LEFT JOIN w b USING (rank) WHERE b.seq > 1 OR b.seq IS NULL",
+            "SELECT ts, row_number() OVER (ORDER BY ts) FROM w WHERE op = 'send' AND seq IS NOT NULL",
             "SELECT op FROM w UNION SELECT job FROM process.processes",
             "SELECT node, max(seq) AS m FROM w WHERE rank = 1 GROUP BY node ORDER BY node LIMIT 3",
             "SELECT (SELECT max(seq) FROM w), count(DISTINCT node) FROM comm.ops",
@@ -217,5 +220,8 @@ def _nested(random: Random) -> str:
             f"SELECT max(d) FROM (SELECT ts - lag(ts) OVER (PARTITION BY node ORDER BY ts) AS d {source}) t",
             f"SELECT * FROM (SELECT op, seq, rank, ts {source}) t WHERE seq > 1 AND op = 'send'",
             f"SELECT op, count(*) FROM ({union}) t GROUP BY ALL",
+            f"SELECT a, count(*) FROM (SELECT op AS a, seq AS b {source}) t WHERE b > 1 AND a <> 'x' GROUP BY a",
+            f"SELECT x.r FROM (SELECT rank AS r, ts, seq % 3 AS m {source}) x ORDER BY x.ts, x.r LIMIT 3",
+            f"SELECT t.ts FROM (SELECT u.* FROM (SELECT * {source}) u WHERE u.seq < 4) t WHERE t.rank = 1",
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +18,8 @@ from probing.federation.sql.errors import from_duckdb
 
 __all__ = ("SAME_VERSION", "Ask", "AskAll", "by_threads", "create_part", "run", "run_all")
 
+# What may be spilled to disk, in parts of the memory.
+_SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
 
 # Asks an address for the rows of one SELECT, or of several by name; the seconds bound the whole request.
@@ -85,7 +88,11 @@ def run_all(
             hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
         )
     gathered.require(strict=strict)
-    with open_database(memory_limit=f"{max(512, 4 * (max_bytes >> 20))}MiB") as db:
+    memory = max(256, 2 * (max_bytes >> 20))
+    with (
+        tempfile.TemporaryDirectory(prefix="probing-merge-") as spill,
+        open_database(memory_limit=f"{memory}MiB", spill=spill, spill_limit=f"{_SPILLED * memory}MiB") as db,
+    ):
         fitted = _fitted_all(gathered, [_part_schema(db, part) for plan in plans.values() for part in plan.parts])
         gathered.require(strict=strict)
         answers: dict[str, Answer] = {}
@@ -193,6 +200,11 @@ def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Tabl
         return table
     except duckdb.InterruptException:
         raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
+    except duckdb.OutOfMemoryException:
+        raise QueryMemory(
+            "combining the answers takes more memory and temporary space than it may",
+            hint="narrow the time range, join fewer rows, or aggregate before the join",
+        ) from None
     except duckdb.Error as e:
         raise from_duckdb(e) from None
     finally:

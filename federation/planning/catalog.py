@@ -39,13 +39,25 @@ _LOCKED = {
 }
 
 
-def open_database(*, memory_limit: str = "1GiB", threads: int = 2) -> duckdb.DuckDBPyConnection:
-    """Returns an empty database in memory without access to files or network, its settings locked."""
+def open_database(
+    *, memory_limit: str = "1GiB", threads: int = 2, spill: str = "", spill_limit: str = "0B"
+) -> duckdb.DuckDBPyConnection:
+    """Returns an empty database in memory without access to files or network, its settings locked.
+
+    Beyond ``memory_limit`` it writes up to ``spill_limit`` into the directory ``spill``, if that is given.
+    """
     # TimeZone belongs to the icu extension, which not every build has; without it DuckDB knows UTC alone.
-    config = {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
-    connection = duckdb.connect(":memory:", config={**config, "memory_limit": memory_limit, "threads": str(threads)})
+    config: dict[str, str | bool | int | float | list[str]] = {}
+    config |= {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
+    config |= {"memory_limit": memory_limit, "threads": str(threads)}
+    # Left out, the directory is .tmp where the process was started.
+    config |= {"temp_directory": spill}
+    connection = duckdb.connect(":memory:", config=config)
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
         connection.execute("SET TimeZone = 'UTC'")
+    if spill:
+        # DuckDB 2.0 shows a limit that is given as configuration, but does not enforce it.
+        connection.execute(f"SET max_temp_directory_size = '{spill_limit}'")
     connection.execute("SET lock_configuration = true")
     return connection
 

@@ -8,6 +8,7 @@ from probing.federation.planning.catalog import Catalog, Columns, quoted, quoted
 from probing.federation.planning.shapes import Part
 from probing.federation.sql.dialect import table_name, tables_in, to_sql
 from probing.federation.sql.filters import certain_of, names_whole_rows
+from probing.federation.sql.narrowing import narrow_all
 
 __all__ = ("ship_parts",)
 
@@ -15,7 +16,9 @@ __all__ = ("ship_parts",)
 def ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
     """Returns one part for each stored table of ``root``, under the table's own name."""
     places: dict[str, list[exp.Table]] = {}
-    for table in tables_in(root):
+    narrowed = root.copy()
+    narrow_all(narrowed, lambda name: [column for column, _ in catalog.columns.get(name, ())])
+    for table in tables_in(narrowed):
         places.setdefault(table_name(table), []).append(table)
     everything = names_whole_rows(root)
     words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}

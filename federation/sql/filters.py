@@ -16,7 +16,7 @@ _PURE = frozenset(
 )
 
 
-def certain_of(table: exp.Table, known: Collection[str]) -> list[exp.Expr]:
+def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[exp.Expr]:
     """Returns the conditions that every row of ``table`` must meet at this place, over columns without qualifiers.
 
     ``known`` are the names of its columns, in lower case.
@@ -29,7 +29,7 @@ def certain_of(table: exp.Table, known: Collection[str]) -> list[exp.Expr]:
     return [_without_qualifier(c.copy()) for c in _conjuncts(where.this) if _is_about(c, alias, known, alone)]
 
 
-def select_of(table: exp.Table) -> tuple[exp.Select | None, bool]:
+def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]:
     """Returns the SELECT whose WHERE filters every row of ``table``, and whether the table is its only source.
 
     An outer join makes rows of NULLs for the other side, so a filter may only go to the side that is kept whole; which

@@ -16,11 +16,10 @@ from sqlglot import exp
 from probing.api.errors import QueryRejected
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
-from probing.federation.sql.dialect import table_name
-from probing.federation.sql.filters import certain_of, looks_at_many_rows, names_whole_rows, select_of
+from probing.federation.sql.filters import certain_of, names_whole_rows, select_of
 from probing.federation.sql.names import GLOBAL, LOCAL, names_user_views, wants_all_nodes
+from probing.federation.sql.narrowing import narrow, plain_columns
 from probing.federation.sql.view_lookup import (
-    REDUCING,
     NamesOf,
     base_tables,
     is_local,
@@ -113,32 +112,12 @@ class _Expansion:
                 _leave_out(inner, words)
             outer, _ = select_of(table)
             if outer is not None and outer.args.get("where"):
-                plain = self._plain_columns(inner)
-                _narrow(inner, certain_of(table, plain), plain)
+                plain = plain_columns(inner, self._columns)
+                narrow(inner, certain_of(table, plain), plain)
         self.run(inner, depth + 1)
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
         more = {key: value for key in _KEPT if (value := table.args.get(key))}
         table.replace(exp.Subquery(this=inner, alias=alias, **more))
-
-    def _plain_columns(self, select: exp.Select) -> dict[str, exp.Column]:
-        """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name."""
-        source = select.args["from_"].this if select.args.get("from_") else None
-        if not isinstance(source, exp.Table) or any(select.args.get(key) for key in REDUCING):
-            return {}
-        if any(map(looks_at_many_rows, select.expressions)) or select_of(source)[0] is None:
-            return {}
-        alone, own = not select.args.get("joins"), source.alias_or_name.lower()
-        found: dict[str, exp.Column] = {}
-        for item in select.expressions:
-            shown = item.this if isinstance(item, exp.Alias) else item
-            if isinstance(shown, exp.Star) and alone and not any(shown.args.values()):
-                for name in self._columns(table_name(source)):
-                    found[name.lower()] = exp.column(name, table=source.alias_or_name, quoted=True)
-            elif isinstance(shown, exp.Column) and not shown.is_star and (alone or shown.table.lower() == own):
-                found[item.alias_or_name.lower()] = shown
-            else:
-                found.pop(item.alias_or_name.lower(), None)
-        return found
 
 
 def _words(root: exp.Expr) -> set[str]:
@@ -165,24 +144,3 @@ def _leave_out(select: exp.Select, words: set[str]) -> None:
 
 def _qualifiers(node: exp.Expr | None) -> set[str]:
     return {column.table.lower() for column in node.find_all(exp.Column)} if node is not None else set()
-
-
-def _narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, exp.Column]) -> None:
-    """Moves ``conditions`` on the columns of ``select`` to its first source, before the rows are joined."""
-    if not conditions:
-        return
-    source = select.args["from_"].this
-    for condition in conditions:
-        for column in list(condition.find_all(exp.Column)):
-            meant = plain[column.name.lower()].copy()
-            meant.set("table", exp.to_identifier(source.alias_or_name, quoted=True))
-            column.replace(meant)
-    if any(join.method.upper() == "ASOF" for join in select.args.get("joins") or []):
-        # Beside an ASOF join, range pruning would not see which rows of the left side matter.
-        alias = source.alias_or_name
-        bare = source.copy()
-        bare.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
-        inner = exp.select("*").from_(bare, copy=False).where(*conditions, copy=False)
-        source.replace(exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True))))
-    else:
-        select.where(*conditions, copy=False)

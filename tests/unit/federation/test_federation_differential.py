@@ -279,3 +279,22 @@ def test_time_expressions_mean_one_instant(fixed: Nodes, condition: str) -> None
 def test_now_is_put_in_by_the_asker(fixed: Nodes) -> None:
     asked = [part.sql for part in fixed.plan("SELECT max(now() - ts) FROM comm.ops WHERE ts < now()").parts]
     assert "now" not in " ".join(asked).lower()
+
+
+@pytest.mark.parametrize(
+    ("sql", "condition"),
+    [
+        ("WITH w AS (SELECT * FROM comm.ops) SELECT op, rank() OVER (ORDER BY ts) FROM w WHERE rank = 1", '"rank" = 1'),
+        ("SELECT max(s) FROM (SELECT seq AS s FROM comm.ops WHERE bytes > 0) t WHERE s > 1", "bytes > 0 AND seq > 1"),
+        ("SELECT max(s) FROM (SELECT t.s FROM (SELECT seq AS s FROM comm.ops) t) u WHERE u.s > 1", "seq > 1"),
+        ("SELECT a.op FROM (SELECT op, seq FROM comm.ops) a JOIN comm.ops b USING (op) WHERE a.seq > 1", ""),
+        ("WITH w AS (SELECT * FROM comm.ops) SELECT a.op FROM w a JOIN w b USING (ts) WHERE a.rank = 1", ""),
+        ("SELECT op FROM (SELECT op, rank() OVER (ORDER BY seq) AS r FROM comm.ops) t WHERE op = 'send'", ""),
+        ("SELECT op FROM (SELECT op FROM comm.ops ORDER BY ts LIMIT 3) t WHERE op = 'send'", ""),
+        ("SELECT p.pid FROM process.processes p LEFT JOIN (SELECT * FROM comm.ops) o USING (rank) WHERE o.seq > 1", ""),
+    ],
+)
+def test_conditions_reach_the_nodes_where_that_is_sound(fixed: Nodes, sql: str, condition: str) -> None:
+    (asked,) = [part.sql for part in fixed.plan(sql).parts if part.table == "comm.ops"]
+    assert condition in asked.partition(" WHERE ")[2] if condition else " WHERE " not in asked
+    fixed.check(sql, kind="ship")

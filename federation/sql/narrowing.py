@@ -1,0 +1,74 @@
+"""Moves conditions on the rows of a subquery, CTE or view inside it, to the source of its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from sqlglot import exp
+
+from probing.federation.sql.dialect import table_name
+from probing.federation.sql.filters import certain_of, looks_at_many_rows, select_of
+from probing.federation.sql.view_lookup import REDUCING, NamesOf
+
+__all__ = ("narrow", "narrow_all", "plain_columns")
+
+
+def narrow_all(root: exp.Query, columns: NamesOf) -> None:
+    """Repeats conditions on subqueries and on CTEs that are read once inside them. ``columns``: see view_lookup."""
+    ctes = {cte.alias_or_name.lower(): cte.this for cte in root.find_all(exp.CTE)}
+    once = Counter(cte.alias_or_name.lower() for cte in root.find_all(exp.CTE))
+    read = Counter(table.name.lower() for table in root.find_all(exp.Table) if len(table.parts) == 1)
+    if any(clause.args.get("recursive") for clause in root.find_all(exp.With)):
+        ctes = {}
+    places: list[exp.Subquery | exp.Table] = [*root.find_all(exp.Subquery), *root.find_all(exp.Table)]
+    for place in places:
+        inner = place.this
+        if isinstance(place, exp.Table):
+            name = place.name.lower()
+            inner = ctes.get(name) if len(place.parts) == 1 and once[name] == read[name] == 1 else None
+        if isinstance(inner, exp.Select) and select_of(place)[0] is not None:
+            plain = plain_columns(inner, columns)
+            narrow(inner, certain_of(place, plain), plain)
+
+
+def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
+    """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name."""
+    source = select.args["from_"].this if select.args.get("from_") else None
+    if not isinstance(source, (exp.Table, exp.Subquery)) or any(select.args.get(key) for key in REDUCING):
+        return {}
+    if any(map(looks_at_many_rows, select.expressions)) or select_of(source)[0] is None:
+        return {}
+    alone, own = not select.args.get("joins"), source.alias_or_name.lower()
+    found: dict[str, exp.Column] = {}
+    for item in select.expressions:
+        shown = item.this if isinstance(item, exp.Alias) else item
+        if isinstance(shown, exp.Star) and alone and not any(shown.args.values()):
+            for name in columns(table_name(source)) if isinstance(source, exp.Table) else ():
+                found[name.lower()] = exp.column(name, table=source.alias_or_name, quoted=True)
+        elif isinstance(shown, exp.Column) and not shown.is_star and (alone or shown.table.lower() == own):
+            found[item.alias_or_name.lower()] = shown
+        else:
+            found.pop(item.alias_or_name.lower(), None)
+    return found
+
+
+def narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, exp.Column]) -> None:
+    """Moves ``conditions`` on the columns of ``select`` to its first source, before the rows are joined."""
+    if not conditions:
+        return
+    source = select.args["from_"].this
+    for condition in conditions:
+        for column in list(condition.find_all(exp.Column)):
+            meant = plain[column.name.lower()].copy()
+            meant.set("table", exp.to_identifier(source.alias_or_name, quoted=True))
+            column.replace(meant)
+    if any(join.method.upper() == "ASOF" for join in select.args.get("joins") or []):
+        # Beside an ASOF join, range pruning would not see which rows of the left side matter.
+        alias = source.alias_or_name
+        bare = source.copy()
+        bare.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
+        inner = exp.select("*").from_(bare, copy=False).where(*conditions, copy=False)
+        source.replace(exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True))))
+    else:
+        select.where(*conditions, copy=False)
