@@ -40,13 +40,15 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
     if any(map(looks_at_many_rows, select.expressions)) or select_of(source)[0] is None:
         return {}
     alone, own = not select.args.get("joins"), source.alias_or_name.lower()
+    # Another qualifier may name a row of the query outside: DuckDB needs no LATERAL for that.
+    mine = (own, "") if alone else (own,)
     found: dict[str, exp.Column] = {}
     for item in select.expressions:
         shown = item.this if isinstance(item, exp.Alias) else item
         if isinstance(shown, exp.Star) and alone and not any(shown.args.values()):
             for name in columns(table_name(source)) if isinstance(source, exp.Table) else ():
                 found[name.lower()] = exp.column(name, table=source.alias_or_name, quoted=True)
-        elif isinstance(shown, exp.Column) and not shown.is_star and (alone or shown.table.lower() == own):
+        elif isinstance(shown, exp.Column) and not shown.is_star and shown.table.lower() in mine:
             found[item.alias_or_name.lower()] = shown
         else:
             found.pop(item.alias_or_name.lower(), None)

@@ -107,6 +107,7 @@ CASES = (
     "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < 4)"
     " SELECT i, count(ts) FROM r LEFT JOIN comm.ops ON seq = i GROUP BY i",
     "WITH comm AS (SELECT 1 AS x) SELECT x, count(o.ts) FROM comm, comm.ops o GROUP BY x",
+    "SELECT q.r, q.pid FROM comm.ops o, (SELECT o.rank AS r, p.pid FROM process.processes p) q WHERE q.r = 1",
     # Joins.
     "SELECT count(*) FROM comm.ops a JOIN comm.ops b USING (rank, job)",
     "SELECT a.ts, b.pid FROM comm.ops a FULL JOIN process.processes b ON a.rank = b.rank AND a.node = b.node",
