@@ -95,7 +95,7 @@ class Cluster(Protocol):
     """``coordination.coordinator.Coordinator``."""
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) of which this node holds ranks, and whether one of these lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:
         """Returns whether this node diagnoses a run. ``living``: a rank of it lives here."""

@@ -1,4 +1,4 @@
-"""The service probing.v1.Node of all simulated nodes; the caller's connection says which of them is meant."""
+"""The service probing.v1.Node of all simulated nodes; the address of the connection chooses the node."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Coordinator:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) of which this node holds ranks, and whether one of these lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
         self._peers.hold(runs)
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:

@@ -43,4 +43,4 @@ class Peers(Protocol):
         """Stores rows of ``diagnosis.findings`` on a node. Raises ProbingError."""
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) of which this node holds ranks, and whether one of these lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""

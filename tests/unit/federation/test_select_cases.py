@@ -1,4 +1,4 @@
-"""Cases that engines get wrong, in the manner of sqllogictest suites, over four nodes of which one is empty."""
+"""Cases that engines get wrong, in the manner of sqllogictest suites, over four nodes; one is empty."""
 
 from __future__ import annotations
 
