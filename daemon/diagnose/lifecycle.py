@@ -11,7 +11,7 @@ from probing.diagnosis.verdict import NOTE, Finding
 
 __all__ = ("Event", "JobFindings", "LookResult")
 
-_HANG, _SLOW, _DEATH, _HARDWARE = "hang", "slow", "death", "hardware"
+_HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "hardware"
 # A finding closes when so many looks in a row do not show it.
 _MISSES = 2
 # The least time between two rows of a finding that changes, ns.
@@ -144,12 +144,14 @@ class JobFindings:
         return [Event(row)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Whether a finding needs no second look: a death, one that the last look showed, or one of a stall. A hang
-        needs one unless a culprit was in the same place twice: the ranks to blame may get on with something."""
-        unsettled = finding.verdict.group == _HANG and not any(
-            stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks
-        )
-        return finding.verdict.group == _DEATH or name in self._doubtful or (look.stalled and not unsettled)
+        """Whether a finding needs no second look: a death, memory over many readings with its limit, one that the last
+        look showed, or one of a stall. A hang needs one unless a culprit was in the same place twice: the ranks to
+        blame may get on with something."""
+        group = finding.verdict.group
+        if name in self._doubtful or group == _DEATH or (group == _MEMORY and look.deep):
+            return True
+        settled = any(stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks)
+        return look.stalled and (group != _HANG or settled)
 
     def _missed(self, name: str, look: LookResult) -> list[Event]:
         one = self._open[name]

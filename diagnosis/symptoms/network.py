@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from statistics import median
 
@@ -44,7 +45,9 @@ def network_symptoms(node: NodeFacts) -> Iterator[Symptom]:
         if event.source == "kernel" and event.kind in _KERNEL:
             yield _reported(node, event)
     for path in node.hardware.paths:
-        yield from _path(node, path)
+        # Loopback loses nothing: a receiver without a CPU makes the sender repeat itself.
+        if not _is_loopback(path.peer):
+            yield from _path(node, path)
 
 
 def _port(node: NodeFacts, port: NetworkPort) -> Iterator[Symptom]:
@@ -91,6 +94,13 @@ def _path(node: NodeFacts, path: NetworkPath) -> Iterator[Symptom]:
         f"{name} of rank {path.rank} {text}", None, (others_text,) if loses else (),
         ("Look at both hosts' ports, and at the switches between them: `probingctl net`, `probingctl rdma`.",),
     )  # fmt: skip
+
+
+def _is_loopback(peer: str) -> bool:
+    try:
+        return ipaddress.ip_address(peer).is_loopback
+    except ValueError:
+        return False
 
 
 def _lost(path: NetworkPath) -> float:

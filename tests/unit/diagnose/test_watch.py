@@ -488,3 +488,13 @@ def test_a_finding_names_the_nodes_that_did_not_answer() -> None:
     scene.missing = (Missing("node", "node n3 did not answer: it is failed", node="n3"), Missing("clock", "x"))
     scene.run(50)
     assert json.loads(scene.rows[0]["missing"]) == ["node n3 did not answer: it is failed"]
+
+
+def test_memory_that_will_end_needs_no_second_look_with_its_limit() -> None:
+    # Without the limit it is a note.
+    grows = lambda now, deep: [finding("memory_growth", 1, group="memory", severity=WARNING if deep else NOTE)]  # noqa: E731
+    scene = Scene(Job(begins=10, finds=grows), review_s=3.0).run(60)
+    assert [deep for _, _, deep in scene.looks][:2] == [False, True]
+    ((name, state, opened),) = scene.states()
+    assert (name, state) == ("memory_growth", "open")
+    assert opened == pytest.approx(scene.looks[1][0] + 1.2, abs=0.1)

@@ -134,6 +134,11 @@ def test_a_port_with_errors_is_named_with_its_ranks() -> None:
     assert found(Hardware(ports=(replace(port, risen=(), state="DOWN", ranks=()),))) == []
 
 
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1"])
+def test_loopback_loses_no_packets(peer: str) -> None:
+    assert found(Hardware(paths=(NetworkPath(0, peer, 885, 9), NetworkPath(1, peer, 885, 9, timeouts=7)))) == []
+
+
 def test_a_path_that_loses_packets_is_named() -> None:
     paths = (NetworkPath(0, "10.0.0.2", 50_000, 20), NetworkPath(1, "10.0.0.2", 20_000, 1_400))
     (finding,) = found(Hardware(paths=paths))
