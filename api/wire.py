@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("ERROR_KEY", "MAX_PEERS", "MAX_STATEMENTS", "NODE_KEY", "UNLIMITED")
+__all__ = ("ERROR_KEY", "MAX_PEERS", "MAX_STATEMENTS", "NODE_KEY", "UNLIMITED", "WARNINGS_KEY")
 
 # Trailing metadata of a failed call: a message Error.
 ERROR_KEY = "probing-error-bin"
 # Initial metadata of Query: the node's name, before the rows.
 NODE_KEY = "probing-node-bin"
+# Trailing metadata of Flight's DoGet: why rows are missing, a line each.
+WARNINGS_KEY = "probing-warnings-bin"
 # Addresses of one QueryManyRequest.
 MAX_PEERS = 128
 # Statements of one QueryRequest.

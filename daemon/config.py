@@ -224,6 +224,7 @@ class Config:
     cgroup: str = _option("", "watch only processes of this control group, a path below the mount; empty: all")
     hang_s: float = _option(30.0, "seconds after which an own process that stands still is replaced; 0: never", 0)
     listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
+    flight: bool = _option(False, "answer Arrow Flight SQL as well, on the socket and listen")
     http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")
     token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
     insecure: bool = _option(False, "allow TCP without a token, and off loopback without TLS")

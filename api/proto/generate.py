@@ -1,4 +1,7 @@
-"""Generates the Python code of the protocol beside its .proto files: ``python api/proto/generate.py``."""
+"""Generates the Python code of the protocols beside their .proto files: ``python api/proto/generate.py``.
+
+``probing/v1`` is ours. ``arrow/flight`` has the files of Apache Arrow, as it publishes them.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,24 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-PROTOS = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("probing/v1/*.proto"))
+PROTOS = sorted(p for folder in ("arrow/flight", "probing/v1") for p in ROOT.glob(f"{folder}/*.proto"))
 
 
 def main() -> None:
-    include = Path(grpc_tools.__file__).parent / "_proto"
-    outputs = [f"--{kind}_out={ROOT}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", *outputs, *PROTOS]) != 0:
-        raise SystemExit("protoc failed")
+    _run(PROTOS, "python", "pyi")
+    _run([p for p in PROTOS if re.search(r"^service ", p.read_text(), re.M)], "grpc_python")
     # protoc names modules after the .proto's folder; ours lie in the package probing.api.proto.
-    for path in ROOT.glob("probing/v1/*_pb2*.py"):
-        text = re.sub(
-            r"^from probing\.v1 import", "from probing.api.proto.probing.v1 import", path.read_text(), flags=re.M
-        )
-        path.write_text(text)
+    for path in ROOT.glob("*/*/*_pb2*.py"):
+        old, new = r"^from (arrow\.flight|probing\.v1) import", r"from probing.api.proto.\1 import"
+        path.write_text(re.sub(old, new, path.read_text(), flags=re.M))
+
+
+def _run(protos: list[Path], *kinds: str) -> None:
+    include = Path(grpc_tools.__file__).parent / "_proto"
+    outputs = [f"--{kind}_out={ROOT}" for kind in kinds]
+    names = [str(p.relative_to(ROOT)) for p in protos]
+    if protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", *outputs, *names]) != 0:
+        raise SystemExit("protoc failed")
 
 
 if __name__ == "__main__":

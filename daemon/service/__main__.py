@@ -47,6 +47,7 @@ from probing.daemon.supervisor.fatal import guard
 from probing.daemon.supervisor.ready import service_state
 
 if TYPE_CHECKING:
+    from probing.daemon.service.flight.service import FlightService
     from probing.daemon.service.metrics.service import Metrics
 
 __all__ = ("main",)
@@ -92,7 +93,7 @@ async def _serve(config: Config, doors: _Doors) -> None:
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
     service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors)
-    await server.start(service)
+    await server.start(service, _flight(service, server) if config.flight else None)
     diagnosis.start()
     gossip.start()
     if metrics:
@@ -175,6 +176,13 @@ def _service(
         audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
+
+
+def _flight(service: NodeService, server: Server) -> FlightService:
+    # Who does not want it does without its protocol in memory.
+    from probing.daemon.service.flight.service import FlightService
+
+    return FlightService(service.query, server.identify, service.audit, version("probingd"), service.limits)
 
 
 def _metrics(

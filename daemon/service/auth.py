@@ -22,6 +22,11 @@ def _config_scope(request: Any) -> Scope:
     return Scope.PROBE if request.HasField("value") or request.reset else Scope.READ
 
 
+# Calls of Arrow Flight. It has nothing that changes anything.
+FLIGHT = frozenset(
+    ("Handshake", "ListFlights", "GetFlightInfo", "PollFlightInfo", "GetSchema", "DoGet", "DoPut", "DoExchange",
+     "DoAction", "ListActions")
+)  # fmt: skip
 # The scope that each call needs; those of parts of a Preflight are decided with the part.
 RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Query": Scope.READ,
@@ -37,9 +42,10 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Sink": Scope.READ,
     "Gossip": Scope.PEER,
     "Record": Scope.PEER,
+    **dict.fromkeys(FLIGHT, Scope.READ),
 }
 # The calls of a token that is limited to jobs.
-FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers"))
+FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers")) | FLIGHT
 # Those of them that name one job.
 _NAMED = frozenset(("Stacks", "Vars", "Facts"))
 

@@ -44,12 +44,15 @@ def to_proto(kind: str, message: str, hint: str) -> pb.Error:
     return pb.Error(kind=kind, message=_cut(message), hint=_cut(hint))
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError) -> NoReturn:
-    """Ends the call with ``error``; does nothing if the caller went away meanwhile."""
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError, *, with_hint: bool = False
+) -> NoReturn:
+    """Ends the call with ``error``, in its text ``with_hint``; does nothing if the caller went away meanwhile."""
     data = to_proto(error.kind, error.message, error.hint).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
     with suppress(grpc.aio.InternalError):
-        await context.abort(status_of(error), _cut(error.message))
+        text = f"{error.message} ({error.hint})" if with_hint and error.hint else error.message
+        await context.abort(status_of(error), _cut(text))
     raise asyncio.CancelledError
 
 

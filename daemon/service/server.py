@@ -8,10 +8,10 @@ import grp
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from grpc_health.v1._async import HealthServicer
@@ -27,6 +27,9 @@ from probing.daemon.service.malformed import MalformedRequests
 from probing.daemon.service.relay import Relay
 from probing.daemon.service.standard import add_standard_services
 from probing.daemon.service.tls import Tls
+
+if TYPE_CHECKING:
+    from probing.api.proto.arrow.flight.Flight_pb2_grpc import FlightServiceServicer
 
 __all__ = ("Server",)
 
@@ -61,10 +64,14 @@ class Server:
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed)])
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
 
-    async def start(self, servicer: NodeServicer) -> None:
-        """Starts to answer. Raises ConfigError if the Unix socket is taken or cannot be created; a port that is taken
-        is tried again."""
+    async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
+        """Starts to answer, also Arrow Flight where there is ``flight``. Raises ConfigError if the Unix socket is taken
+        or cannot be created; a port that is taken is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
+        if flight:
+            from probing.api.proto.arrow.flight.Flight_pb2_grpc import add_FlightServiceServicer_to_server
+
+            add_FlightServiceServicer_to_server(flight, self._server)
         self._health = add_standard_services(self._server, self.identify, self._audit)
         public = _bind_public(self._path, self._group)
         with _umask(0o177):
@@ -87,15 +94,21 @@ class Server:
         self._relay.close()
         _unlink(self._inner)
 
-    async def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-        """Returns the caller of a call. Raises Unauthenticated on TCP without token or certificate, Overloaded for too
-        many calls, and PrivilegeError for a call that did not come by a public socket."""
+    async def identify(
+        self, context: grpc.aio.ServicerContext[Any, Any], shown: Sequence[tuple[str, str | bytes]] | None = None
+    ) -> Caller:
+        """Returns the caller of a call; ``shown``: metadata that counts in place of its own.
+
+        Raises Unauthenticated on TCP without token or certificate, Overloaded for too many calls, and PrivilegeError
+        for a call that did not come by a public socket.
+        """
         link = self._relay.link(context.peer())
         if link is None:
             raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")
         if link.caller.listener == "tcp":
             try:
-                shown = tuple(context.invocation_metadata() or ())
+                if shown is None:
+                    shown = tuple(context.invocation_metadata() or ())
                 caller = self._keeper.identified(link.caller, shown, link.certificate)
             except Unauthenticated:
                 await asyncio.sleep(WRONG_TOKEN_S)

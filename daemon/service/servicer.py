@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from probing.api.errors import InternalError, PeerError, ProbingError, UsageError
+from probing.api.errors import PeerError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
 from probing.daemon.diagnose.gather.gatherer import Gatherer
-from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
-from probing.daemon.service.audit import Audit, described
-from probing.daemon.service.auth import permit
+from probing.daemon.service.answering import answering
+from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
-from probing.daemon.service.errors import abort
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
@@ -35,7 +33,7 @@ from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.request import asked_of
 from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.query_many import QueryMany
-from probing.daemon.service.streams import Streams
+from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.fatal import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
 
@@ -44,8 +42,6 @@ __all__ = ("Node", "NodeService")
 START_UP_S = 15.0
 MAX_PIDS = 4096
 MAX_NAMES = 64
-_log = logging.getLogger(__name__)
-_Reply = TypeVar("_Reply")
 _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
@@ -64,34 +60,6 @@ class Node:
         return self.known() or (Member(self.name, self.address, "healthy", version=self.version),)
 
 
-def _answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
-    """Calls ``method`` with the caller. Errors end the call as in errors.py; a bug is logged."""
-
-    @wraps(method)
-    async def answer(self: NodeService, request: Any, context: Context) -> _Reply:
-        name, caller, scope = method.__name__, None, Scope.READ
-        try:
-            caller = await self._identify(context)
-            scope = permit(name, request, caller)
-            reply = await method(self, request, context, caller)
-        except ProbingError as e:
-            if caller is not None:
-                self._audit.call(caller, described(name, request), scope, e)
-            await abort(context, e)
-        except grpc.aio.AbortError:
-            raise
-        except grpc.aio.InternalError as e:
-            # gRPC could not write because the caller went away.
-            raise asyncio.CancelledError from e
-        except Exception as e:
-            _log.exception("%s failed", method.__name__)
-            await abort(context, InternalError(f"{method.__name__} failed: {type(e).__name__}"))
-        self._audit.call(caller, described(name, request), scope, None)
-        return reply
-
-    return answer
-
-
 def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
     """Returns ``reply`` without what belongs to jobs that the caller may not see."""
     if caller.jobs is not None:
@@ -105,6 +73,8 @@ def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
 
 class NodeService(NodeServicer):
     """The service probing.v1.Node. Belongs to one event loop; calls that block run in threads."""
+
+    hints = False
 
     def __init__(
         self,
@@ -129,19 +99,19 @@ class NodeService(NodeServicer):
         ok, failed or cancelled. ``take_findings`` stores findings of another node, and returns how many it took."""
         self._node = node
         self._collector = collector
-        self._identify = identify
-        self._limits = limits or Limits()
+        self.identify = identify
+        self.limits = limits or Limits()
         self._gatherer = gatherer or Gatherer(node.name, engine, collector)
         self._preflight = preflight or Preflight(node.name, engine, Interpreters(""))
         self._sources = sources
-        self._audit = audit or Audit()
+        self.audit = audit or Audit()
         self._gossip = gossip
         self._now_ns = now_ns
         self._answered = answered
         self._take_findings = take_findings
         self._admission = CallAdmission()
-        self._streams = Streams(node.name, engine, self._admission, self._limits, now_ns)
-        self._many = QueryMany(outgoing or Outgoing(), self._limits)
+        self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
+        self._many = QueryMany(outgoing or Outgoing(), self.limits)
         self._started_ns = now_ns()
         self._started = time.monotonic()
         self._collector_seen = False
@@ -150,11 +120,17 @@ class NodeService(NodeServicer):
         self._admission.close()
         self._preflight.close()
 
-    @_answering
+    @answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
+        await self.query(request, context, caller)
+
+    async def query(
+        self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None
+    ) -> None:
+        """Answers a Query of ``caller``, who may ask it. ``form``: the messages; those of Query if there is none."""
         begun, outcome = time.monotonic(), "cancelled"
         try:
-            await self._streams.answer(request, context, caller)
+            await self._streams.answer(request, context, caller, form)
             outcome = "ok"
         except ProbingError:
             outcome = "failed"
@@ -162,7 +138,7 @@ class NodeService(NodeServicer):
         finally:
             self._answered(time.monotonic() - begun, outcome)
 
-    @_answering
+    @answering
     async def QueryMany(  # noqa: N802
         self, request: pb.QueryManyRequest, context: Context, caller: Caller
     ) -> None:
@@ -173,7 +149,7 @@ class NodeService(NodeServicer):
                 known = {address for address in known if not address.startswith("unix:")}
             await self._many.answer(request, context, known)
 
-    @_answering
+    @answering
     async def Stacks(  # noqa: N802
         self, request: pb.StacksRequest, context: Context, caller: Caller
     ) -> pb.StacksReply:
@@ -187,7 +163,7 @@ class NodeService(NodeServicer):
 
         return await self._admission.run(CallKind.TARGETS, caller, ask)
 
-    @_answering
+    @answering
     async def Vars(self, request: pb.VarsRequest, context: Context, caller: Caller) -> pb.VarsReply:  # noqa: N802
         if not 0 < len(request.names) <= MAX_NAMES:
             raise UsageError(f"{len(request.names)} names", hint=f"give 1 to {MAX_NAMES} names of variables")
@@ -202,11 +178,11 @@ class NodeService(NodeServicer):
     def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: Context) -> float:
         if len(request.pids) > MAX_PIDS:
             raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
-        return seconds_for(context, request.timeout_ms, self._limits.stacks_s, self._limits.stacks_max_s)
+        return seconds_for(context, request.timeout_ms, self.limits.stacks_s, self.limits.stacks_max_s)
 
-    @_answering
+    @answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
-        timeout = seconds_for(context, request.timeout_ms, self._limits.facts_s, self._limits.facts_s)
+        timeout = seconds_for(context, request.timeout_ms, self.limits.facts_s, self.limits.facts_s)
         # At once: the caller learns from it how far the clocks are apart.
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
 
@@ -220,21 +196,21 @@ class NodeService(NodeServicer):
         # One run in a message: it may be of hundreds of ranks.
         for facts in found:
             await asyncio.wait_for(
-                context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self._limits.unread_s
+                context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self.limits.unread_s
             )
 
-    @_answering
+    @answering
     async def Record(self, request: pb.RecordRequest, context: Context, caller: Caller) -> pb.RecordReply:  # noqa: N802
         del context, caller
         taken = await asyncio.to_thread(self._take_findings, request.findings)
         return pb.RecordReply(node=self._node.name, taken=taken)
 
-    @_answering
+    @answering
     async def Preflight(  # noqa: N802
         self, request: pb.PreflightRequest, context: Context, caller: Caller
     ) -> pb.PreflightReply:
         received = self._now_ns()
-        timeout = seconds_for(context, request.timeout_ms, self._limits.preflight_s, self._limits.preflight_max_s)
+        timeout = seconds_for(context, request.timeout_ms, self.limits.preflight_s, self.limits.preflight_max_s)
         asked = asked_of(request, caller, {m.address for m in self._node.members()})
         with self._admission.counted(CallKind.PREFLIGHT, caller):
             facts = await self._preflight.facts(asked, timeout)
@@ -242,12 +218,12 @@ class NodeService(NodeServicer):
             node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
         )
 
-    @_answering
+    @answering
     async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
         del context, caller
         return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
 
-    @_answering
+    @answering
     async def Config(  # noqa: N802
         self, request: pb.ConfigRequest, context: Context, caller: Caller
     ) -> pb.ConfigReply:
@@ -262,10 +238,10 @@ class NodeService(NodeServicer):
         return await self._config(fields, caller)
 
     async def _config(self, fields: Mapping[str, Any], caller: Caller) -> pb.ConfigReply:
-        ask = partial(self._collector.config, fields, self._limits.control_s)
+        ask = partial(self._collector.config, fields, self.limits.control_s)
         return config_reply(self._node.name, await self._admission.run(CallKind.CONTROL, caller, ask))
 
-    @_answering
+    @answering
     async def Status(  # noqa: N802
         self, request: pb.StatusRequest, context: Context, caller: Caller
     ) -> pb.StatusReply:
@@ -276,7 +252,7 @@ class NodeService(NodeServicer):
             instance=self._node.instance,
             started_ns=self._started_ns,
         )
-        timeout = seconds_for(context, 0, self._limits.status_s, self._limits.status_s)
+        timeout = seconds_for(context, 0, self.limits.status_s, self.limits.status_s)
         try:
             found = await self._admission.run(CallKind.CONTROL, caller, partial(self._collector.status, timeout))
         except PeerError as e:
@@ -294,12 +270,12 @@ class NodeService(NodeServicer):
         young = time.monotonic() - self._started < START_UP_S
         return "starting" if young and not self._collector_seen else "lost"
 
-    @_answering
+    @answering
     async def Peers(self, request: pb.PeersRequest, context: Context, caller: Caller) -> pb.PeersReply:  # noqa: N802
         del request, context, caller
         return pb.PeersReply(peers=[packed_peer(member) for member in self._node.members()])
 
-    @_answering
+    @answering
     async def Gossip(  # noqa: N802
         self, request: pb.GossipRequest, context: Context, caller: Caller
     ) -> pb.GossipReply:
@@ -311,8 +287,8 @@ class NodeService(NodeServicer):
             context.set_compression(grpc.Compression.Gzip)
         return reply
 
-    @_answering
+    @answering
     async def Pause(self, request: pb.PauseRequest, context: Context, caller: Caller) -> pb.PauseReply:  # noqa: N802
         del context
-        ask = partial(self._collector.pause, request.paused, self._limits.control_s)
+        ask = partial(self._collector.pause, request.paused, self.limits.control_s)
         return pb.PauseReply(paused=await self._admission.run(CallKind.CONTROL, caller, ask))

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import TypedDict
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -20,7 +21,7 @@ from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.spool import Spool, Spools
 
-__all__ = ("Streams",)
+__all__ = ("Form", "Streams")
 
 MAX_NAME = 100
 _UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits only so long for its reader"
@@ -34,6 +35,15 @@ class _Options(TypedDict):
     progress: bool
     caller: Caller
     resting: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an answer goes out. ``cut`` yields what is buffered, and its bytes; it runs in a thread. ``reply`` makes the
+    message of it when it is written, or None."""
+
+    cut: Callable[[Iterator[Item]], Iterator[tuple[Any, int]]]
+    reply: Callable[[Any], Any]
 
 
 class Streams:
@@ -54,23 +64,35 @@ class Streams:
         self._now_ns = now_ns
         self._spools = Spools()
 
-    async def answer(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:
-        """Writes the answer. Raises the query's error, and QueryTimeout if the caller takes too long to read."""
+    async def answer(
+        self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None
+    ) -> None:
+        """Writes the answer, as replies of Query unless there is another ``form``. Raises the query's error, and
+        QueryTimeout if the caller takes too long to read."""
         names = _names(request)
-        spool: Spool[Item] = Spool(self._spools, caller)
+        form = form or Form(_sized, lambda part: self._reply(part, names))
+        spool: Spool[Any] = Spool(self._spools, caller)
         gone = threading.Event()
-        running = self._admission.start(CallKind.QUERY, caller, self._producer(request, context, caller, spool, gone))
+        produce = self._producer(request, context, caller, spool, gone, form)
+        running = self._admission.start(CallKind.QUERY, caller, produce)
         running.add_done_callback(_log_bug)
         try:
             await context.send_initial_metadata(((NODE_KEY, self._node.encode()),))
             while (part := await spool.take()) is not None:
-                await self._write(context, self._reply(part, names), spool)
+                if (message := form.reply(part)) is not None:
+                    await self._write(context, message, spool)
         finally:
             gone.set()
             spool.close()
 
     def _producer(
-        self, request: pb.QueryRequest, context: Context, caller: Caller, spool: Spool[Item], gone: threading.Event
+        self,
+        request: pb.QueryRequest,
+        context: Context,
+        caller: Caller,
+        spool: Spool[Any],
+        gone: threading.Event,
+        form: Form,
     ) -> Callable[[], None]:
         """Returns a function that puts the parts of the answer into ``spool``; it runs in a thread."""
         limits = self._limits
@@ -92,8 +114,8 @@ class Streams:
 
         def produce() -> None:
             try:
-                for part in parts:
-                    spool.put(part, len(part) if isinstance(part, bytes) else 0)
+                for part, size in form.cut(parts):
+                    spool.put(part, size)
                 spool.finish()
             except ProbingError as e:
                 spool.fail(e)
@@ -105,7 +127,7 @@ class Streams:
 
         return produce
 
-    async def _write(self, context: Context, reply: pb.QueryReply, spool: Spool[Item]) -> None:
+    async def _write(self, context: Context, reply: Any, spool: Spool[Any]) -> None:
         """Raises QueryTimeout if the caller reads nothing for too long, or if the spools evict it."""
         writing = asyncio.ensure_future(context.write(reply))
         evicted = asyncio.ensure_future(spool.evicted.wait())
@@ -143,6 +165,10 @@ class Streams:
             warnings=end.warnings,
             node_time_ns=self._now_ns(),
         )
+
+
+def _sized(parts: Iterator[Item]) -> Iterator[tuple[Item, int]]:
+    return ((part, len(part) if isinstance(part, bytes) else 0) for part in parts)
 
 
 def _names(request: pb.QueryRequest) -> list[str]:

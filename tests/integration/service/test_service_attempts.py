@@ -106,12 +106,12 @@ def call(token: str, method: str, request: object) -> Callable[[Scene], None]:
     return attempt
 
 
-def raw(method: str, data: bytes) -> Callable[[Scene], None]:
+def raw(method: str, data: bytes, service: str = "probing.v1.Node") -> Callable[[Scene], None]:
     """Sends bytes that no client would."""
 
     def attempt(scene: Scene) -> None:
         with scene.channel() as channel:
-            channel.unary_unary(f"/probing.v1.Node/{method}")(data, timeout=20, metadata=bearer(READER))
+            channel.unary_unary(f"/{service}/{method}")(data, timeout=20, metadata=bearer(READER))
 
     return attempt
 
@@ -167,6 +167,9 @@ ATTEMPTS: dict[str, tuple[Callable[[Scene], None], tuple[grpc.StatusCode, ...], 
     "oversized metadata": (lambda s: status(s, ("x", "y" * (40 << 10))), (TOO_MUCH,), ""),
     "malformed": (raw("Query", b"\xff" * 100), (WRONG,), "its request is malformed"),
     "no such call": (raw("Nope", b""), (grpc.StatusCode.UNIMPLEMENTED,), ""),
+    "Flight, which is off": (
+        raw("DoGet", b"", "arrow.flight.protocol.FlightService"), (grpc.StatusCode.UNIMPLEMENTED,), "",
+    ),
 }  # fmt: skip
 
 

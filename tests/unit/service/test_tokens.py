@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
+from probing.api.proto.arrow.flight import Flight_pb2 as flight
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import TlsConfig
 from probing.daemon.query.caller import Caller, Scope
@@ -32,7 +33,8 @@ scope = "peer"
 value = "{C}"
 """
 TCP = Caller("tcp", "10.0.0.1")
-METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Node"].methods}
+SERVICES = (pb.DESCRIPTOR.services_by_name["Node"], flight.DESCRIPTOR.services_by_name["FlightService"])
+METHODS = {method.name: method for service in SERVICES for method in service.methods}
 
 
 def written(path: Path, text: str) -> str:

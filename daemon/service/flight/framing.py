@@ -1,0 +1,125 @@
+"""Cuts Arrow IPC streams into messages of Flight.
+
+A message of an IPC stream is a header (a flatbuffer) and a body; Flight sends both as fields of a FlightData. Rows are
+decoded only where a batch is too large for the usual bound of a gRPC message.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from probing.api.errors import QueryError
+from probing.api.proto.arrow.flight import Flight_pb2 as pb
+from probing.daemon.query.answer import End, Item
+
+__all__ = ("MAX_BODY", "encapsulated", "messages_of", "table_messages")
+
+# gRPC refuses messages above 4 MiB unless a client asks for more.
+MAX_BODY = 2 << 20
+# The largest batch that is read.
+MAX_MESSAGE = 64 << 20
+
+
+def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, int]]:
+    """Yields the FlightData of one IPC stream, whose pieces are among ``items``, and the End; each with its bytes.
+
+    Raises what ``items`` raises, and pyarrow's errors for pieces that are no such stream. A batch with a single row
+    may be larger than MAX_BODY.
+    """
+    stream = _Stream(items)
+    schema: pa.Schema | None = None
+    with pa.PythonFile(_File(stream, 1 << 16), mode="r") as file:
+        for message in pa.ipc.MessageReader.open_stream(file):
+            if message.type == "schema":
+                schema = pa.ipc.read_schema(message)
+            elif message.type == "dictionary":
+                # A batch with its codes cannot be read alone.
+                schema = None
+            for part in _small(message, schema):
+                yield _data(part)
+    yield from ((end, 0) for end in stream.rest())
+
+
+def table_messages(table: pa.Table) -> Iterator[pb.FlightData]:
+    """Yields ``table`` as FlightData."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    for data, _ in messages_of(iter([sink.getvalue().to_pybytes()])):
+        if isinstance(data, pb.FlightData):
+            yield data
+
+
+def encapsulated(schema: pa.Schema) -> bytes:
+    """Returns ``schema`` as FlightInfo, GetSchema and prepared statements carry it."""
+    return schema.serialize().to_pybytes()
+
+
+class _File(io.BufferedReader):
+    """Reads no message that is too large for this process: its size comes from a worker."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > MAX_MESSAGE:
+            message = f"{size >> 20} MiB of rows in one piece are too many for Flight"
+            raise QueryError(message, hint="select fewer or shorter columns")
+        return super().read(size)
+
+
+class _Stream(io.RawIOBase):
+    """The bytes among the items of an answer, as a file."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = iter(items)
+        self._piece = memoryview(b"")
+        self._ends: list[End] = []
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._piece:
+            item = next(self._items, None)
+            if item is None:
+                return 0
+            self._take(item)
+        size = min(len(buffer), len(self._piece))
+        buffer[:size] = self._piece[:size]
+        self._piece = self._piece[size:]
+        return size
+
+    def rest(self) -> list[End]:
+        """Returns the ends, after all items have been taken."""
+        for item in self._items:
+            self._take(item)
+        return self._ends
+
+    def _take(self, item: Item) -> None:
+        if isinstance(item, End):
+            self._ends.append(item)
+        elif isinstance(item, bytes):
+            self._piece = memoryview(item)
+
+
+def _data(message: pa.ipc.Message) -> tuple[pb.FlightData, int]:
+    header = message.metadata.to_pybytes()
+    body = message.body.to_pybytes() if message.body is not None else b""
+    return pb.FlightData(data_header=header, data_body=body), len(header) + len(body)
+
+
+def _small(message: pa.ipc.Message, schema: pa.Schema | None) -> Iterator[pa.ipc.Message]:
+    """Yields ``message``, or parts of it where it is a batch above MAX_BODY and ``schema`` is enough to read it."""
+    size = message.body.size if message.body is not None else 0
+    if message.type != "record batch" or size <= MAX_BODY or schema is None:
+        yield message
+        return
+    batch = pa.ipc.read_record_batch(message, schema)
+    if batch.num_rows <= 1:
+        yield message
+        return
+    rows = max(batch.num_rows * MAX_BODY // size, 1)
+    for first in range(0, batch.num_rows, rows):
+        # Rows differ in size: a part may still be too large.
+        yield from _small(pa.ipc.read_message(batch.slice(first, rows).serialize()), schema)
