@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
+from probing.daemon.service.outgoing import is_loopback
 from probing.daemon.service.rates import Rates
 from probing.daemon.service.tls import Certificate, Tls
 from probing.daemon.service.tokens import GRANTS, ONLY, Tokens
@@ -137,17 +137,8 @@ def check_listen(
             f"{key} = {address} would answer everybody who can connect, on loopback each user of this machine",
             hint="set token_file, or tls.client_ca, or insecure = true where everybody may read",
         )
-    if not tls and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+    if not tls and not is_loopback(address):
         raise ConfigError(
             f"{key} = {address} would answer in the clear off loopback",
             hint="set tls.cert and tls.key, listen on 127.0.0.1, or set insecure = true where the network is trusted",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -10,7 +10,7 @@ import grpc.aio
 from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
 
-__all__ = ("Outgoing",)
+__all__ = ("Outgoing", "is_loopback")
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -55,7 +55,7 @@ class Outgoing:
 
     def passed_on(self, address: str, authorization: str) -> Metadata:
         """Returns the metadata of a call that shows what somebody else has shown, within the same bounds."""
-        if authorization and (self._secure(address) or _loopback(address.rpartition(":")[0])):
+        if authorization and (self._secure(address) or is_loopback(address)):
             return (("authorization", authorization),)
         return ()
 
@@ -67,7 +67,9 @@ class Outgoing:
         return self._tls.files()
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Returns whether ``address`` (HOST:PORT) is of this machine alone."""
+    host = address.rpartition(":")[0]
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
