@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 __all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock")
+# The read with the least time between its ends counts.
+_READS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +43,37 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. ``boot_id`` changes with every boot; kernel times of two boots are not comparable."""
+    """The machine's clocks. ``boot_id`` changes with every boot; kernel times of two boots are not comparable.
+
+    The offsets between the clocks change only by more than the error of their measurement. Without that, a drain that
+    loses the CPU between two reads would shift its records against those of the drain before.
+    """
 
     def __init__(self) -> None:
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._to_boot_ns, self._to_real_ns = 0, 0
 
     @property
     def boot_id(self) -> str:
         return self._boot_id
 
     def pair(self) -> ClockPair:
-        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        real = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        return ClockPair((before + after) // 2, boot, real)
+        before, boot, real, after = min((_read() for _ in range(_READS)), key=lambda read: read[-1] - read[0])
+        mono, error = (before + after) // 2, after - before
+        self._to_boot_ns = _steady(self._to_boot_ns, boot - mono, error)
+        self._to_real_ns = _steady(self._to_real_ns, real - mono, error)
+        return ClockPair(mono, mono + self._to_boot_ns, mono + self._to_real_ns)
+
+
+def _read() -> tuple[int, int, int, int]:
+    """Returns (monotonic, boot, real, monotonic again) time, ns."""
+    clocks = time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME, time.CLOCK_REALTIME, time.CLOCK_MONOTONIC
+    before, boot, real, after = map(time.clock_gettime_ns, clocks)
+    return before, boot, real, after
+
+
+def _steady(known: int, measured: int, error: int) -> int:
+    return known if abs(measured - known) <= error else measured
 
 
 class FakeClock:
