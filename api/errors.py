@@ -21,6 +21,7 @@
     │   └── FormatError       a newer or damaged format
     ├── QueryError            a query
     │   ├── QueryRejected     the gate refused it
+    │   │   └── EngineDiffers it asks for aggregate states of another version of the engine
     │   ├── QueryTimeout      its deadline passed
     │   └── QueryMemory       it needed more memory than a worker has
     ├── Overloaded            too many calls of one caller, or of all
@@ -37,6 +38,7 @@ __all__ = (
     "AttachError",
     "ConfigError",
     "CorruptTarget",
+    "EngineDiffers",
     "FormatError",
     "InternalError",
     "NotFound",
@@ -157,6 +159,10 @@ class QueryError(ProbingError):
 
 class QueryRejected(QueryError):
     default_hint = "one SELECT over the tables that `probingctl tables` lists"
+
+
+class EngineDiffers(QueryRejected):
+    default_hint = "run the same version of probingd on all nodes"
 
 
 class QueryTimeout(QueryError, TimeoutError):

@@ -90,7 +90,7 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
-    """Writes the SQL of each step of the plan. Asks for the peers alone."""
+    """Writes the SQL of each step of the plan. Asks for the peers, and for their engines where these matter."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
@@ -98,12 +98,27 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
     if not asked:
         rows = [_step("node", cluster.target, "it queries one node", " ".join(sql.split()))]
     else:
-        split = cluster.plan(sql)
+        split, others = cluster.plan(sql), ""
+        if split.classic and (others := _other_engines(cluster)):
+            split = split.classic
         where = f"each of {len(asked)} nodes"
         rows = [_step(split.kind, where, _SENDS[split.kind], part.sql) for part in split.parts]
-        rows.append(_step("merge", "here", f"rows are shipped: {split.why}" if split.why else "", split.final))
+        why = f"rows are shipped: {others or split.why}" if split.why else ""
+        rows.append(_step("merge", "here", why, split.final))
     fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
     write_table(settings, fields, rows)
+
+
+def _other_engines(cluster: Cluster) -> str:
+    """Returns which nodes run another version of the engine than this client; empty if none does."""
+    from probing.federation.sql.states import engine_version
+
+    others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]
+    if not others:
+        return ""
+    node, engine = others[0]
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return f"{node}{more} has DuckDB {engine or 'of another version'}, whose states {engine_version()} does not read"
 
 
 def _step(step: str, where: str, why: str, sql: str) -> dict[str, str]:

@@ -40,6 +40,7 @@ from probing.daemon.store.needs import Need
 from probing.federation.sql.dialect import evaluates_code, needs_helper
 from probing.federation.sql.names import GLOBAL, USER_VIEWS
 from probing.federation.sql.reading import statements
+from probing.federation.sql.states import has_states, is_export, require_export, with_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns
 
@@ -116,7 +117,7 @@ def check(
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
     own = {name: users()[name] for name in needs if name not in TABLES}
-    return Checked(printed, needs, own, warnings)
+    return Checked(with_states(root) if has_states(root) else printed, needs, own, warnings)
 
 
 def _expand(
@@ -173,7 +174,9 @@ def _parse(sql: str, times: int = 1) -> exp.Query:
 
 def _check_node(node: exp.Expr) -> None:
     name = type(node).__name__
-    if isinstance(node, exp.Anonymous):
+    if is_export(node):
+        require_export(node)
+    elif isinstance(node, exp.Anonymous):
         if not isinstance(node.this, str) or node.this.lower() not in FUNCTION_NAMES:
             raise _function_refused(node.name)
     elif isinstance(node, exp.DataType):

@@ -36,6 +36,7 @@ from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.fatal import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
+from probing.federation.sql.states import engine_version
 
 __all__ = ("Node", "NodeService")
 
@@ -251,6 +252,7 @@ class NodeService(NodeServicer):
             version=self._node.version,
             instance=self._node.instance,
             started_ns=self._started_ns,
+            engine=engine_version(),
         )
         timeout = seconds_for(context, 0, self.limits.status_s, self.limits.status_s)
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
 
-from probing.api.errors import PeerError, ProbingError, QueryMemory, QueryTimeout
+from probing.api.errors import EngineDiffers, PeerError, ProbingError, QueryMemory, QueryTimeout
 from probing.federation.execution.answer import Answer, Gather, Reply, Take
 from probing.federation.execution.fanout import Answered, Failed, Gathered, fan_out
 from probing.federation.planning.catalog import create_table, open_database, quoted
@@ -75,12 +76,19 @@ def run_all(
     """Asks every address for its parts of ``plans`` by one ``gather``; combines the rows.
 
     ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
-    part fails as a whole. Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if
+    part fails as a whole. Where one has an engine of another version than the plans' states need, all are asked again
+    by the classic plans. Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if
     none did. ``watch`` gets the account of who answered even if one of these is raised.
     """
+    began = time.monotonic()
     budget = _Budget(max_bytes)
     statements = {_part_name(name, plan, part): part.sql for name, plan in plans.items() for part in plan.parts}
     gathered = gather(addresses if statements else (), statements, timeout, budget.take)
+    refused = any(isinstance(failed.error, EngineDiffers) for failed in gathered.failed)
+    if refused and any(plan.classic for plan in plans.values()):
+        left = max(timeout - (time.monotonic() - began), 0.001)
+        classic = {name: plan.classic or plan for name, plan in plans.items()}
+        return run_all(classic, addresses, gather, timeout=left, max_bytes=max_bytes, strict=strict, watch=watch)
     watch(gathered)
     if budget.exceeded or any(_too_large(failed.error) for failed in gathered.failed):
         raise QueryMemory(

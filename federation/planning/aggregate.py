@@ -78,8 +78,11 @@ class _Names:
         return exp.paren(self.resolve(meant.copy(), depth + 1), copy=False)
 
 
-def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
-    """Returns the draft for one SELECT with aggregates or GROUP BY over one table. Raises Unsplittable."""
+def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns, *, states: bool = True) -> Draft:
+    """Returns the draft for one SELECT with aggregates or GROUP BY over one table. Raises Unsplittable.
+
+    ``states``: nodes may send states of aggregates that only an engine of the same version reads.
+    """
     select = plain_select(root)
     names = _Names(select, catalog.columns[table_name(select.args["from_"].this)])
     items = [item.this if isinstance(item, exp.Alias) else item for item in select.expressions]
@@ -95,7 +98,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns) -> Draft
         raise Unsplittable("it does not aggregate")
     where = select.args.get("where")
     body = ", ".join(f"{to_sql(e)} AS {quoted_column(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
-    source, sends = _combined(catalog, select, groups)
+    source, sends = _combined(catalog, select, groups, states)
     final = f"SELECT {'DISTINCT ' if select.args.get('distinct') else ''}{body} FROM ({source})"
     final += f" WHERE {to_sql(condition)}" if condition is not None else ""
     final += f" ORDER BY {', '.join(order)}" if order else ""
@@ -149,7 +152,7 @@ def _order(select: exp.Select, names: _Names, groups: _Groups, shown: list[str])
     return keys
 
 
-def _combined(catalog: Catalog, select: exp.Select, groups: _Groups) -> tuple[str, list[str]]:
+def _combined(catalog: Catalog, select: exp.Select, groups: _Groups, states: bool) -> tuple[str, list[str]]:
     """Returns SQL that computes ``k0..., a0...`` from the parts, and the expressions that nodes send as ``s0...``."""
     types = _types(catalog, select, groups)
     keys = [f"k{i}" for i in range(len(groups.keys))]
@@ -157,7 +160,7 @@ def _combined(catalog: Catalog, select: exp.Select, groups: _Groups) -> tuple[st
     sends: list[str] = []
     outputs, means = list(keys), []
     for i, call in enumerate(groups.calls):
-        how: Recipe = recipe(call.copy())
+        how: Recipe = recipe(call.copy(), states=states)
         placed = []
         for sent in how.sends:
             if sent not in sends:

@@ -15,6 +15,7 @@ from probing.api.errors import NotFound
 from probing.api.tables import TABLES
 from probing.federation.sql.dialect import needs_helper, parse, table_name, tables_in
 from probing.federation.sql.errors import from_duckdb
+from probing.federation.sql.states import has_states, with_states
 
 __all__ = (
     "Catalog",
@@ -113,9 +114,7 @@ class Catalog:
             if needs := needs_helper(name, meant):
                 raise needs
             raise NotFound(f"there is no table {name}", hint=meant or "`probingctl tables` lists the tables")
-        self._db.register("arrow_schema", schemas[name].empty_table())
-        columns = self.describe("SELECT * FROM arrow_schema")
-        self._db.unregister("arrow_schema")
+        columns = self._describe_arrow(schemas[name].empty_table())
         create_table(self._db, name, columns)
         self.columns[name] = columns
 
@@ -143,6 +142,23 @@ class Catalog:
         except duckdb.Error as e:
             raise from_duckdb(e) from None
         return tuple((str(row[0]), str(row[1])) for row in rows)
+
+    def describe_part(self, sql: str) -> Columns:
+        """As ``describe``, of what a node answers: a state of an aggregate is sent as a struct."""
+        if not has_states(root := parse(sql)):
+            return self.describe(sql)
+        try:
+            sent = self._db.sql(with_states(root)).to_arrow_table()
+        except duckdb.Error as e:
+            raise from_duckdb(e) from None
+        return self._describe_arrow(sent)
+
+    def _describe_arrow(self, table: pa.Table) -> Columns:
+        self._db.register("arrow_schema", table)
+        try:
+            return self.describe("SELECT * FROM arrow_schema")
+        finally:
+            self._db.unregister("arrow_schema")
 
     def describe_over(self, name: str, columns: Columns, sql: str) -> Columns:
         """As ``describe``, with one more table ``name`` of ``columns`` during the call."""

@@ -13,6 +13,7 @@ from sqlglot import exp
 
 from probing.federation.planning.shapes import Unsplittable
 from probing.federation.sql.dialect import to_sql
+from probing.federation.sql.states import exported
 
 __all__ = ("Recipe", "recipe")
 
@@ -58,12 +59,15 @@ _CONSTANT = "min({6}) = max({7}) OR min({8}) = max({9})"
 _IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAgg, exp.BitwiseOrAgg)
 
 
-def recipe(node: exp.Expr) -> Recipe:
-    """Returns the recipe for the aggregate call ``node``, with its FILTER if any. Raises Unsplittable."""
+def recipe(node: exp.Expr, *, states: bool = True) -> Recipe:
+    """Returns the recipe for the aggregate call ``node``, with its FILTER if any. Raises Unsplittable.
+
+    ``states``: nodes may send the engine's own states of aggregates, where nothing else computes them in parts.
+    """
     call, condition = (node.this, node.expression.this) if isinstance(node, exp.Filter) else (node, None)
     if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
         call = call.this
-    for kinds, build in _BUILDERS:
+    for kinds, build in (*_BUILDERS, *(_OF_STATES if states else ())):
         if isinstance(call, kinds):
             return build(call, condition)
     raise Unsplittable(f"{type(call).__name__} is not computed in parts")
@@ -139,7 +143,7 @@ def _pairs(call: exp.Expr, condition: exp.Expr | None) -> list[str]:
 
 
 def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    x, by = _argument(call, "count"), to_sql(call.expression)
+    x, by = _argument(call, "expression"), to_sql(call.expression)
     name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
     # Rows with a NULL value are ignored, so they must not set the extreme either.
     there = f"({x}) IS NOT NULL"
@@ -148,10 +152,33 @@ def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     return Recipe(sends, name + "({0}, {1})")
 
 
-def _argument(call: exp.Expr, *without: str) -> str:
-    """Returns the SQL of the only argument of ``call``. Raises Unsplittable for DISTINCT, ORDER BY and others."""
-    allowed = {"this", "expression"} if without else {"this"}
-    if any(value for name, value in call.args.items() if name not in allowed):
+def _approx_distinct(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
+    # The registers do not depend on the type that was counted.
+    return _of_state("approx_count_distinct", (_argument(call),), condition, "['VARCHAR']")
+
+
+def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
+    x, share = _argument(call, "quantile"), call.args["quantile"]
+    numbers, kind = (share.expressions, "FLOAT[]") if isinstance(share, exp.Array) else ([share], "FLOAT")
+    if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
+        raise Unsplittable("a quantile that is no number")
+    of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
+    # A sum, not a cast: it does not bind for a time, whose rows are shipped then.
+    return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)
+
+
+def _of_state(name: str, arguments: Sequence[str], condition: exp.Expr | None, of_type: str) -> Recipe:
+    """``of_type``: types of the arguments and values of constant ones, as to_aggregate_state takes them."""
+    send = exported(_filtered(f"{name}({', '.join(arguments)})", condition))
+    return Recipe((send,), f"finalize(combine_aggr(to_aggregate_state({{0}}, '{name}', {of_type})))")
+
+
+def _argument(call: exp.Expr, *others: str) -> str:
+    """Returns the SQL of the first argument of ``call``, which may have ``others`` beside it.
+
+    Raises Unsplittable for further arguments, DISTINCT and ORDER BY.
+    """
+    if any(value for name, value in call.args.items() if name not in ("this", *others)):
         raise Unsplittable("an aggregate with more arguments")
     if not isinstance(call.this, exp.Expr) or isinstance(call.this, (exp.Distinct, exp.Order, exp.Star)):
         raise Unsplittable("an aggregate over an order or distinct values")
@@ -173,4 +200,8 @@ _BUILDERS: Sequence[tuple[tuple[type[exp.Expr], ...], _Build]] = (
     ((exp.Corr,), _corr),
     ((exp.ArgMin, exp.ArgMax), _arg_extreme),
     (tuple(_SAME), _same),
+)
+_OF_STATES: Sequence[tuple[tuple[type[exp.Expr], ...], _Build]] = (
+    ((exp.ApproxDistinct,), _approx_distinct),
+    ((exp.ApproxQuantile,), _approx_quantile),
 )

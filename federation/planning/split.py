@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sqlglot import exp
 
@@ -24,6 +25,7 @@ from probing.federation.planning.functions import require_row_functions
 from probing.federation.planning.gather_rows import ship_parts
 from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
+from probing.federation.sql.states import has_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns, set_apart
 
@@ -36,8 +38,8 @@ _Way = Callable[[Catalog, exp.Query, Columns], Draft]
 class Plan:
     """``final`` is SQL over the tables that ``parts`` name; ``columns`` are the names and types of what it returns.
 
-    ``kind`` is rows, aggregate, ship, or local for a query without tables. ``why`` says why
-    rows must be shipped.
+    ``kind`` is rows, aggregate, ship, or local for a query without tables. ``why`` says why rows must be shipped.
+    ``classic`` is the plan to follow when a node's engine has another version, if nodes send states of aggregates.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Plan:
     final: str
     columns: Columns
     why: str = ""
+    classic: Plan | None = None
 
 
 def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
@@ -89,31 +92,39 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
         found = _split(root, catalog)
     if not apart:
         return found
-    return replace(found, parts=tuple(replace(part, sql=with_views(part.sql)) for part in found.parts))
+    return _each_part(found, with_views)
 
 
-def _split(root: exp.Query, catalog: Catalog) -> Plan:
+def _each_part(found: Plan, change: Callable[[str], str]) -> Plan:
+    parts = tuple(replace(part, sql=change(part.sql)) for part in found.parts)
+    return replace(found, parts=parts, classic=found.classic and _each_part(found.classic, change))
+
+
+def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
     names = [table_name(table) for table in tables_in(root)]
     catalog.require(names)
     columns = catalog.describe(to_sql(root))
     if not names:
         return Plan("local", (), to_sql(root), columns)
-    ways: tuple[tuple[str, _Way], ...] = (("rows", _rows), ("aggregate", aggregate_plan))
+    ways: tuple[tuple[str, _Way], ...] = (("rows", _rows), ("aggregate", partial(aggregate_plan, states=states)))
     why = ""
     for kind, way in ways:
         try:
-            return _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
+            found = _checked(kind, way(catalog, root.copy(), columns), columns, catalog)
         except Unsplittable as e:
             why = e.message
         except QueryError:
             # A part that DuckDB does not bind was split wrongly: the next way is tried.
             why = "its parts do not bind"
+        else:
+            sends_states = any(has_states(parse(part.sql)) for part in found.parts)
+            return replace(found, classic=_split(root, catalog, states=False)) if sends_states else found
     return Plan("ship", ship_parts(root, catalog), to_sql(root), columns, why)
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
     """Returns ``draft`` as a plan if it binds and has the columns and types of the query itself."""
-    part = tuple((name, kind) for name, (_, kind) in zip(draft.names, catalog.describe(draft.sql), strict=True))
+    part = tuple((name, kind) for name, (_, kind) in zip(draft.names, catalog.describe_part(draft.sql), strict=True))
     final = catalog.describe_over(PART, part, draft.final)
     if not same_types(final, columns):
         raise Unsplittable(f"types differ: {final} for {columns}")

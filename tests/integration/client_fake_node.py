@@ -22,8 +22,9 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeSer
 from probing.api.tables import TABLES
 from probing.diagnosis.facts_file import encoded
 from probing.diagnosis.preflight.facts import NodeFacts
-from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.dialect import parse
 from probing.federation.sql.errors import from_duckdb
+from probing.federation.sql.states import engine_version, with_states
 from probing.federation.sql.times import fix_times
 
 SECOND = 1_000_000_000
@@ -62,6 +63,7 @@ class FakeNode(NodeServicer):
         self.requests: list[pb.QueryRequest] = []
         self.statements_known = True
         self.metadata: list[dict[str, Any]] = []
+        self.engine = engine_version()
         self.paused = False
         self.facts: dict[str, list[bytes]] = {}
         self.hardware: bytes = b""
@@ -166,7 +168,7 @@ class FakeNode(NodeServicer):
         return pb.QueryEnd(node=self.name, rows=rows, warnings=self.warnings, node_time_ns=now)
 
     def _rows(self, sql: str) -> pa.Table:
-        text = to_sql(fix_times(parse(sql), time.time_ns()))
+        text = with_states(fix_times(parse(sql), time.time_ns()))
         try:
             with self._db.cursor() as cursor:
                 return cursor.sql(text).to_arrow_table()
@@ -241,7 +243,7 @@ class FakeNode(NodeServicer):
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         return pb.StatusReply(
-            node=self.name, version="0.1.0", instance="default", boot_id="b", processes=2,
+            node=self.name, version="0.1.0", instance="default", boot_id="b", processes=2, engine=self.engine,
             state="paused" if self.paused else "running",
             reason="paused since 2026-11-22 03:12:07Z by `probingctl pause`" if self.paused else "",
             started_ns=10 * SECOND, node_time_ns=400 * SECOND, store_bytes=123_456_789,

@@ -16,6 +16,7 @@ from probing.daemon.service.errors import abort, to_proto
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.query_many import QueryMany
+from probing.federation.sql.states import engine_version
 from simulator.answers import Answers
 from simulator.cast import Cast
 from simulator.relay import number_of
@@ -80,7 +81,9 @@ class Service(NodeServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         number = number_of(context.peer())
         now = self._clock_ns(number)
-        return pb.StatusReply(node=self._cast.name(number), state="running", version="0.1.0", node_time_ns=now)
+        return pb.StatusReply(
+            node=self._cast.name(number), state="running", version="0.1.0", node_time_ns=now, engine=engine_version()
+        )
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeersReply:
         peers = [

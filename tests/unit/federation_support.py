@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Answer, Reply
 from probing.federation.execution.merge import run
 from probing.federation.planning.catalog import Catalog
@@ -64,7 +65,7 @@ class Nodes:
     def ask(self, address: str, sql: str, seconds: float) -> Reply:
         with self._dbs[address].cursor() as cursor:
             try:
-                return Reply(address, cursor.sql(sql).to_arrow_table())
+                return Reply(address, cursor.sql(check(sql, NOW_NS).sql).to_arrow_table())
             except duckdb.Error as e:
                 raise from_duckdb(e) from None
 

@@ -163,6 +163,18 @@ def test_explain_asks_no_query(pair: tuple[FakeNode, FakeNode], ctl: Run) -> Non
     assert pair[0].asked == pair[1].asked == []
 
 
+def test_explain_names_a_node_whose_engine_has_another_version(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    words = ("query", "--explain", "--all-nodes", "SELECT approx_quantile(bytes, 0.5) FROM comm.ops", "-f", "json")
+    steps = json.loads(ctl(*words)[1])
+    assert [s["step"] for s in steps] == ["aggregate", "merge"]
+    assert "export_state('" in steps[0]["sql"]
+    pair[1].engine = "1.5.5"
+    steps = json.loads(ctl(*words)[1])
+    assert [s["step"] for s in steps] == ["ship", "merge"]
+    assert steps[1]["why"].startswith(f"rows are shipped: {pair[1].name} has DuckDB 1.5.5, whose states ")
+    assert "export_state" not in steps[0]["sql"]
+
+
 def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     code, out, _ = ctl("nccl", "--all-nodes", "-f", "json")
     (comm,) = json.loads(out)

@@ -9,6 +9,7 @@ import stat
 import threading
 from pathlib import Path
 
+import duckdb
 import grpc
 import pytest
 from query_helpers import operations
@@ -20,6 +21,9 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
 from probing.api.tables.user import user_table, user_table_to
 from probing.api.tables.views import VIEWS
+from probing.federation.execution.answer import Reply
+from probing.federation.execution.merge import run
+from probing.federation.planning.split import plan
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
 
@@ -34,6 +38,27 @@ def test_a_query_streams_arrow_and_an_end(service: Service) -> None:
     assert end.node_time_ns > 0
     until(lambda: len(service.collector.released) == 1)
     assert [r["tables"] for r in service.collector.requests if r["op"] == "snapshot"] == [["comm.ops"]]
+
+
+def test_a_node_sends_states_of_aggregates(service: Service) -> None:
+    service.collector.files.segment("comm.ops", operations(100))
+    split = plan("SELECT op, approx_quantile(seq, 0.5) q, approx_count_distinct(seq) d FROM comm.ops GROUP BY op", 0)
+    (part,) = split.parts
+
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        return Reply(address, service.query(sql)[0])
+
+    assert "export_state(" in part.sql
+    rows = {row["op"]: row for row in run(split, ["n0", "n1"], ask).table.to_pylist()}
+    assert all(abs(rows[op]["d"] - true) <= 2 for op, true in (("all_reduce", 80), ("barrier", 20)))
+    assert all(45 <= row["q"] <= 55 for row in rows.values())
+
+
+def test_a_state_of_another_engine_is_refused(service: Service) -> None:
+    sql = "SELECT export_state('1.5.5', approx_quantile(seq, 0.5)) AS s FROM comm.ops"
+    code, error = refused(lambda: service.query(sql))
+    assert (code, error.kind) == (grpc.StatusCode.INVALID_ARGUMENT, "EngineDiffers")
+    assert service.node.Status(pb.StatusRequest(), timeout=10).engine == duckdb.__version__
 
 
 @pytest.mark.parametrize(

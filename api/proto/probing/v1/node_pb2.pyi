@@ -237,7 +237,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "version", "instance", "state", "reason", "started_ns", "node_time_ns", "sources", "store_bytes", "processes", "boot_id")
+    __slots__ = ("node", "version", "instance", "state", "reason", "started_ns", "node_time_ns", "sources", "store_bytes", "processes", "boot_id", "engine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class StatusReply(_message.Message):
     STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     version: str
     instance: str
@@ -260,7 +261,8 @@ class StatusReply(_message.Message):
     store_bytes: int
     processes: int
     boot_id: str
-    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., store_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., store_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., boot_id: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "state", "reason", "rows", "lost", "detail")
