@@ -1,9 +1,13 @@
-"""Refuses requests that are no message of their kind: gRPC alone would log a traceback for each, token or not."""
+"""Refuses requests that are too large, or no message of their kind.
+
+gRPC alone would log a traceback for each of the latter, token or not, and nothing for the former.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -13,14 +17,21 @@ from probing.daemon.service.errors import abort
 
 __all__ = ("MalformedRequests",)
 
-_MALFORMED = object()
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    why: str
+
+
+_MALFORMED = _Refused("the request is malformed")
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
-    """``refused`` is called with the context of a call that sent one."""
+    """``refused`` is called with the context of a call that sent one, and why. A request has at most ``most`` bytes."""
 
-    def __init__(self, refused: Callable[[Any], None]) -> None:
+    def __init__(self, refused: Callable[[Any, str], None], most: int) -> None:
         self._refused = refused
+        self._most = most
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
@@ -29,6 +40,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
         deserialized = handler.request_deserializer
 
         def parsed(data: bytes) -> Any:
+            if len(data) > self._most:
+                return _Refused(f"the request has {len(data)} bytes, at most {self._most} are read")
             try:
                 return deserialized(data)
             except Exception:
@@ -42,8 +55,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
 
     def _for_one(self, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def checked(request: Any, context: Any) -> Any:
-            if request is _MALFORMED:
-                await self._abort(context)
+            if isinstance(request, _Refused):
+                await self._abort(context, request.why)
             return await answer(request, context)
 
         return checked
@@ -51,8 +64,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
     def _for_stream(self, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         async def checked(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
             async for request in requests:
-                if request is _MALFORMED:
-                    await self._abort(context)
+                if isinstance(request, _Refused):
+                    await self._abort(context, request.why)
                 yield request
 
         # gRPC decides by the kind of the function how it calls it.
@@ -69,6 +82,6 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
 
         return reply
 
-    async def _abort(self, context: Any) -> None:
-        self._refused(context)
-        await abort(context, UsageError("the request is malformed"))
+    async def _abort(self, context: Any, why: str) -> None:
+        self._refused(context, why)
+        await abort(context, UsageError(why))

@@ -40,7 +40,8 @@ MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REQUEST),
+    # gRPC ends a call with more without a word to us; MalformedRequests refuses and logs what is between.
+    ("grpc.max_receive_message_length", 2 * MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
     # For each connection; the relay bounds the number of connections.
     ("grpc.max_concurrent_streams", MAX_CALLS),
@@ -61,7 +62,7 @@ class Server:
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed)])
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed, MAX_REQUEST)])
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
@@ -120,9 +121,9 @@ class Server:
             return caller
         return link.caller
 
-    def _malformed(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _malformed(self, context: grpc.aio.ServicerContext[Any, Any], why: str) -> None:
         if link := self._relay.link(context.peer()):
-            self._audit.refused(link.caller, "a call", "its request is malformed")
+            self._audit.refused(link.caller, "a call", why)
 
     def sources(self) -> list[pb.Source]:
         """Returns the state of TCP for Status, if it is degraded."""
