@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd install-host uninstall-host clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -128,6 +128,9 @@ attacks: install ## what an ordinary user can do to the daemon, at length; CI ha
 
 selects: install ## thousands of SELECTs at random: many nodes answer as one database with all rows does
 	$(PYTHON) tests/soak/selects.py
+
+coordination: install ## three daemons in namespaces, with clocks apart and a dead one: how soon a hang is named
+	PROBINGD_TEST_COORDINATION=long $(HOST) $(PYTHON) -m pytest -s -k names_the_culprit tests/e2e/test_coordination_of_nodes.py
 
 crowd: install ## 100 clients at once for a minute on one service, some of which do not read or are half open
 	$(HOST) $(PYTHON) tests/soak/crowd.py

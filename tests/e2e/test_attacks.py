@@ -9,12 +9,14 @@ import os
 import pwd
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from attack_scene import LONG, MEMBER, STRANGER, as_user, attacker, beside, under_way
+from crowd_clients import Doors, crowd_at
 from double_jobs import Job, ready
 from doubles.doubles import Doubles
 from e2e_support import BIN, JOBS, Daemon, remove
@@ -22,6 +24,7 @@ from elftools.elf.elffile import ELFFile
 from ports import free_port
 from waiting import until
 
+TOKEN = "t" * 32
 ENDLESS = "SELECT a.range, b.range AS r FROM range(1000000) a, range(1000000) b"
 SLOW = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
 NESTED = (
@@ -36,7 +39,7 @@ NESTED = (
 def attacked(shared_base: Path) -> Iterator[Daemon]:
     """One daemon for all attacks, which MEMBER may ask, and TCP whoever has the token."""
     token = shared_base / "token"
-    token.write_text("t" * 32)
+    token.write_text(TOKEN)
     token.chmod(0o640)
     os.chown(token, 0, pwd.getpwnam("probing-service").pw_gid)
     listen, ras = f"127.0.0.1:{free_port()}", str(free_port())
@@ -195,6 +198,16 @@ def test_open_queries(attacked: Daemon, job: Job) -> None:
     with beside(attacked, job) as scene, under_way("many_queries.py", attacked.target, "64", SLOW, user=MEMBER):
         scene.last()
         assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
+
+
+@pytest.mark.timeout(400)
+def test_a_crowd_of_clients(attacked: Daemon, job: Job) -> None:
+    doors = Doors(value_of(attacked, "--listen"), attacked.target, TOKEN, MEMBER)
+    size = 2 if LONG else 1
+    with beside(attacked, job):
+        found = crowd_at(doors, 60 if LONG else 5, asking=size + LONG, idle=size, meanwhile=lambda: time.sleep(0.1))
+    assert (found.failed, found.starved) == ([], 0)
+    assert found.seconds
 
 
 @pytest.mark.timeout(400)

@@ -1,4 +1,7 @@
-"""Three daemons with addresses of their own, each with one rank: one of them names the culprit, for all, once."""
+"""Three daemons with addresses of their own, each with one rank: one of them names the culprit, for all, once.
+
+``make coordination`` has the time-outs that people use, more clocks apart, and prints how long each verdict takes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 import pytest
 from authority import Authority
 from cgroup_support import cpu_group
+from clock_ahead import clock_ahead
 from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import BIN, Daemon, family
@@ -28,6 +33,11 @@ pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network names
 PORT = 7070
 MOVED = "10.78.0.77"
 CULPRIT = 1
+LONG = os.environ.get("PROBINGD_TEST_COORDINATION") == "long"
+STALL_S = 10.0 if LONG else 2.0
+IN_STEP = (0.0, 0.0, 0.0)
+# How far the clock of each node is ahead of the machine's, s.
+CLOCKS = [IN_STEP, (0.0, 0.05, -0.05), (5.0, 0.0, -5.0), (0.0, 5.0, 5.0)]
 _WEBHOOK = Path(__file__).parents[1] / "webhook_server.py"
 # The shell joins the control group before it becomes the rank.
 _IN_GROUP = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"')
@@ -62,15 +72,15 @@ class Site:
         rows = self.daemons[seen_by].query("SELECT member, state FROM cluster.members")
         return {row["member"]: row["state"] for row in rows}
 
-    def ask(self, sql: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Returns the rows of a query of all nodes, from the first one, and the nodes that it names as failed."""
+    def ask(self, sql: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Returns the rows of a query of all nodes, from the first one, and its report."""
         report = self.base / "report.json"
         words = (str(BIN / "probingctl"), "-t", self.daemons[0].target, *self.shown, "--report", str(report))
         done = subprocess.run(
             [*self.spaces[0].words, *words, "-f", "json", "query", "--all-nodes", sql], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout), [one["node"] for one in json.loads(report.read_text())["failed"]]
+        return json.loads(done.stdout), json.loads(report.read_text())
 
     def kill(self, number: int) -> None:
         """Kills all processes of a daemon at once, as a power cut does."""
@@ -105,7 +115,8 @@ class Site:
 
 
 @pytest.fixture
-def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
+def site(request: pytest.FixtureRequest, base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
+    clocks: tuple[float, ...] = getattr(request, "param", IN_STEP)
     with contextlib.ExitStack() as stack:
         spaces = stack.enter_context(node_namespaces(3))
         name = f"site-{os.getpid()}"
@@ -126,7 +137,9 @@ def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
                 f"--tls.peer_ca={nodes.file}", f"--cluster.seeds={seeds}", f"--cgroup=/{groups[at].name}", hook,
             )  # fmt: skip
             daemon.before = space.words
-            made.daemons.append(watching(daemon))
+            if clocks[at]:
+                daemon.before += clock_ahead(base / f"clock{at}", clocks[at])
+            made.daemons.append(watching(daemon, STALL_S))
         cert, key = nodes.client("ops")
         made.shown = ("--tls-ca", nodes.file, "--tls-cert", cert, "--tls-key", key)
         for file in (base / "tls", *(base / "tls").iterdir()):
@@ -162,9 +175,26 @@ def findings(daemon: Daemon, job: Ranks) -> list[dict[str, Any]]:
     )
 
 
-def test_the_coordinator_names_the_culprit_on_all_nodes(site: Site, job: Ranks) -> None:
+def named(site: Site, job: Ranks, asked: int = 0) -> dict[str, Any]:
+    """Makes the job hang, and returns the one finding that the webhook gets."""
     job.go()
-    [post] = until(site.hangs, what=lambda: site.daemons[0].tail())
+    began = time.monotonic()
+    [post] = until(site.hangs, what=site.daemons[asked].tail)
+    print(f"named {time.monotonic() - began:.1f} s after the fault, with stall_s = {STALL_S:g}")
+    return post
+
+
+@pytest.mark.parametrize("site", CLOCKS[2:3] if not LONG else CLOCKS, indirect=True, ids=str)
+def test_the_coordinator_names_the_culprit_on_all_nodes(
+    request: pytest.FixtureRequest, site: Site, job: Ranks
+) -> None:
+    ahead = request.node.callspec.params["site"]
+    _, report = site.ask("SELECT count(*) FROM probing.sources")
+    assert len(report["answered"]) == 3
+    for answered in report["answered"]:
+        apart_ns = ahead[int(answered["node"][1:]) - 1] * 1e9
+        assert abs(answered["clock_offset_ns"] - apart_ns) <= answered["clock_error_ns"] + 1e6
+    post = named(site, job)
     assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")]
     assert post["node"] == "n1"
     rows = [until(lambda d=d: findings(d, job), what=d.tail) for d in site.daemons]  # type: ignore[misc]
@@ -188,8 +218,7 @@ def test_the_coordinator_names_the_culprit_on_all_nodes(site: Site, job: Ranks) 
 
 def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, job: Ranks) -> None:
     site.kill(0)
-    job.go()
-    [post] = until(site.hangs, what=lambda: site.daemons[1].tail())
+    post = named(site, job, 1)
     assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")]
     assert post["node"] == "n2"
     assert any("n1" in text for text in post["missing"])
@@ -200,8 +229,8 @@ def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, 
 def test_states_follow_links_and_daemons(site: Site) -> None:
     def answering() -> tuple[list[str], list[str]]:
         """Returns the nodes that answer the first one, and those that it names as failed."""
-        rows, failed = site.ask("SELECT node, count(*) AS n FROM probing.sources GROUP BY node ORDER BY node")
-        return [row["node"] for row in rows], failed
+        rows, report = site.ask("SELECT node, count(*) AS n FROM probing.sources GROUP BY node ORDER BY node")
+        return [row["node"] for row in rows], [failed["node"] for failed in report["failed"]]
 
     assert answering() == (["n1", "n2", "n3"], [])
     # A link that is cut.

@@ -26,15 +26,15 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="probingd-test-"))
     root.chmod(0o755)
     try:
-        found = crowd(root, asked.seconds, asking=3, idle=2)
+        found, beside = crowd(root, asked.seconds, asking=3, idle=2)
     finally:
         shutil.rmtree(root)
     times = {
         name: {f"p{share}": round(seconds[int(len(seconds) * share / 100)], 3) for share in (50, 99)}
         | {"max": round(seconds[-1], 3), "answers": len(seconds)}
-        for name, seconds in (("crowd", found.seconds), ("root", found.root))
+        for name, seconds in (("crowd", found.seconds), ("root", beside.seconds))
     }
-    bad = [*found.failed, *found.root_failed]
+    bad = [*found.failed, *beside.failed]
     counts = {"clients": found.clients, "limited": found.limited, "starved": found.starved}
     print(json.dumps({**counts, **times, "bad": bad}))
     sys.exit(bool(bad or found.starved))
