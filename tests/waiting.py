@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ("DEADLINE_S", "until")
+__all__ = ("DEADLINE_S", "until", "whole_lines")
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -30,3 +31,8 @@ def until(
             raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
         time.sleep(poll_s)
     return value
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Returns the lines of a file that another process is writing, without one that it has not ended yet."""
+    return path.read_text().split("\n")[:-1]

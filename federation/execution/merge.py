@@ -19,6 +19,8 @@ from probing.federation.sql.errors import from_duckdb
 
 __all__ = ("SAME_VERSION", "Ask", "AskAll", "by_threads", "create_part", "run", "run_all")
 
+# Bytes of an answer that is copied into one piece.
+_SMALL = 32 << 20
 # What may be spilled to disk, in parts of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
@@ -173,7 +175,9 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa
         create_part(db, part)
         if nodes:
             # One insert for all nodes: a statement costs more than the few rows of an answer.
-            db.register("arrow_answers", pa.concat_tables([tables[number] for tables in nodes]))
+            answers = pa.concat_tables([tables[number] for tables in nodes])
+            # DuckDB reads thousands of small chunks slowly; a large answer is not held twice for that.
+            db.register("arrow_answers", answers.combine_chunks() if answers.nbytes < _SMALL else answers)
             db.execute(f"INSERT INTO {quoted(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from waiting import until
+from waiting import until, whole_lines
 
 __all__ = (
     "ENQUEUE_CHECK",
@@ -274,7 +274,7 @@ class DoubleJob:
             {**json.loads(line), "pid": process.pid}
             for process, path in zip(self.ranks, self.truths, strict=True)
             if path.exists()
-            for line in path.read_text().split("\n")[:-1]
+            for line in whole_lines(path)
         ]
 
     def made(self) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import BIN, Daemon, family
 from network_namespaces import may_make_namespaces
 from node_namespaces import HUB, NodeSpace, node_namespaces
-from waiting import until
+from waiting import until, whole_lines
 
 pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 
@@ -62,7 +62,7 @@ class Site:
             daemon.extra = (*own, f"--listen={space.address}:{PORT}")
 
     def posts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
+        return [json.loads(line) for line in whole_lines(self.file)]
 
     def hangs(self) -> list[dict[str, Any]]:
         return [post for post in self.posts() if post["severity"] == "error"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from e2e_support import JOBS, Daemon
 from ports import free_port
-from waiting import until
+from waiting import until, whole_lines
 
 FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
 Key = tuple[Any, ...]
@@ -75,7 +75,7 @@ class DirectJob:
 
     def calls(self) -> list[dict[str, Any]]:
         """What the job wrote down so far; a line that is being written is left out."""
-        return [json.loads(line) for path in self.lists for line in path.read_text().split("\n")[:-1]]
+        return [json.loads(line) for path in self.lists for line in whole_lines(path)]
 
     def written(self) -> int:
         return sum(path.read_bytes().count(b"\n") for path in self.lists)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from e2e_support import JOBS, Daemon
 from ports import free_port
-from waiting import until
+from waiting import until, whole_lines
 
 Row = dict[str, Any]
 # Name -> (script, ranks, environment)
@@ -61,7 +61,7 @@ class Training:
     def begun(self, rank: int) -> list[int]:
         """When each step began, UTC ns."""
         offset = time.time_ns() - time.monotonic_ns()
-        return [json.loads(line)["before_ns"] + offset for line in self.lists[rank].read_text().splitlines()]
+        return [json.loads(line)["before_ns"] + offset for line in whole_lines(self.lists[rank])]
 
     def own(self, rank: int, rows: list[Row]) -> list[int]:
         """The job's number of the step in which each row begins; or ends, where that is the end of an optimizer."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from waiting import until
+from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -71,7 +71,7 @@ class Job:
         self.hear("done")
 
     def calls(self, since_ns: int = 0) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for path in self.lists for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for path in self.lists for line in whole_lines(path)]
         return [line for line in lines if line["before_ns"] >= since_ns]
 
     def rank_of(self, pid: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from collectives_support import JOBS, plain, torch_library
-from waiting import until
+from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -49,7 +49,7 @@ class Job:
 
     def begun(self) -> list[int]:
         """When each step began, CLOCK_MONOTONIC ns."""
-        return [json.loads(line)["before_ns"] for line in self.list.read_text().splitlines()]
+        return [json.loads(line)["before_ns"] for line in whole_lines(self.list)]
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer") if pid == self.process.pid else None

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from collectives_support import JOBS, Job, Watcher, plain, torch_library
-from waiting import until
+from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -52,7 +52,7 @@ class Ranks(Job):
 
     def begun(self, rank: int) -> list[int]:
         """When each step began, CLOCK_MONOTONIC ns."""
-        return [json.loads(line)["before_ns"] for line in self.lists[rank].read_text().splitlines()]
+        return [json.loads(line)["before_ns"] for line in whole_lines(self.lists[rank])]
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         rank = self.rank_of(pid)

@@ -10,6 +10,7 @@ import resource
 import statistics
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
@@ -19,12 +20,13 @@ from simulator.cast import Cast
 from simulator.relay import Relay
 from simulator.service import Service
 
+_OTHER_FILES = 4096
 # One server has the calls that wait at thousands of nodes.
 _OPTIONS = (("grpc.server.max_pending_requests", 1 << 20), ("grpc.server.max_pending_requests_hard_limit", 1 << 20))
 
 
-async def _run(cast: Cast, process: int) -> None:
-    service = Service(cast)
+async def _run(cast: Cast, process: int, kept: int) -> None:
+    service = Service(cast, kept)
     server = grpc.aio.server(options=_OPTIONS)
     add_NodeServicer_to_server(service, server)
     with tempfile.TemporaryDirectory(prefix="simulator-") as directory:
@@ -43,9 +45,19 @@ async def _run(cast: Cast, process: int) -> None:
         await server.stop(0)
 
 
-if __name__ == "__main__":
+def _kept(nodes: int) -> int:
+    """Returns how many connections of nodes in the middle may stay: each takes four files of this process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, PermissionError):
+        more = max(hard, 4 * nodes + _OTHER_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, more))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_run(Cast(**json.loads(sys.argv[1])), int(sys.argv[2])))
+    return max((hard - _OTHER_FILES) // 4, 256)
+
+
+if __name__ == "__main__":
+    cast = Cast(**json.loads(sys.argv[1]))
+    asyncio.run(_run(cast, int(sys.argv[2]), _kept(cast.count)))
     # DuckDB's binding reports what an interpreter leaves behind.
     os._exit(0)

@@ -23,17 +23,16 @@ from simulator.relay import number_of
 
 __all__ = ("Service",)
 
-# Channels of all nodes that ask others: each connection takes four files of this process.
-_KEPT = 2000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Service(NodeServicer):
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: Cast, kept: int) -> None:
+        """``kept``: channels of all nodes that ask others."""
         self._cast = cast
         self._answers = Answers(cast.rows)
         self._known = frozenset(cast.addresses)
-        self._many = QueryMany(Outgoing(), Limits(), kept=_KEPT)
+        self._many = QueryMany(Outgoing(), Limits(), kept=kept)
         self._calls: dict[int, int] = {}
         self.took_ns: list[int] = []
 
