@@ -10,7 +10,8 @@ import asyncio
 import math
 from bisect import insort
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from probing.api.errors import PeerError, ProbingError
@@ -69,6 +70,16 @@ async def ask_many(
     return await _Round(tuple(dict.fromkeys(addresses)), ask, timeout, policy, alive, answered).run()
 
 
+@dataclass(slots=True)
+class _Call(Generic[T]):
+    """The question to one node: its ``tasks``, of which the first answer is the ``outcome``."""
+
+    address: str
+    begun: float
+    outcome: asyncio.Future[tuple[str, T]]
+    tasks: list[asyncio.Future[tuple[str, T]]] = field(default_factory=list)
+
+
 class _Round(Generic[T]):
     def __init__(
         self,
@@ -90,19 +101,22 @@ class _Round(Generic[T]):
         self._places = asyncio.Semaphore(policy.at_once)
         self._flights = asyncio.Semaphore(policy.most)
         self._took: list[float] = []
+        # Calls that may be hedged, the oldest first.
+        self._waiting: dict[str, _Call[T]] = {}
         self._hedges = math.ceil(policy.hedges * len(addresses))
 
     async def run(self) -> Gathered[T]:
         tasks = {address: self._loop.create_task(self._one(address)) for address in self._addresses}
+        hedging = self._loop.create_task(self._hedge())
         try:
             if tasks:
                 await asyncio.wait(
                     tasks.values(), timeout=self._timeout + self._policy.grace_s, return_when=asyncio.FIRST_EXCEPTION
                 )
         finally:
-            for task in tasks.values():
+            for task in (hedging, *tasks.values()):
                 task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await asyncio.gather(hedging, *tasks.values(), return_exceptions=True)
         outcome: Gathered[T] = Gathered(self._addresses)
         broken = next((e for t in tasks.values() if not t.cancelled() and (e := t.exception())), None)
         if broken is not None:
@@ -145,38 +159,53 @@ class _Round(Generic[T]):
         raise error
 
     async def _hedged(self, address: str, left: float, attempt: int) -> tuple[str, T]:
-        begun = self._loop.time()
-        first = asyncio.ensure_future(self._ask(address, left, attempt))
-        calls: set[asyncio.Future[tuple[str, T]]] = {first}
+        call: _Call[T] = _Call(address, self._loop.time(), self._loop.create_future())
+        self._begin(call, left, attempt)
+        if attempt == 0:
+            self._waiting[address] = call
         try:
-            while not first.done() and attempt == 0 and self._hedges > 0:
-                await asyncio.wait(calls, timeout=self._until_hedge(begun))
-                if not first.done() and self._may_hedge(address, begun):
-                    self._hedges -= 1
-                    calls.add(asyncio.ensure_future(self._ask(address, self._deadline - self._loop.time(), 1)))
-                    break
-            return await self._first_of(calls, begun)
+            return await call.outcome
         finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            self._waiting.pop(address, None)
+            if call.outcome.done() and not call.outcome.cancelled():
+                call.outcome.exception()
+            if pending := [task for task in call.tasks if not task.done()]:
+                for task in pending:
+                    task.cancel()
+                await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _first_of(self, calls: set[asyncio.Future[tuple[str, T]]], begun: float) -> tuple[str, T]:
-        """Returns the first answer. Where a call breaks, the other one counts."""
-        pending = calls
-        while True:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            broken = [call for call in done if isinstance(call.exception(), Again)]
-            if len(broken) < len(done) or not pending:
-                found = next((call for call in done if call not in broken), broken[0] if broken else None)
-                assert found is not None
-                answer = found.result()
-                insort(self._took, self._loop.time() - begun)
-                return answer
+    def _begin(self, call: _Call[T], left: float, attempt: int) -> None:
+        task = asyncio.ensure_future(self._ask(call.address, left, attempt))
+        call.tasks.append(task)
+        task.add_done_callback(partial(self._ended, call))
 
-    def _until_hedge(self, begun: float) -> float:
-        limit = self._limit()
-        return 0.05 if limit is None else max(begun + limit - self._loop.time(), _GLANCE_S)
+    def _ended(self, call: _Call[T], task: asyncio.Future[tuple[str, T]]) -> None:
+        """The first answer counts. Where a call breaks, the other one does."""
+        error = None if task.cancelled() else task.exception()
+        others = any(not other.done() for other in call.tasks)
+        if call.outcome.done() or (others and (task.cancelled() or isinstance(error, Again))):
+            return
+        if task.cancelled():
+            call.outcome.cancel()
+        elif error is not None:
+            call.outcome.set_exception(error)
+        else:
+            insort(self._took, self._loop.time() - call.begun)
+            call.outcome.set_result(task.result())
+
+    async def _hedge(self) -> None:
+        """Begins second calls, one look for all nodes: a timer for each would wake thousands of tasks all the time."""
+        while self._hedges > 0:
+            await asyncio.sleep(_GLANCE_S)
+            limit, now = self._limit(), self._loop.time()
+            for call in list(self._waiting.values()) if limit is not None else ():
+                # They are in the order in which they began.
+                if limit is None or now - call.begun <= limit or self._hedges <= 0:
+                    break
+                if self._alive(call.address):
+                    self._hedges -= 1
+                    del self._waiting[call.address]
+                    self._begin(call, self._deadline - now, 1)
 
     def _limit(self) -> float | None:
         """Returns the time that nearly all answers took, with some room; None while too few are known."""
@@ -184,10 +213,6 @@ class _Round(Generic[T]):
         if number < max(self._policy.hedge_after, len(self._addresses) // 2):
             return None
         return 1.5 * self._took[int(0.95 * number)] + _GLANCE_S
-
-    def _may_hedge(self, address: str, begun: float) -> bool:
-        limit = self._limit()
-        return limit is not None and self._loop.time() - begun > limit and self._hedges > 0 and self._alive(address)
 
 
 def _once(function: Callable[[], None]) -> Callable[[], None]:

@@ -34,7 +34,8 @@ async def _run(cast: Cast, process: int, kept: int) -> None:
         server.add_insecure_port(f"unix:{inner}")
         await server.start()
         serving = asyncio.create_task(Relay(cast, inner, process).serve())
-        gc.freeze()
+        # It would look through the objects of thousands of nodes again and again.
+        gc.disable()
         print("ready", flush=True)
         # Each line asks for figures.
         while await asyncio.to_thread(sys.stdin.readline):
