@@ -34,7 +34,7 @@ def main() -> None:
     if few:
         _direct(few)
     if many:
-        _report(f"{many} nodes, by a tree", Cast(many, free_port(), processes=2), rounds=3, timeout=60)
+        _report(f"{many} nodes, by a tree", Cast(many, free_port(), processes=4), rounds=5, timeout=60)
 
 
 def _direct(few: int) -> None:

@@ -10,7 +10,6 @@ import resource
 import statistics
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
@@ -46,19 +45,11 @@ async def _run(cast: Cast, process: int, kept: int) -> None:
         await server.stop(0)
 
 
-def _kept(nodes: int) -> int:
-    """Returns how many connections of nodes in the middle may stay: each takes four files of this process."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, PermissionError):
-        more = max(hard, 4 * nodes + _OTHER_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more, more))
+if __name__ == "__main__":
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max((hard - _OTHER_FILES) // 4, 256)
-
-
-if __name__ == "__main__":
-    cast = Cast(**json.loads(sys.argv[1]))
-    asyncio.run(_run(cast, int(sys.argv[2]), _kept(cast.count)))
+    # Each connection of a node in the middle takes four files of this process.
+    kept = max((hard - _OTHER_FILES) // 4, 256)
+    asyncio.run(_run(Cast(**json.loads(sys.argv[1])), int(sys.argv[2]), kept))
     # DuckDB's binding reports what an interpreter leaves behind.
     os._exit(0)

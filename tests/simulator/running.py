@@ -48,9 +48,8 @@ def simulated(cast: Cast) -> Iterator[Simulation]:
 @contextmanager
 def _process(cast: Cast, number: int, paths: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "simulator", json.dumps(asdict(cast)), str(number)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+    env = {**os.environ, "PYTHONPATH": paths, "GRPC_VERBOSITY": "NONE"}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
