@@ -1,6 +1,7 @@
 """An aggregate over many simulated nodes: times, memory, dead and slow nodes. ``[NODES [TREE_NODES]]``, 0 for none.
 
-The nodes answer prepared rows, so that the time is that of the asker and of the way between.
+The nodes answer prepared rows, so that the time is that of the asker and of the way between; how long a real daemon
+takes for its part, of the operations that a job of gloo has just made, comes first (as root).
 """
 
 from __future__ import annotations
@@ -17,24 +18,52 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from ports import free_port
+from running import BenchDaemon, job
 from simulator.cast import Cast
 from simulator.running import simulated
 
 from probing.client.cluster import Cluster
 from probing.federation.execution.asking import Policy
 
+HERE = Path(__file__).resolve().parent
 ROUNDS = 7
 SQL = "SELECT op, count(*) AS n, sum(bytes) AS bytes, max(duration_ns) AS longest FROM comm.ops GROUP BY op"
+COUNT = "SELECT count(*) AS n FROM comm.ops"
 DEADLINE_S = 5.0
+OPERATIONS, QUERIES = 1000, 200
 
 
 def main() -> None:
     few, many = [*map(int, sys.argv[1:]), *(1000, 10_000)[len(sys.argv) - 1 :]][:2]
     print(f"load average before: {os.getloadavg()[0]:.1f}")
+    if os.getuid() == 0:
+        _own()
     if few:
         _direct(few)
     if many:
         _report(f"{many} nodes, by a tree", Cast(many, free_port(), processes=4), rounds=5, timeout=60)
+
+
+def _own() -> None:
+    """Prints the time of a real daemon's own answer."""
+    daemon = BenchDaemon()
+    daemon.start()
+    try:
+        steps = (HERE / "timed_job.py", daemon.base / "steps", "64", "0.002")
+        with job(*steps), Cluster(f"unix:{daemon.socket}") as cluster:
+            while cluster.query(COUNT).to_pylist()[0]["n"] < OPERATIONS:
+                time.sleep(0.1)
+        with Cluster(f"unix:{daemon.socket}") as cluster:
+            times = []
+            for _ in range(QUERIES):
+                begun = time.perf_counter()
+                cluster.query(SQL)
+                times.append(time.perf_counter() - begun)
+            rows = cluster.query(COUNT).to_pylist()[0]["n"]
+    finally:
+        daemon.close()
+    half, nearly = (sorted(times)[QUERIES * share // 100] * 1e3 for share in (50, 99))
+    print(f"a real daemon with {rows} operations: p50 {half:.1f} ms, p99 {nearly:.1f} ms", flush=True)
 
 
 def _direct(few: int) -> None:

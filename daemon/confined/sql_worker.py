@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -89,17 +89,21 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
     memory.start()
     warm = first.header.get("op") == "warm"
     for request in chain(() if warm else (first,), requests(channel)):
-        answer = _answer(channel, request, connect)
-        worn = memory.used >= WORN
-        channel.send({**answer, "last": worn})
+        with ExitStack() as used:
+            answer = _answer(channel, request, connect, used)
+            worn = memory.used >= WORN
+            # Before the database is closed, which takes some ms.
+            channel.send({**answer, "last": worn})
         if worn:
             return
         if not ready:
             ready.append(connect())
 
 
-def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection]) -> dict[str, object]:
-    """Sends the answers to all statements; returns the last message."""
+def _answer(
+    channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection], used: ExitStack
+) -> dict[str, object]:
+    """Sends the answers to all statements; returns the last message. ``used`` closes the database."""
     from probing.daemon.query.job import Database, Job, Outcome
 
     outcome = Outcome()
@@ -108,9 +112,9 @@ def _answer(channel: Channel, request: Message, connect: Callable[[], duckdb.Duc
         database = Database(job, connect, outcome)
     except Exception as e:  # a request must not end the worker
         return {"error": _failure(e)}
-    with closing(database):
-        for number, sql in enumerate(job.statements):
-            channel.send({"statement": _statement(channel, database, sql, number, len(job.statements))})
+    used.callback(database.close)
+    for number, sql in enumerate(job.statements):
+        channel.send({"statement": _statement(channel, database, sql, number, len(job.statements))})
     return {"end": outcome.to_dict()}
 
 
