@@ -8,6 +8,7 @@ descriptions.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,7 +82,12 @@ class Table:
     @property
     def select_list(self) -> str:
         """The SQL that turns a stored row into a shown one."""
-        return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in self.columns)
+        return self.select_of(None)
+
+    def select_of(self, names: Collection[str] | None) -> str:
+        """Returns ``select_list`` of the columns in ``names`` (lower case), of all for None, and of one at least."""
+        wanted = [c for c in self.columns if names is None or c.name.lower() in names] or self.columns[:1]
+        return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in wanted)
 
 
 @dataclass(frozen=True)

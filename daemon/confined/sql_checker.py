@@ -94,4 +94,5 @@ def _checked(
         "needs": {name: need.to_dict() for name, need in found.needs.items()},
         "users": list(found.users),
         "warnings": found.warnings,
+        "columns": None if found.columns is None else sorted(found.columns),
     }

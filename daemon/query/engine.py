@@ -241,6 +241,7 @@ def _job(
 ) -> tuple[dict[str, object], bytes]:
     """The message for a worker; ``query/job.py`` reads it."""
     users = {name: table for one in request.runnable for name, table in one.users.items()}
+    whole = any(one.columns is None for one in request.runnable)
     spec = {
         "statements": [one.sql for one in request.runnable],
         "segments": {name: [segment.path for segment in found] for name, found in segments.items()},
@@ -248,6 +249,7 @@ def _job(
         "max_bytes": request.max_bytes,
         "users": [user_table_to(table) for table in users.values()],
         "progress": request.progress,
+        "columns": None if whole else sorted({name for one in request.runnable for name in one.columns or ()}),
     }
     text = json.dumps(spec, separators=(",", ":")).encode()
     header = {"op": "query", "spec_bytes": len(text), "live": [(name, len(rows)) for name, rows in live.items()]}

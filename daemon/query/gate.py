@@ -38,6 +38,7 @@ from probing.daemon.query.jobs import limit_to_jobs
 from probing.daemon.query.pruning import needs_of
 from probing.daemon.store.needs import Need
 from probing.federation.sql.dialect import evaluates_code, needs_helper
+from probing.federation.sql.filters import names_whole_rows
 from probing.federation.sql.names import GLOBAL, USER_VIEWS
 from probing.federation.sql.reading import statements
 from probing.federation.sql.states import has_states, is_export, require_export, with_states
@@ -69,12 +70,14 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 @dataclass(frozen=True, slots=True)
 class Checked:
     """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
-    tables of users' probes among them. ``warnings``: for the caller."""
+    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, of which each
+    column that the statement uses is one; None: it uses whole rows."""
 
     sql: str
     needs: dict[str, Need]
     users: dict[str, Table] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    columns: frozenset[str] | None = None
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -117,7 +120,9 @@ def check(
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
     own = {name: users()[name] for name in needs if name not in TABLES}
-    return Checked(with_states(root) if has_states(root) else printed, needs, own, warnings)
+    names = frozenset(identifier.name.lower() for identifier in root.find_all(exp.Identifier))
+    columns = None if names_whole_rows(root) else names
+    return Checked(with_states(root) if has_states(root) else printed, needs, own, warnings, columns)
 
 
 def _expand(

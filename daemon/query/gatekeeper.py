@@ -88,4 +88,5 @@ def _checked(found: Mapping[str, Any], known: Mapping[str, Table]) -> Checked:
         {str(name): Need.from_dict(need) for name, need in found["needs"].items()},
         {str(name): known[name] for name in found["users"]},
         tuple(map(str, found["warnings"])),
+        None if found["columns"] is None else frozenset(map(str, found["columns"])),
     )

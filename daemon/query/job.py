@@ -42,7 +42,8 @@ _Connect = Callable[[], duckdb.DuckDBPyConnection]
 class Job:
     """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
     length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
-    them, and whether ``progress`` is wanted."""
+    them, whether ``progress`` is wanted, and ``columns``: of the tables' columns only those of these names are used, of
+    None all."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -51,6 +52,7 @@ class Job:
     max_bytes: int
     users: dict[str, Table] = field(default_factory=dict)
     progress: bool = False
+    columns: frozenset[str] | None = None
 
     @property
     def known(self) -> dict[str, Table]:
@@ -80,7 +82,9 @@ class Job:
         parts = [(str(path), int(length)) for path, length in spec["parts"]]
         users = {table.name: table for table in map(user_table_from, spec.get("users", ()))}
         statements = [str(sql) for sql in spec["statements"]]
-        return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, bool(spec.get("progress")))
+        columns = None if (named := spec.get("columns")) is None else frozenset(map(str, named))
+        progress = bool(spec.get("progress"))
+        return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, progress, columns)
 
 
 @dataclass(slots=True)
@@ -127,6 +131,8 @@ class Database:
         self._job = job
         self._connect = connect
         self._outcome = outcome
+        # DuckDB binds each column of a view twice, which takes longer than most queries.
+        self._columns = job.columns
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0
         self._tails = _read_tails(job, outcome)
@@ -151,6 +157,10 @@ class Database:
                 return answer.rows
             except _FAILURES as e:
                 self.close()
+                if isinstance(e, duckdb.BinderException) and self._columns is not None:
+                    # So that its message can name columns that are alike.
+                    self._columns = None
+                    continue
                 damaged = _damaged(self._job, e, self._connect)
                 if not damaged:
                     raise explain(e) from None
@@ -194,7 +204,7 @@ class Database:
                 connection.execute("SET progress_bar_time = 0")
             views = Views(connection, job.known)
             for name, segments in job.segments.items():
-                views.stored(name, segments, self._tails.get(name))
+                views.stored(name, segments, self._tails.get(name), self._columns)
             for name, rows in job.live.items():
                 views.live(name, rows)
             connection.execute("SET lock_configuration = true")

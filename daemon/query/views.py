@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
@@ -20,8 +20,13 @@ class Views:
         self._connection = connection
         self._known = known
 
-    def stored(self, name: str, segments: Sequence[str], tail: pa.Table | None) -> None:
-        """Creates view ``name`` over Parquet files and rows of the log; a column that a file lacks is NULL."""
+    def stored(
+        self, name: str, segments: Sequence[str], tail: pa.Table | None, columns: Collection[str] | None = None
+    ) -> None:
+        """Creates view ``name`` over Parquet files and rows of the log; a column that a file lacks is NULL.
+
+        The view has the ``columns`` of these names, or all.
+        """
         table = self._table(name)
         if table.live:
             raise InternalError(f"{name} is not a stored table")
@@ -35,7 +40,7 @@ class Views:
             sources.append(f"SELECT * FROM read_parquet({quoted_list(segments)}, schema = {self._columns(hidden)})")
         if rows.num_rows or not segments:
             sources.append(f'SELECT * FROM "{hidden}"')
-        self._view(table, f"SELECT {table.select_list} FROM ({' UNION ALL '.join(sources)})")
+        self._view(table, f"SELECT {table.select_of(columns)} FROM ({' UNION ALL '.join(sources)})")
 
     def live(self, name: str, rows: pa.Table) -> None:
         """Creates view ``name`` over rows in the table's logical schema, from another process."""

@@ -188,3 +188,30 @@ def test_shuffled_words_never_get_a_file_or_a_second_statement_through(words: li
     except duckdb.ParserException:
         return  # `SELECT` alone, say: DuckDB is stricter
     assert statement.type == duckdb.StatementType.SELECT
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT count(*) FROM comm.ops", {"comm", "ops"}),
+        ("SELECT Op, sum(bytes) AS n FROM comm.ops o WHERE o.rank = 1 GROUP BY op", {"op", "bytes", "n", "rank"}),
+        ("SELECT a.seq FROM comm.ops a JOIN comm.ops b USING (rank)", {"seq", "rank"}),
+        ("SELECT * FROM comm.ops", None),
+        ("SELECT o.* EXCLUDE (seq) FROM comm.ops o", None),
+        ("SELECT rank FROM (SELECT * FROM comm.ops)", None),
+        ("SELECT COLUMNS('r.*') FROM comm.ops", None),
+        ("SELECT ops FROM comm.ops", None),
+        ("SELECT o FROM comm.ops o", None),
+        ("SELECT #3 FROM comm.ops", None),
+        ("SELECT x FROM comm.ops AS o(x)", None),
+        ("SELECT a.seq FROM comm.ops a NATURAL JOIN comm.ops b", None),
+    ],
+)
+def test_the_columns_that_a_statement_uses(sql: str, columns: set[str] | None) -> None:
+    try:
+        found = check(sql, NOW_NS).columns
+    except QueryRejected:
+        # What the gate refuses needs no columns.
+        assert columns is None
+        return
+    assert found is None if columns is None else found is not None and columns <= found
