@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from running import BenchDaemon, cpu_ns, job, pss_bytes, tree
+from process_tree import arguments, family
+from running import BenchDaemon, cpu_ns, job, pss_bytes
 from statistics_of_blocks import table
 
 WAITING = """
@@ -59,8 +60,8 @@ class Usage(NamedTuple):
 
 
 def module_of(pid: int) -> str:
-    argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return argv[argv.index(b"-m") + 1].decode() if b"-m" in argv else "supervisor"
+    argv = arguments(pid)
+    return argv[argv.index("-m") + 1] if "-m" in argv else "supervisor"
 
 
 def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str, float]]:
@@ -75,7 +76,7 @@ def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str,
         daemon.ctl("query", "SELECT count(*) FROM comm.ops")
         time.sleep(SETTLE_S)
         assert daemon.process is not None
-        pids = tree(daemon.process.pid)
+        pids = family(daemon.process.pid)
         names = {pid: module_of(pid) for pid in pids}
         before, threads = {pid: cpu_ns([pid]) for pid in pids}, threads_of(names)
         begin = time.monotonic_ns()

@@ -28,7 +28,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import rivals
-from running import BenchDaemon, cpu_ns, job, tree
+from process_tree import family
+from running import BenchDaemon, cpu_ns, job
 from statistics_of_blocks import ratio_of_blocks, table
 
 HERE = Path(__file__).resolve().parent
@@ -145,7 +146,7 @@ class Rounds:
 
     def _cpu(self) -> int:
         assert self._daemon.process is not None
-        return cpu_ns(tree(self._daemon.process.pid))
+        return cpu_ns(family(self._daemon.process.pid))
 
     def _at(self, name: str, switch: Callable[[], object]) -> None:
         begin = time.monotonic_ns()

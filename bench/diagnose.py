@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from running import BenchDaemon, cpu_ns, job, tree
+from process_tree import arguments, family
+from running import BenchDaemon, cpu_ns, job
 from statistics_of_blocks import table
 
 from probing.daemon.config import DiagnoseConfig
@@ -64,11 +65,10 @@ class Costs:
     def _spent(self) -> dict[str, int]:
         found: dict[str, int] = collections.defaultdict(int)
         assert self._daemon.process is not None
-        for pid in tree(self._daemon.process.pid):
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found[argv[argv.index(b"-m") + 1].decode().rpartition(".")[2] if b"-m" in argv else "supervisor"] += cpu_ns(
-                [pid]
-            )
+        for pid in family(self._daemon.process.pid):
+            argv = arguments(pid)
+            module = argv[argv.index("-m") + 1].rpartition(".")[2] if "-m" in argv else "supervisor"
+            found[module] += cpu_ns([pid])
         found["in the service"] = time.process_time_ns()
         return found
 
@@ -90,9 +90,7 @@ def measure(settle_s: float) -> dict[str, dict[str, float]]:
     """Returns the costs of a poll, of a review and of a look at a stall."""
     folder = tempfile.mkdtemp(prefix="probingd-bench-")
     daemon = BenchDaemon()
-    daemon.config.write_text(
-        f'instance = "bench-{os.getpid()}"\n[sampling]\nhz = 0\n[diagnose]\nenabled = false\n'
-    )
+    daemon.config.write_text(f'instance = "bench-{os.getpid()}"\n[sampling]\nhz = 0\n[diagnose]\nenabled = false\n')
     daemon.start()
     with job("-c", STEPPING, f"{folder}/rank", ranks=RANKS):
         while len(list(Path(folder).glob("rank*"))) < RANKS:

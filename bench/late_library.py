@@ -19,7 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from running import BenchDaemon, cpu_ns, node_channel, tree
+from process_tree import family
+from running import BenchDaemon, cpu_ns, node_channel
 from statistics_of_blocks import table
 
 from probing.api.proto.probing.v1 import node_pb2
@@ -46,8 +47,7 @@ def seconds_until_probed(daemon: BenchDaemon, library: Path, folder: Path) -> fl
         begin = time.monotonic()
         with ending(mapping.mapping([copy], user=None)):
             while not any(
-                str(copy) in source.detail
-                for source in node.Status(node_pb2.StatusRequest(), timeout=30).sources
+                str(copy) in source.detail for source in node.Status(node_pb2.StatusRequest(), timeout=30).sources
             ):
                 time.sleep(LOOK_S)
             return time.monotonic() - begin
@@ -56,7 +56,7 @@ def seconds_until_probed(daemon: BenchDaemon, library: Path, folder: Path) -> fl
 def measure(daemon: BenchDaemon, library: Path, folder: Path, rounds: int) -> tuple[list[float], float]:
     """The seconds of each round, and the part of a core that the daemon took."""
     assert daemon.process is not None
-    pids = tree(daemon.process.pid)
+    pids = family(daemon.process.pid)
     began, before = time.monotonic(), cpu_ns(pids)
     found = [seconds_until_probed(daemon, library, folder / str(number)) for number in range(rounds)]
     return found, (cpu_ns(pids) - before) / 1e9 / (time.monotonic() - began)

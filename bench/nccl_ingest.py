@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from running import BenchDaemon, cpu_ns, tree
+from process_tree import arguments, family
+from running import BenchDaemon, cpu_ns
 from statistics_of_blocks import table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -94,11 +95,10 @@ class Case(NamedTuple):
         return int(self.rate * self.seconds / self.processes)
 
 
-def stall(family: list[int], case: Case) -> None:
+def stall(pids: list[int], case: Case) -> None:
     """Stops the collector for a while, in the middle of the calls."""
     time.sleep(min(1.0, case.seconds / 3))
-    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family}
-    collector = next(pid for pid, word in words.items() if b"probing.daemon.collector" in word)
+    collector = next(pid for pid in pids if "probing.daemon.collector" in arguments(pid))
     os.kill(collector, signal.SIGSTOP)
     time.sleep(case.stall_s)
     os.kill(collector, signal.SIGCONT)
@@ -110,14 +110,14 @@ def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str,
     # What was called before all probes were there is no loss of a ring.
     known, known_lost = rows_of(daemon, pids), lost_of(daemon)
     assert daemon.process is not None
-    family = tree(daemon.process.pid)
-    cpu, begin = cpu_ns(family), time.monotonic_ns()
+    daemon_pids = family(daemon.process.pid)
+    cpu, begin = cpu_ns(daemon_pids), time.monotonic_ns()
     for job in jobs:
         job.tell(f"burst {case.each} {case.rate // case.processes}")
     if case.stall_s:
-        stall(family, case)
+        stall(daemon_pids, case)
     slowest = max(job.hear()[0] for job in jobs)
-    cores = (cpu_ns(family) - cpu) / (time.monotonic_ns() - begin)
+    cores = (cpu_ns(daemon_pids) - cpu) / (time.monotonic_ns() - begin)
     calls = case.each * case.processes
     all_rows, all_lost = settled(daemon, pids, known + known_lost + calls)
     rows, lost = all_rows - known, all_lost - known_lost

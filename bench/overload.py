@@ -16,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from running import BenchDaemon, tree
+from process_tree import arguments, family
+from running import BenchDaemon
 from statistics_of_blocks import table
 
 # Functions that begin with a push, as those of NCCL do: the kernel emulates it, and a hit costs a tenth.
@@ -71,8 +72,8 @@ def build(folder: Path, source: str = CALLER) -> Path:
 
 def collector_of(daemon: BenchDaemon) -> int:
     assert daemon.process is not None
-    for pid in tree(daemon.process.pid):
-        if b"probing.daemon.collector" in Path(f"/proc/{pid}/cmdline").read_bytes():
+    for pid in family(daemon.process.pid):
+        if "probing.daemon.collector" in arguments(pid):
             return pid
     raise SystemExit("the daemon has no collector")
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 from cost_to_job import Steps, py_spy
-from running import BenchDaemon, cpu_ns, job, node_channel, set_config, tree
+from process_tree import family
+from running import BenchDaemon, cpu_ns, job, node_channel, set_config
 from statistics_of_blocks import ratio_of_blocks, table
 
 from probing.api.proto.probing.v1 import node_pb2_grpc
@@ -110,7 +111,7 @@ class Bench:
         self.switch(rate)
         time.sleep(1.0)
         assert daemon.process is not None
-        pids = tree(daemon.process.pid)
+        pids = family(daemon.process.pid)
         with kernel_counts():
             begin, cpu, before = time.monotonic_ns(), cpu_ns(pids), programs(pids)
             time.sleep(seconds)

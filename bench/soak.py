@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 from overload import CALLER, build, collector_of
-from running import BenchDaemon, tree
+from process_tree import arguments, family
+from running import BenchDaemon
 from statistics_of_blocks import table
 
 CONFIG = """[probes]
@@ -51,7 +52,7 @@ SOURCE = CALLER.replace("1000 + i % 7", "i").replace(
 
 
 def role_of(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    words = arguments(pid)
     module = words[words.index("-m") + 1] if "-m" in words else ""
     return next((role for role in ROLES if role in module), "supervisor")
 
@@ -112,7 +113,7 @@ def look(daemon: BenchDaemon) -> Counter[str]:
     """Memory (``held_kb``), threads and descriptors by role, and what the state directory holds."""
     assert daemon.process is not None
     found: Counter[str] = Counter()
-    for pid in tree(daemon.process.pid):
+    for pid in family(daemon.process.pid):
         # A worker may be renewed while it is looked at.
         with contextlib.suppress(OSError, ValueError):
             role = role_of(pid)

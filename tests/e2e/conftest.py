@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from double_jobs import Job
 from doubles.doubles import Doubles, build
-from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, family, remove
+from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, remove
 from ports import free_port
+from process_tree import family
 
 # How much of a log a failed test shows, bytes.
 SHOWN_BYTES = 4_096

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from cgroup_support import cpu_group, memory_group
-from e2e_support import BIN, JOBS, family
+from e2e_support import BIN, JOBS
 from hostile import silent_fuse
 from ports import free_port
+from process_tree import family
 
 __all__ = ("FAULTS", "Ranks", "folder_of_job", "join_elastic", "place", "start_by_slurm")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import arguments, family
 
 from probing.client.cluster import Cluster
 
@@ -101,11 +101,9 @@ class Daemon:
         assert self.process is not None
         found: dict[str, list[int]] = {}
         for pid in family(self.process.pid):
-            with contextlib.suppress(OSError):
-                argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"-m" in argv:
-                    module = argv[argv.index(b"-m") + 1].decode()
-                    found.setdefault(module, []).append(pid)
+            argv = arguments(pid)
+            if "-m" in argv:
+                found.setdefault(argv[argv.index("-m") + 1], []).append(pid)
         return found
 
     def ctl(self, *args: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
@@ -147,14 +145,3 @@ def directory_for_daemons() -> Iterator[Path]:
 def remove(daemon: Daemon) -> None:
     daemon.stop()
     subprocess.run([str(BIN / "probingd"), "cleanup", "--instance", daemon.instance], check=False, capture_output=True)
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants: torchrun puts its ranks into sessions of their own."""
-    found, pending = [], [pid]
-    while pending:
-        current = pending.pop()
-        with contextlib.suppress(OSError):
-            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
-            found.append(current)
-    return found

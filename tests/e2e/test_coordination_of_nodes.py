@@ -23,9 +23,10 @@ from cgroup_support import cpu_group
 from clock_ahead import clock_ahead
 from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
-from e2e_support import BIN, Daemon, family
+from e2e_support import BIN, Daemon
 from network_namespaces import may_make_namespaces
 from node_namespaces import HUB, NodeSpace, node_namespaces
+from process_tree import family
 from waiting import until, whole_lines
 
 pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
@@ -185,9 +186,7 @@ def named(site: Site, job: Ranks, asked: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("site", CLOCKS[2:3] if not LONG else CLOCKS, indirect=True, ids=str)
-def test_the_coordinator_names_the_culprit_on_all_nodes(
-    request: pytest.FixtureRequest, site: Site, job: Ranks
-) -> None:
+def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureRequest, site: Site, job: Ranks) -> None:
     ahead = request.node.callspec.params["site"]
     _, report = site.ask("SELECT count(*) FROM probing.sources")
     assert len(report["answered"]) == 3

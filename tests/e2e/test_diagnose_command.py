@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import EXAMPLE, JOBS, Daemon, family
+from e2e_support import EXAMPLE, JOBS, Daemon
 from ports import free_port
+from process_tree import family
 from waiting import until
 
 STEPS = 13

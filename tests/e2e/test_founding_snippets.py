@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, family, remove
+from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, remove
 from ports import free_port
+from process_tree import family
 from waiting import until
 
 # Elements of the example's parameters, all of whose gradients are summed once a step: three layers with their biases.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from double_jobs import Job, check, ready
-from e2e_support import Daemon, family, remove
+from e2e_support import Daemon, remove
+from process_tree import arguments, family
 from waiting import until
 
 HANG_S = "3"
@@ -63,12 +63,8 @@ class Planted(Daemon):
 
     def child(self, kind: str) -> int | None:
         assert self.process is not None
-        for pid in family(self.process.pid):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if words[2:4] == [PLANTING.encode(), kind.encode()]:
-                    return pid
-        return None
+        pids = family(self.process.pid)
+        return next((pid for pid in pids if arguments(pid)[2:4] == [PLANTING, kind]), None)
 
     def plant(self, kind: str) -> None:
         (self.state / f"{kind}.deadlock").touch()

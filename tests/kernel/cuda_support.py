@@ -230,11 +230,12 @@ class Cuda:
         return self._scripts[-1]
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """Runs a script to its end and returns its output."""
-        script, said = self.script(code), []
-        while "over" not in (answer := script.step()):
-            said.append(answer)
-        return said
+        """Runs a script that never waits and returns its output. The process stays until ``close``."""
+        script = self.script(code)
+        said = [script.step()]
+        while "over" not in said[-1]:
+            said.append(script.hear())
+        return said[:-1]
 
     def closed(self) -> list[dict[str, Any]]:
         """All operations that were closed so far, in the order in which they were."""

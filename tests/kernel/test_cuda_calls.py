@@ -148,14 +148,14 @@ int other(void) { int r = allocate(400); asm volatile("" : "+r"(r)); return r; }
 """
 
 
-def test_a_leak_is_told_by_its_stack(started: Callable[[CudaConfig], Cuda], tmp_path: Path) -> None:
+def test_leaks_are_told_apart_by_their_stacks(started: Callable[[CudaConfig], Cuda], tmp_path: Path) -> None:
     cuda = started(CudaConfig())
     (tmp_path / "leak.c").write_text(LEAK)
     flags = ["-O1", "-shared", "-fPIC", "-fno-omit-frame-pointer", "-fno-inline", f"-I{DOUBLES}"]
     subprocess.run(
         ["cc", *flags, "-o", tmp_path / "libleak.so", tmp_path / "leak.c", tmp_path / "libcudart.so.12"], check=True
     )
-    cuda.run("leak = ctypes.CDLL(folder + '/libleak.so')\nfor _ in range(5): leak.leaks(3)\nleak.other()\nsay()")
+    cuda.run("leak = ctypes.CDLL(folder + '/libleak.so')\nfor _ in range(5): leak.leaks(3)\nleak.other()")
     cuda.source.round(cuda.clock.pair())
     rows = cuda.sink.rows("cuda.memory")
     assert sorted((row["live"], row["live_bytes"]) for row in rows) == [(1, 400), (15, 7500)]

@@ -34,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 import nccl_ingest as ingest
 from doubles.doubles import DoubleJob, Doubles, build
-from running import BenchDaemon, node_channel, tree
+from process_tree import arguments, family
+from running import BenchDaemon, node_channel
 from store_child import Writers, check, kill_once
 
 from probing.api.proto.probing.v1 import node_pb2
@@ -106,11 +107,8 @@ class Collector:
     @property
     def pids(self) -> list[int]:
         assert self._daemon.process is not None
-        words = {}
-        for pid in tree(self._daemon.process.pid):
-            with contextlib.suppress(OSError):
-                words[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return [pid for pid, word in words.items() if b"probing.daemon.collector" in word]
+        pids = family(self._daemon.process.pid)
+        return [pid for pid in pids if "probing.daemon.collector" in arguments(pid)]
 
     def kill(self) -> float:
         """Seconds from the kill until the daemon reports that it runs again, with another collector."""

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from cgroup_support import memory_group
+from process_tree import arguments, family
 
 from probing.daemon.bpf.pins import prepare
 
-CHILD = (Path(__file__).parents[1] / "supervisor_child.py")
+CHILD = Path(__file__).parents[1] / "supervisor_child.py"
 RUN = textwrap.dedent(
     """
     import sys
@@ -116,11 +117,8 @@ class Daemon:
 
     def child(self, kind: str) -> int | None:
         assert self.process is not None
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if words[2:4] == [str(CHILD).encode(), kind.encode()]:
-                return int(pid)
-        return None
+        pids = family(self.process.pid)
+        return next((pid for pid in pids if arguments(pid)[2:4] == [str(CHILD), kind]), None)
 
     def connect(self, name: str) -> dict[str, str]:
         """What a helper says of itself."""
