@@ -70,13 +70,12 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 promtool: | deps ## what checks the page of /metrics, for the tests
 	@packaging/dev/promtool.sh || [ -z "$$CI" ]
 
-# Unit tests share nothing of the machine and run in two processes, as do integration tests of these rooms; the others
-# run one at a time.
-APART = $(addprefix tests/integration/,client query service store)
+# These look at every process of the machine, or at its time: one at a time. All others run in two processes.
+ALONE = tests/e2e tests/integration/processes $(wildcard tests/kernel/test_*sampl*.py)
 ifeq ($(TESTS),)
 RUNS = $(HOST) $(PYTHON) -m pytest -n 2 --dist worksteal tests/unit && \
-	$(HOST) $(PYTHON) -m pytest -n 2 --dist loadfile $(APART) && \
-	$(HOST) $(PYTHON) -m pytest --ignore=tests/unit $(addprefix --ignore=,$(APART))
+	$(HOST) $(PYTHON) -m pytest -n 2 --dist loadfile tests/integration tests/kernel $(addprefix --ignore=,$(ALONE)) && \
+	$(HOST) $(PYTHON) -m pytest $(ALONE)
 else
 RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS)
 endif

@@ -21,6 +21,7 @@ from ports import free_port
 from running import BenchDaemon, job
 from simulator.cast import Cast
 from simulator.running import simulated
+from waiting import until
 
 from probing.client.cluster import Cluster
 from probing.federation.execution.asking import Policy
@@ -51,8 +52,7 @@ def _own() -> None:
     try:
         steps = (HERE / "timed_job.py", daemon.base / "steps", "64", "0.002")
         with job(*steps), Cluster(f"unix:{daemon.socket}") as cluster:
-            while cluster.query(COUNT).to_pylist()[0]["n"] < OPERATIONS:
-                time.sleep(0.1)
+            until(lambda: cluster.query(COUNT).to_pylist()[0]["n"] >= OPERATIONS, poll_s=0.1)
         with Cluster(f"unix:{daemon.socket}") as cluster:
             times = []
             for _ in range(QUERIES):

@@ -39,9 +39,14 @@ class Figures:
     starved: int = 0
 
 
-def crowd_at(doors: Doors, seconds: float, *, asking: int, idle: int, meanwhile: Callable[[], None]) -> Figures:
-    """Returns the figures of a crowd: of ``asking`` addresses and as many local users ten clients each ask, and of
-    ``idle`` ten each do not read, or are half open. ``meanwhile`` is called again and again until the first ended."""
+def crowd_at(
+    doors: Doors, seconds: float, *, asking: int, idle: int, meanwhile: Callable[[], None] | None = None
+) -> Figures:
+    """Returns the figures of a crowd that lasts ``seconds``.
+
+    Ten clients from each of ``asking`` addresses, and as many local users, ask; ten from each of ``idle`` do not read,
+    or are half open. ``meanwhile`` is called again and again until the first member ends.
+    """
     figures = Figures(20 * (asking + idle))
     members = []
     for number, kind in enumerate(["ask"] * asking + ["idle"] * idle):
@@ -55,10 +60,10 @@ def crowd_at(doors: Doors, seconds: float, *, asking: int, idle: int, meanwhile:
         assert member.stdin is not None
         member.stdin.write("\n")
         member.stdin.flush()
-    while members[0].poll() is None:
+    while meanwhile is not None and members[0].poll() is None:
         meanwhile()
     for member in members:
-        found = json.loads(member.communicate(timeout=60)[0])
+        found = json.loads(member.communicate(timeout=seconds + 60)[0])
         figures.seconds += found["seconds"]
         figures.limited += found["limited"]
         figures.failed += found["failed"]

@@ -72,7 +72,7 @@ async def ask_many(
 
 @dataclass(slots=True)
 class _Call(Generic[T]):
-    """The question to one node: its ``tasks``, of which the first answer is the ``outcome``."""
+    """A question to one node: the attempts in flight (``tasks``); the first to answer sets ``outcome``."""
 
     address: str
     begun: float

@@ -9,7 +9,6 @@ import os
 import pwd
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,7 +204,7 @@ def test_a_crowd_of_clients(attacked: Daemon, job: Job) -> None:
     doors = Doors(value_of(attacked, "--listen"), attacked.target, TOKEN, MEMBER)
     size = 2 if LONG else 1
     with beside(attacked, job):
-        found = crowd_at(doors, 60 if LONG else 5, asking=size + LONG, idle=size, meanwhile=lambda: time.sleep(0.1))
+        found = crowd_at(doors, 60 if LONG else 5, asking=size + LONG, idle=size)
     assert (found.failed, found.starved) == ([], 0)
     assert found.seconds
 

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from python_stack_helpers import INTERPRETERS, PROGRAMS, SID, child, dump, program, runtime_in_memory, runtime_of
@@ -53,6 +54,15 @@ class Recorded(FakeMemory):
         return b"".join(bytes(p) for p in pages if p is not None)[start : start + size]
 
 
+def _waits(thread: dict[str, Any]) -> bool:
+    names = [frame["func"] for frame in thread["frames"][:2]]
+    return bool(thread["complete"]) and len(names) == 2 and all(name.endswith("wait") for name in names)
+
+
+def _sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 @pytest.mark.parametrize("python", INTERPRETERS)
 def test_a_recording_that_is_spoilt(python: str, until: Callable[..., object]) -> None:
     """Pointers to elsewhere, rings, lengths beyond all measure: typed errors, bounded work, and it comes to an end."""
@@ -60,7 +70,7 @@ def test_a_recording_that_is_spoilt(python: str, until: Callable[..., object]) -
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         runtime = runtime_of(process.pid)
-        until(lambda: all(t["complete"] for t in dump(process.pid, runtime)["threads"]))
+        until(lambda: all(_waits(t) for t in dump(process.pid, runtime)["threads"]) and _sleeps(process.pid))
         recorder = Recorder(process.pid)
         head = recorder.read_many([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0]
         layout = layout_of(runtime.version, head or b"")
