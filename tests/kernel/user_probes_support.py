@@ -135,16 +135,18 @@ class Process:
 
 
 class Known:
-    """Discovery with the identities that the test gives."""
+    """Discovery with the identities that the test gives. While ``held`` is, no probe is attached or detached."""
 
     def __init__(self) -> None:
         self.who: list[Identity] = []
+        self.held = threading.Lock()
 
     def add(self, process: Process, rank: int = 0, role: str = "trainer") -> None:
         self.who.append(Identity(process.pid, process.start_ns, "job-1", "run-1", role, rank))
 
     def live(self) -> list[Identity]:
-        return list(self.who)
+        with self.held:
+            return list(self.who)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return next((who for who in self.who if (who.pid, who.start_ns) == (pid, start_ns)), None)

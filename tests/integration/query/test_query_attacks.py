@@ -58,5 +58,9 @@ def test_what_the_gate_lets_through_stays_within_its_limits(place: Place) -> Non
 
 def test_what_only_looks_like_an_attack_is_answered(place: Place) -> None:
     victim = Victim(place, MEMORY)
-    assert [victim.ask(check(sql, NOW_NS).sql, 60.0) for sql in HARMLESS] == ["end"] * len(HARMLESS)
+    for sql in HARMLESS:
+        assert victim.ask(check(sql, NOW_NS).sql, 60.0) == "end", sql
+        if victim.last:
+            victim.close()
+            victim = Victim(place, MEMORY)
     victim.close()
