@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -136,6 +136,18 @@ crowd: install ## 100 clients at once for a minute on one service, some of which
 
 install-host: | deps ## probingd and probingctl for this host, with units, users and directories; also DESTDIR=, PREFIX=
 	packaging/install-host.sh install
+
+deb: | deps ## .build/packages/probingd_VERSION_ARCHITECTURE.deb
+	packaging/package.sh deb
+
+rpm: | deps ## .build/packages/probingd-VERSION-1.ARCHITECTURE.rpm
+	@command -v rpmbuild >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends rpm; }
+	packaging/package.sh rpm
+
+# Not a part of `make test`: it takes some minutes, and makes a Debian in the user's cache.
+package-test: deb ## install, upgrade, remove and purge the deb in a Debian of its own
+	VERSION=9999 packaging/package.sh deb .build/packages/tree
+	packaging/package/test.sh $$(ls .build/packages/probingd_[!9]*.deb) .build/packages/probingd_9999_*.deb
 
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall

@@ -1,15 +1,18 @@
 #!/bin/sh
 # Installs probingd on this host, or into DESTDIR for an image: install-host.sh install|uninstall.
 #
-# PREFIX (/opt/probingd) gets a Python environment of its own, /usr/local/bin both commands, /usr/lib the units, sysusers.d
-# and tmpfiles.d, /etc/probingd a configuration, which is never overwritten. Without DESTDIR the users are
-# created and systemd reads the units; nothing is started. PYTHON is the interpreter to build with, /usr/bin/python3.
+# PREFIX (/opt/probingd) gets a Python environment of its own, BIN (/usr/local/bin) both commands, /usr/lib the units,
+# sysusers.d and tmpfiles.d, /usr/share the completions, /etc/probingd a configuration, which is never overwritten. Without
+# DESTDIR the users are created and systemd reads the units; nothing is started. PYTHON is the interpreter to build with,
+# /usr/bin/python3.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd -P)
 prefix=${PREFIX:-/opt/probingd}
 dest=${DESTDIR:-}
-python=${PYTHON:-/usr/bin/python3}
+bin=${BIN:-/usr/local/bin}
+# With its version in its name: the next Python of the host cannot run what was installed for this one.
+python=$(readlink -f "${PYTHON:-/usr/bin/python3}")
 systemd=$(find "$root/packaging/systemd" -name 'probingd*' -printf '%f ')
 
 say() { echo "install-host: $*"; }
@@ -17,6 +20,13 @@ say() { echo "install-host: $*"; }
 die() {
     printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
     exit 1
+}
+
+# Each with the place below /usr/share where its shell looks for it.
+completions() {
+    echo probingctl.bash bash-completion/completions/probingctl
+    echo _probingctl zsh/vendor-completions/_probingctl
+    echo probingctl.fish fish/vendor_completions.d/probingctl.fish
 }
 
 [ -w "${dest:-/}" ] || [ ! -e "${dest:-/}" ] || die "may not write to ${dest:-/}" "run this as root, or name another DESTDIR"
@@ -34,8 +44,11 @@ install_all() {
     done
     install -D -m 644 -t "$dest$prefix/share/doc/probingd" "$root/README.md" "$root"/docs/*.md
     for name in probingd probingctl; do
-        mkdir -p "$dest/usr/local/bin"
-        ln -sfn "$prefix/bin/$name" "$dest/usr/local/bin/$name"
+        mkdir -p "$dest$bin"
+        ln -sfn "$prefix/bin/$name" "$dest$bin/$name"
+    done
+    completions | while read -r source target; do
+        install -D -m 644 "$root/packaging/completion/$source" "$dest/usr/share/$target"
     done
     mkdir -p "$dest/usr/lib/systemd/system"
     for unit in $systemd; do
@@ -59,8 +72,9 @@ uninstall_all() {
     for unit in $systemd; do rm -f "$dest/usr/lib/systemd/system/$unit"; done
     rm -f "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"
     for name in probingd probingctl; do
-        [ "$(readlink "$dest/usr/local/bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest/usr/local/bin/$name"
+        [ "$(readlink "$dest$bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest$bin/$name"
     done
+    completions | while read -r _ target; do rm -f "$dest/usr/share/$target"; done
     # Only an environment that this made.
     [ ! -e "$dest$prefix/pyvenv.cfg" ] || rm -rf "$dest${prefix:?}"
     [ -n "$dest" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload

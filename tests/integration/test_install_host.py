@@ -1,4 +1,4 @@
-"""`make install-host` into an image: both commands run from where they will lie, and the units have all they name."""
+"""`make install-host` into an image, and the package of it: commands run from their place, units have all they name."""
 
 from __future__ import annotations
 
@@ -60,6 +60,29 @@ def test_units_name_what_is_there(image: Path) -> None:
     for name in ("sysusers.d", "tmpfiles.d"):
         assert (image / "usr" / "lib" / name / "probingd.conf").exists()
     assert (image / "etc" / "probingd" / "probingd.toml").exists()
+
+
+@pytest.mark.timeout(900)
+def test_the_deb_has_what_a_host_needs(image: Path, tmp_path: Path) -> None:
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "OUT": str(tmp_path), "VERSION": "0.23.7"}
+    subprocess.run([ROOT / "packaging" / "package.sh", "deb", image], env=env, check=True, capture_output=True)
+    (deb,) = tmp_path.glob("*.deb")
+
+    def said(*words: str | Path) -> str:
+        return subprocess.run(["dpkg-deb", *words], check=True, capture_output=True, text=True).stdout
+
+    python = (image / PREFIX.lstrip("/") / "bin" / "python").resolve().name
+    assert re.fullmatch(r"python3\.\d+", python)
+    fields = said("--field", deb, "Version", "Depends").splitlines()
+    assert fields == ["Version: 0.23.7", f"Depends: {python}, libbpf1, util-linux, systemd"]
+    files = {line.split()[5] for line in said("--contents", deb).splitlines()}
+    units = {f"./usr/lib/systemd/system/{path.name}" for path in (ROOT / "packaging/systemd").iterdir()}
+    assert units | {f".{PREFIX}/bin/probingd", "./usr/share/bash-completion/completions/probingctl"} <= files
+    assert not [path for path in files if "/pip/" in path or path.endswith(".a") or "/pyarrow/tests/" in path]
+    said("--control", deb, tmp_path / "control")
+    assert (tmp_path / "control" / "conffiles").read_text() == "/etc/probingd/probingd.toml\n"
+    for name in ("postinst", "prerm", "postrm"):
+        subprocess.run(["sh", "-n", tmp_path / "control" / name], check=True)
 
 
 @pytest.mark.timeout(900)
