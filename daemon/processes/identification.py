@@ -87,6 +87,8 @@ class Identification:
         self._agenda = Agenda()
         self._wanted: set[int] = set()
         self._reading: dict[ProcessKey, Future[Facts]] = {}
+        # Replaced by exec while they are read: parts of the answer may be of the program before.
+        self._outdated: set[ProcessKey] = set()
         self._looks: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
@@ -224,6 +226,8 @@ class Identification:
         if watched:
             self._announcer.replaced(pid, start_ns)
             self._wanted.add(pid)
+        if key in self._reading:
+            self._outdated.add(key)
         self._agenda.add(pid, SETTLE_S)
 
     def _look_at_due(self) -> None:
@@ -280,6 +284,13 @@ class Identification:
 
     def _result(self, key: ProcessKey) -> Facts | None:
         future = self._reading.pop(key)
+        if key in self._outdated:
+            self._outdated.discard(key)
+            # What has ended since cannot be read again.
+            if key not in self._early_exits:
+                self._wanted.add(key[0])
+                self._agenda.add(key[0], 0.0)
+                return None
         try:
             facts = future.result()
         except ProcessGone:

@@ -28,7 +28,8 @@ SECOND = 1_000_000_000
 
 
 class FakeReaders:
-    """Answers for processes that a test puts in; ``stuck`` ones never answer, ``late`` ones when their event is set."""
+    """Answers for processes that a test puts in, as they are when it is asked; ``stuck`` ones never answer, ``late``
+    ones when their event is set."""
 
     size = 3
 
@@ -66,12 +67,12 @@ class FakeReaders:
             return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
         if op == "state":
             return Message({}, json.dumps([self._state(*target) for target in args["targets"]]).encode())
+        seen = self.processes.get(pid)
         self.asked.append(pid)
         if pid in self.late:
             self.late[pid].wait(20)
         if pid in self.stuck:
             raise TargetTimeout("stuck")
-        seen = self.processes.get(pid)
         if seen is None or seen["start_ns"] != start_ns:
             raise ProcessGone("gone")
         return Message(dict(seen))
@@ -290,6 +291,26 @@ def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: MemorySin
     readers.late[11].set()
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [event for event, pid in sink.events() if pid == 11] == ["start", "identified", "exit"]
+
+
+def test_exec_while_it_is_read(make: Make, readers: FakeReaders, until: Any) -> None:
+    discovery = make()
+    launcher, first, _ = torchrun(readers)
+    discovery.on_exec(*launcher, launcher[1])
+    assert identified(discovery, *launcher)
+    # GIVEN a child that is read while it is still a copy of its launcher
+    rank = readers.processes[11]
+    readers.add(11, 51, 10, cmdline=TORCHRUN, libraries=["torch"])
+    late = readers.late[11] = threading.Event()
+    discovery.on_fork(*first, first[1], 10)
+    until(lambda: 11 in readers.asked)
+    # WHEN it becomes a rank before the answer is there
+    readers.processes[11] = rank
+    discovery.on_exec(*first, first[1])
+    assert identified(discovery, *readers.add(30, 70, environ={**RANK, "RANK": "0"}))
+    late.set()
+    # THEN it is the rank
+    until(lambda: (who := discovery.identity(*first)) is not None and (who.role, who.rank) == ("trainer", 0))
 
 
 def test_what_cannot_be_read_holds_nobody_up(make: Make, readers: FakeReaders) -> None:
