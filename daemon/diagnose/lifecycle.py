@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
@@ -18,6 +18,8 @@ _MISSES = 2
 _CHANGE_NS = 10_000_000_000
 _MAX_OPEN = 64
 _CULPRIT, _VICTIM = "culprit", "victim"
+# As ``verdict.Culprit.activity`` has it.
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,13 @@ class Event:
 @dataclass(slots=True)
 class _Open:
     """``stalled``: it was found while the job stood still, so it closes when the job advances. ``roles``: of the stacks
-    in the row. ``misses``: looks in a row that did not show it."""
+    in the row. ``activities``: of the culprits, by pid. ``misses``: looks in a row that did not show it."""
 
     row: dict[str, Any]
     group: str
     stalled: bool
     roles: frozenset[str] = frozenset()
+    activities: Mapping[int, str] = field(default_factory=dict)
     shown: object = None
     misses: int = 0
     stored_ns: int = 0
@@ -125,12 +128,16 @@ class JobFindings:
             if len(self._open) >= _MAX_OPEN or not self._sure(name, finding, look):
                 return []
             row = finding_row(self._job, self._run, finding, now)
-            self._open[name] = _Open(row, group, stalled, _roles(finding), _shown(finding), stored_ns=now)
+            self._open[name] = _Open(
+                row, group, stalled, _roles(finding), _activities(finding), _shown(finding), stored_ns=now
+            )
             new = name not in self._known
             self._known.add(name)
             return [Event(row, new)]
         one.misses = 0
         one.stalled |= stalled
+        if _sees_less(finding, one.activities):
+            return []
         row = finding_row(self._job, self._run, finding, one.row["opened"])
         more_stacks = _roles(finding) > one.roles
         if not more_stacks and (_shown(finding) == one.shown or now - one.stored_ns < _CHANGE_NS):
@@ -141,6 +148,7 @@ class JobFindings:
             # A busy machine gave fewer, or the processes are gone: those of an earlier look are kept.
             row["stacks"] = one.row["stacks"]
         one.shown, one.stored_ns, one.row = _shown(finding), now, row
+        one.activities = _activities(finding)
         return [Event(row)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
@@ -167,6 +175,16 @@ class JobFindings:
 
 def _roles(finding: Finding) -> frozenset[str]:
     return frozenset(stack.role for stack in finding.stacks)
+
+
+def _activities(finding: Finding) -> dict[int, str]:
+    return {culprit.pid: culprit.activity for culprit in finding.culprits}
+
+
+def _sees_less(finding: Finding, before: Mapping[int, str]) -> bool:
+    """Whether what a culprit does was known, and could not be read this time: a busy machine, or a process that hangs
+    in the kernel, keeps its explanation."""
+    return any(before.get(pid, _UNKNOWN) != _UNKNOWN for pid, now in _activities(finding).items() if now == _UNKNOWN)
 
 
 def _shown(finding: Finding) -> object:

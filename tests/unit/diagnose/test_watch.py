@@ -245,6 +245,18 @@ def test_a_change_is_stored_once_in_ten_seconds() -> None:
     assert len({row["opened"] for row in scene.rows}) == 1
 
 
+def test_what_a_culprit_does_stays_when_it_cannot_be_read_again() -> None:
+    known = finding("not_joined", 1)
+    blind = replace(known, culprits=(replace(known.culprits[0], why="cannot be seen", activity="unknown"),))
+    other = replace(known, culprits=(replace(known.culprits[0], why="reads", activity="io"),))
+
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [] if now <= 30 else [known if now < 45 else blind if now < 70 else other]
+
+    scene = Scene(Job(begins=10, stops=30, finds=finds)).run(150)
+    assert [json.loads(row["culprits"])[0]["activity"] for row in scene.rows] == ["sleeping", "io"]
+
+
 def test_stacks_are_stored_once_they_are_there_and_stay() -> None:
     def finds(now: float, _: bool) -> list[Finding]:
         return [finding("not_joined", 1, **({} if 45 < now < 50 else {"stacks": ()}))] if now > 30 else []
