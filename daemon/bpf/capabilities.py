@@ -57,11 +57,12 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A line of ``probingd check``. ``cost`` is what is lost without the feature."""
+    """A line of ``probingd check``. ``cost`` is what is lost without the feature, ``remedy`` what brings it."""
 
     name: str
     present: bool
     cost: str
+    remedy: str
     reason: str = ""
 
 
@@ -143,24 +144,45 @@ def detect() -> Features:
     return Features(**{name: error == 0 for name, error in _try_all().items()})
 
 
-_COSTS = {
-    "btf": "no process start times in the kernel: nothing can be loaded",
-    "ringbuf": "no rings: nothing can be loaded (needs Linux 5.8)",
-    "uprobe_multi": "uprobes go through perf events, which need CAP_SYS_ADMIN (Linux before 6.6)",
-    "attach_cookie": "one copy of a program for each symbol (Linux before 5.15)",
-    "perf_link": "where uprobe_multi is missing too, probes end with the daemon: a restart leaves a gap (before 5.15)",
-    "test_run": "an operation that never ends is closed only when its process exits (Linux before 5.10)",
-    "tp_btf": "tracepoints are read through relocated structures instead of typed arguments",
-    "preempt": "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
-    "cpu_clock": "Python stacks are read on demand only: no samples of what runs (CAP_PERFMON)",
-    "off_cpu": "no time of Python threads off the CPU in the samples (Linux before 5.13)",
-    "real_inode": "a library that several containers share is counted once for each of them (Linux before 5.17)",
-}
+def _newer(release: str) -> str:
+    return f"boot Linux {release} or newer"
+
+
+# What each lack costs, and its remedy.
+_LACKS = {
+    "btf": (
+        "no process start times in the kernel: nothing can be loaded",
+        "boot a kernel with CONFIG_DEBUG_INFO_BTF, as all current distributions have it",
+    ),
+    "ringbuf": ("no rings: nothing can be loaded", _newer("5.8")),
+    "uprobe_multi": (
+        "uprobes go through perf events, which need CAP_SYS_ADMIN",
+        f"{_newer('6.6')}, or grant the collector CAP_SYS_ADMIN",
+    ),
+    "attach_cookie": ("one copy of a program for each symbol", _newer("5.15")),
+    "perf_link": (
+        "where uprobe_multi is missing too, probes end with the daemon: a restart leaves a gap", _newer("5.15"),
+    ),
+    "test_run": ("an operation that never ends is closed only when its process exits", _newer("5.10")),
+    "tp_btf": (
+        "tracepoints are read through relocated structures instead of typed arguments",
+        "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_BPF_EVENTS",
+    ),
+    "preempt": (
+        "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
+        "none is needed before Linux 6.13; later kernels have it with CONFIG_DEBUG_INFO_BTF",
+    ),
+    "cpu_clock": (
+        "Python stacks are read on demand only: no samples of what runs", "grant the collector CAP_PERFMON",
+    ),
+    "off_cpu": ("no time of Python threads off the CPU in the samples", _newer("5.13")),
+    "real_inode": ("a library that several containers share is counted once for each of them", _newer("5.17")),
+}  # fmt: skip
 
 
 def capabilities() -> list[Capability]:
     """Returns the lines of ``probingd check``. Raises nothing for a missing feature."""
     return [
-        Capability(name, error == 0, _COSTS[name], os.strerror(error) if error else "")
+        Capability(name, error == 0, *_LACKS[name], os.strerror(error) if error else "")
         for name, error in _try_all().items()
     ]

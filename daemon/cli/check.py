@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +26,7 @@ from probing.daemon.supervisor.runtime import pins_of
 
 __all__ = ("Finding", "check", "command", "needed_is_missing", "print_table")
 
+AS_ROOT = "start it as root or by its systemd unit"
 # Without these nothing can be collected; every other lack costs something, and the daemon runs.
 NEEDED_FEATURES = ("btf", "ringbuf")
 RIGHTS_COST = {
@@ -35,18 +37,23 @@ RIGHTS_COST = {
     "SYSLOG": "no kernel log: an OOM kill or an XID is not explained",
     "SYS_ADMIN": "no uprobes by perf events: no collectives",
 }
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
 OBJECTS = Path(__file__).resolve().parents[1] / "bpf"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: ``state`` is ok, missing, limited or unknown; only what is ``needed`` and missing stops the daemon."""
+    """A feature: ``state`` is ok, missing, limited or unknown; only what is ``needed`` and missing stops the daemon.
+
+    ``cost`` is what its lack costs, ``remedy`` what to do about it.
+    """
 
     name: str
     state: str
     needed: bool
     detail: str
-    cost: str
+    cost: str = ""
+    remedy: str = ""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -66,6 +73,7 @@ def check(config: Config) -> list[Finding]:
     """Look at everything. Changes nothing, and raises nothing for what is missing."""
     return [
         _kernel(),
+        *_lockdown(),
         *_library_and_features(),
         _objects(),
         *_rights(config),
@@ -83,33 +91,45 @@ def needed_is_missing(findings: list[Finding]) -> bool:
 
 
 def print_table(findings: list[Finding], out: TextIO) -> None:
-    """For people: a line each, and the cost under what is missing."""
+    """For people: a line each, with the cost and the remedy of what is missing below it."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = "MISSING" if finding.state == "missing" else finding.state
         out.write(f"{mark:7}  {finding.name:{width}}  {finding.detail}".rstrip() + "\n")
-        if finding.state != "ok" and finding.cost:
-            out.write(f"{'':9}{'':{width}}  {'needed' if finding.needed else 'costs'}: {finding.cost}\n")
+        if finding.state != "ok":
+            for word, text in (("needed" if finding.needed else "costs", finding.cost), ("remedy", finding.remedy)):
+                if text:
+                    out.write(f"{'':9}{'':{width}}  {word}: {text}\n")
     missing = [finding.name for finding in findings if finding.needed and finding.state == "missing"]
     out.write(f"cannot run without: {', '.join(missing)}\n" if missing else "probingd can run here\n")
 
 
-def _finding(name: str, good: bool, needed: bool, detail: str, cost: str) -> Finding:
-    return Finding(name, "ok" if good else "missing", needed, detail, cost)
+def _finding(name: str, good: bool, needed: bool, detail: str, cost: str, remedy: str) -> Finding:
+    return Finding(name, "ok" if good else "missing", needed, detail, cost, remedy)
 
 
 def _kernel() -> Finding:
     oldest = ".".join(map(str, OLDEST_KERNEL))
     good = kernel_release() >= OLDEST_KERNEL
-    return _finding("kernel", good, True, os.uname().release, f"Linux {oldest} or newer is needed")
+    cost, remedy = "programs cannot be loaded, or lack what they call", f"boot Linux {oldest} or newer"
+    return _finding("kernel", good, True, os.uname().release, cost, remedy)
+
+
+def _lockdown() -> Iterator[Finding]:
+    """What the kernel refuses to root as well; no line where it has no such mode."""
+    with suppress(OSError):
+        mode = LOCKDOWN.read_text().partition("[")[2].partition("]")[0]
+        cost = "programs that read the kernel's memory are refused, and perf events"
+        state = "limited" if mode == "confidentiality" else "ok"
+        yield Finding("lockdown", state, False, mode, cost, "boot with lockdown=integrity, or without Secure Boot")
 
 
 def _library_and_features() -> Iterator[Finding]:
-    cost = "no program can be loaded: install libbpf1"
+    cost = "no program can be loaded"
     try:
         load_libbpf()
     except PrivilegeError as e:
-        yield Finding("libbpf", "missing", True, e.message, cost)
+        yield Finding("libbpf", "missing", True, e.message, cost, e.hint or "")
         return
     yield Finding("libbpf", "ok", True, "libbpf.so.1", cost)
     # Loads libbpf itself, so only now.
@@ -118,23 +138,25 @@ def _library_and_features() -> Iterator[Finding]:
     for found in capabilities():
         needed = found.name in NEEDED_FEATURES
         if found.reason == os.strerror(errno.EPERM):
-            yield Finding(found.name, "unknown", needed, "cannot be tried without CAP_BPF and CAP_PERFMON", "")
+            detail = "cannot be tried without CAP_BPF and CAP_PERFMON"
+            yield Finding(found.name, "unknown", needed, detail)
         else:
-            yield _finding(found.name, found.present, needed, found.reason, found.cost)
+            yield _finding(found.name, found.present, needed, found.reason, found.cost, found.remedy)
 
 
 def _objects() -> Finding:
     sources = sorted(OBJECTS.glob("*.bpf.c"))
     lacking = [source.name for source in sources if not source.with_suffix(".o").exists()]
     detail = f"not built: {', '.join(lacking)}" if lacking else f"{len(sources)} built"
-    return _finding("programs", not lacking, True, detail, "build them: `python -m probing.daemon.bpf.build`")
+    cost, remedy = "what they would see is not collected", "install clang, and run `python -m probing.daemon.bpf.build`"
+    return _finding("programs", not lacking, True, detail, cost, remedy)
 
 
 def _rights(config: Config) -> Iterator[Finding]:
     try:
         rights = rights_table(config)
     except (ConfigError, PrivilegeError) as e:
-        yield Finding("users", "missing", True, e.message, e.hint)
+        yield Finding("users", "missing", True, e.message, "no process can get a user of its own", e.hint or "")
         return
     yield _users(rights)
     have = permitted()
@@ -142,14 +164,14 @@ def _rights(config: Config) -> Iterator[Finding]:
         needed = name in rights.collector.capabilities and name != "SYSLOG"
         if needed or name != "SYS_ADMIN":
             detail = f"capability {CAPABILITIES[name]}"
-            yield _finding(f"CAP_{name}", name in have, needed, detail, RIGHTS_COST[name])
+            yield _finding(f"CAP_{name}", name in have, needed, detail, RIGHTS_COST[name], AS_ROOT)
 
 
 def _users(rights: RightsTable) -> Finding:
     if rights.switches:
-        return Finding("users", "ok", False, "each process gets its own user", "")
+        return Finding("users", "ok", False, "each process gets its own user")
     cost = "all processes run as one user: the service could reach what readers may read"
-    return Finding("users", "limited", False, f"cannot change the user from uid {os.getuid()}", cost)
+    return Finding("users", "limited", False, f"cannot change the user from uid {os.getuid()}", cost, AS_ROOT)
 
 
 def _paranoid() -> Finding:
@@ -157,40 +179,46 @@ def _paranoid() -> Finding:
     try:
         level = int(path.read_text())
     except (OSError, ValueError):
-        return Finding("perf events", "missing", False, f"no {path}", "new mappings are found by polling")
+        cost, remedy = "new mappings are found by polling", "boot a kernel with CONFIG_PERF_EVENTS"
+        return Finding("perf events", "missing", False, f"no {path}", cost, remedy)
     cost = "above 2 some kernels refuse perf events without CAP_SYS_ADMIN: new mappings are found by polling"
-    return Finding("perf events", "ok" if level <= 2 else "limited", False, f"perf_event_paranoid {level}", cost)
+    state, detail = "ok" if level <= 2 else "limited", f"perf_event_paranoid {level}"
+    return Finding("perf events", state, False, detail, cost, "sysctl kernel.perf_event_paranoid=2")
 
 
 def _tool(name: str, package: str, cost: str) -> Finding:
     found = shutil.which(name)
-    return _finding(name, bool(found), True, found or f"install {package}", cost)
+    return _finding(name, bool(found), True, found or "not on PATH", cost, f"install {package}")
 
 
 def _walls() -> Iterator[Finding]:
     """What keeps SQL workers and parsers in besides having no rights."""
     abi = landlock_abi()
     cost = "workers are kept from files by their user alone"
-    yield _finding("landlock", abi >= 1, False, f"version {abi}", cost)
+    remedy = "boot Linux 5.13 or newer with landlock among the security modules (lsm=)"
+    yield _finding("landlock", abi >= 1, False, f"version {abi}", cost, remedy)
     cost = "a worker that is taken over can make any system call"
-    yield _finding("seccomp", calls_can_be_refused(), False, "filters of system calls", cost)
+    remedy = "boot a kernel with CONFIG_SECCOMP_FILTER, or allow it in the container"
+    yield _finding("seccomp", calls_can_be_refused(), False, "filters of system calls", cost, remedy)
 
 
 def _state_dir(config: Config) -> Finding:
     path = Path(config.state_dir)
+    choose = "choose another state_dir"
     there = path
     while not there.exists():
         there = there.parent
     try:
         free = shutil.disk_usage(there).free
     except OSError as e:
-        return Finding("state directory", "missing", True, f"{path}: {e.strerror}", "choose another")
+        return Finding("state directory", "missing", True, f"{path}: {e.strerror}", "rows cannot be kept", choose)
     detail = f"{path}, {free >> 20} MiB free"
     if not os.access(there, os.W_OK):
-        return Finding("state directory", "missing", True, f"{detail}, not writable", "rows cannot be kept")
+        return Finding("state directory", "missing", True, f"{detail}, not writable", "rows cannot be kept", choose)
     if free <= config.store.keep_free_bytes:
-        return Finding("state directory", "limited", False, detail, "less is free than store.keep_free_bytes asks")
-    return Finding("state directory", "ok", True, detail, "")
+        cost = "the oldest rows go first, then no new ones are kept: store.keep_free_bytes wants more to be free"
+        return Finding("state directory", "limited", False, detail, cost, f"free some space, or {choose}")
+    return Finding("state directory", "ok", True, detail)
 
 
 def _pins(config: Config) -> Finding:
@@ -211,6 +239,6 @@ def _socket(config: Config) -> Finding:
 
 def _asked(name: str, ask: Callable[[], str]) -> Finding:
     try:
-        return Finding(name, "ok", False, ask(), "")
+        return Finding(name, "ok", False, ask())
     except (ProbingError, OSError) as e:
-        return Finding(name, "limited", False, str(e), "ask as root")
+        return Finding(name, "limited", False, str(e), "its state is not known", "ask as root")

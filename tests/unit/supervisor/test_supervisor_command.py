@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,20 @@ def test_check_finds_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not findings["CAP_SYSLOG"].needed
     assert findings["users"].state == "limited"
     assert needed_is_missing(list(findings.values()))
-    assert all(finding.cost for finding in findings.values() if finding.state in ("missing", "limited"))
+    lacks = [finding for finding in findings.values() if finding.state in ("missing", "limited")]
+    assert all(finding.cost and finding.remedy for finding in lacks)
+
+
+def test_check_shows_the_lockdown_of_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def lockdown(text: str) -> list[tuple[str, str]]:
+        (tmp_path / "lockdown").write_text(text)
+        monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "lockdown")
+        return [(one.state, one.detail) for one in check(Config.from_args([])) if one.name == "lockdown"]
+
+    assert lockdown("none integrity [confidentiality]\n") == [("limited", "confidentiality")]
+    assert lockdown("none [integrity] confidentiality\n") == [("ok", "integrity")]
+    monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "none")
+    assert "lockdown" not in {one.name for one in check(Config.from_args([]))}
 
 
 def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,18 +101,19 @@ def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     rows = json.loads(capsys.readouterr().out)
     assert code == (3 if any(row["needed"] and row["state"] == "missing" for row in rows) else 0)
     assert {"kernel", "libbpf", "btf", "state directory", "socket", "setpriv"} <= {row["name"] for row in rows}
-    assert all(set(row) == {"name", "state", "needed", "detail", "cost"} for row in rows)
+    assert all(set(row) == {"name", "state", "needed", "detail", "cost", "remedy"} for row in rows)
 
 
 def test_the_table_says_what_stops_it() -> None:
     out = io.StringIO()
     good = Finding("kernel", "ok", True, "6.12", "")
-    bad = Finding("libbpf", "missing", True, "not there", "no program can be loaded")
+    bad = Finding("libbpf", "missing", True, "not there", "no program can be loaded", "install it")
     print_table([good, bad], out)
     assert out.getvalue().splitlines() == [
         "ok       kernel  6.12",
         "MISSING  libbpf  not there",
         "                 needed: no program can be loaded",
+        "                 remedy: install it",
         "cannot run without: libbpf",
     ]
     assert needed_is_missing([good, bad])
