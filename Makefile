@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -59,6 +59,9 @@ proto-check:
 	@rm -rf .build/proto && mkdir -p .build && cp -r api/proto .build/proto
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
+
+verifier-record: install ## docs/verifier.md, by the verifier of the running kernel: accepts programs that grew
+	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py
 
 protocol-release: install ## the protocol as released: from then on, a change that breaks its clients fails a test
 	$(PYTHON) tests/released_protocol.py

@@ -16,6 +16,8 @@ from probing.daemon.bpf.btf import Btf
 __all__ = ("Object", "kernel_types")
 
 _LOG_BYTES = 1 << 20
+# BPF_LOG_STATS of linux/bpf_verifier.h: the counts at the end of the verifier's work, and nothing else.
+_LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
 _MESSAGES = 40
 _BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
 _MAP_TYPE_RINGBUF = 27
@@ -64,6 +66,7 @@ def _library() -> Any:
         "bpf_program__set_autoload": (integer, [pointer, ctypes.c_bool]),
         "bpf_program__set_expected_attach_type": (integer, [pointer, integer]),
         "bpf_program__set_log_buf": (integer, [pointer, pointer, size]),
+        "bpf_program__set_log_level": (integer, [pointer, ctypes.c_uint32]),
         "bpf_object__btf": (pointer, [pointer]),
         "btf__raw_data": (pointer, [pointer, ctypes.POINTER(ctypes.c_uint32)]),
         "btf__load_vmlinux_btf": (pointer, []),
@@ -165,6 +168,16 @@ class Object:
         if error in (1, 13):
             raise PrivilegeError(f"{self.name}: the kernel refuses to load it ({os.strerror(error)}): {text}")
         raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {text}")
+
+    def load_with_statistics(self) -> dict[str, str]:
+        """Loads without pins and returns the verifier's counts of each program. Raises AttachError."""
+        logs = {name: ctypes.create_string_buffer(_STATISTICS_BYTES) for name in self._programs}
+        for name, program in self._programs.items():
+            self._lib.bpf_program__set_log_buf(program, logs[name], _STATISTICS_BYTES)
+            self._lib.bpf_program__set_log_level(program, _LOG_STATISTICS)
+        if error := -self._lib.bpf_object__load(self._handle):
+            raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {_last_message()}")
+        return {name: log.value.decode(errors="replace") for name, log in logs.items()}
 
     def program_fd(self, name: str) -> int:
         """Returns a new descriptor of a program, which outlives this object."""

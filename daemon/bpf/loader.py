@@ -16,10 +16,10 @@ from probing.daemon.bpf.libbpf import Object
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.ring import Ring
 
-__all__ = ("Loaded", "Loader", "read_object")
+__all__ = ("ARCHITECTURES", "Loaded", "Loader", "read_object")
 
 _FORMAT = "1"
-_ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
+ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 
 def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
@@ -79,7 +79,7 @@ class Loader:
         self._owner: dict[str, str] = {}
         self._constants = {
             "has_cookie": int(features.attach_cookie),
-            "target_arch": _ARCHITECTURES.get(platform.machine(), 1),
+            "target_arch": ARCHITECTURES.get(platform.machine(), 1),
             **constants,
         }
         self.path = folder / self._layout()

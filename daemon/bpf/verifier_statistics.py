@@ -1,0 +1,59 @@
+"""Counts the work of the kernel's verifier over each BPF program: ``python -m probing.daemon.bpf.verifier_statistics``.
+
+Prints JSON: the kernel, and for each program of each object [instructions processed, states kept at most]. The kernel
+refuses a program for which it processes more than a million instructions (BPF_COMPLEXITY_LIMIT_INSNS).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+
+from probing.api.errors import AttachError
+from probing.daemon.bpf import syscalls
+from probing.daemon.bpf.capabilities import Features, detect
+from probing.daemon.bpf.libbpf import Object
+from probing.daemon.bpf.loader import ARCHITECTURES, read_object
+
+__all__ = ("Counts", "main", "statistics")
+
+# By program: instructions processed, peak states.
+Counts = dict[str, tuple[int, int]]
+_COUNTS = re.compile(r"processed (\d+) insns .* peak_states (\d+)")
+
+
+def statistics(features: Features) -> dict[str, Counts]:
+    """Returns the counts of each object's programs, as they load with ``features``. Raises AttachError, NotFound."""
+    names = sorted(path.name.removesuffix(".bpf.c") for path in Path(__file__).parent.glob("*.bpf.c"))
+    return {name: _counts_of(name, features) for name in names}
+
+
+def _counts_of(name: str, features: Features) -> Counts:
+    with Object(*read_object(name, features)) as found:
+        architecture = ARCHITECTURES.get(platform.machine(), 1)
+        found.set_constants({"has_cookie": int(features.attach_cookie), "target_arch": architecture})
+        for program, section in found.sections.items():
+            if features.uprobe_multi and section.startswith(("uprobe", "uretprobe")):
+                found.set_attach_type(program, syscalls.UPROBE_MULTI)
+        for ring in found.rings:
+            found.resize(ring, os.sysconf("SC_PAGESIZE"))
+        logs = found.load_with_statistics()
+    counts: Counts = {}
+    for program, log in logs.items():
+        match = _COUNTS.search(log)
+        if match is None:
+            raise AttachError(f"{name}: the verifier counted nothing for {program}", hint="report this kernel")
+        counts[program] = int(match[1]), int(match[2])
+    return counts
+
+
+def main() -> None:
+    """Print the counts on the running kernel."""
+    print(json.dumps({"kernel": os.uname().release, "objects": statistics(detect())}))
+
+
+if __name__ == "__main__":
+    main()
