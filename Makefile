@@ -73,14 +73,17 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 promtool: | deps ## what checks the page of /metrics, for the tests
 	@packaging/dev/promtool.sh || [ -z "$$CI" ]
 
+# In CI a few tests that failed are run again, three times and alone; elsewhere a failure is one at once.
+PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear)
+AGAIN = $(if $(CI),|| $(HOST) $(PYTHON) tests/run_again.py)
 # These look at every process of the machine, or at its time: one at a time. All others run in two processes.
 ALONE = tests/e2e tests/integration/processes $(wildcard tests/kernel/test_*sampl*.py)
 ifeq ($(TESTS),)
-RUNS = $(HOST) $(PYTHON) -m pytest -n 2 --dist worksteal tests/unit && \
-	$(HOST) $(PYTHON) -m pytest -n 2 --dist loadfile tests/integration tests/kernel $(addprefix --ignore=,$(ALONE)) && \
-	$(HOST) $(PYTHON) -m pytest $(ALONE)
+RUNS = { $(PYTEST) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
+	{ $(PYTEST) -n 2 --dist loadfile tests/integration tests/kernel $(addprefix --ignore=,$(ALONE)) $(AGAIN); } && \
+	{ $(PYTEST) $(ALONE) $(AGAIN); }
 else
-RUNS = $(HOST) $(PYTHON) -m pytest $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS)
+RUNS = $(PYTEST) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
 endif
 
 test: check pythons promtool ## all checks and all tests; TESTS=tests/unit/store for some

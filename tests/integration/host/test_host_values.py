@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import psutil
@@ -53,10 +54,20 @@ class Worker:
     def compute(self, ns: int) -> int:
         say(self._in, ns)
         took = int(self._out.readline())
-        # Its main thread waits again: nothing that is read changes any more.
-        while self.psutil.status() != psutil.STATUS_SLEEPING:
-            pass
+        until(self.sleeps, what="the threads to wait")
         return took
+
+    def sleeps(self) -> bool:
+        """Whether all threads wait, and none ran between two looks: nothing that is read changes any more."""
+        before, after = self._states(), self._states()
+        return before == after and all(state == "S" for state, _ in after)
+
+    def _states(self) -> list[tuple[str, str]]:
+        """Returns the state of each thread, and what the scheduler counted of it."""
+        return [
+            ((task / "stat").read_text().rpartition(")")[2].split()[0], (task / "schedstat").read_text())
+            for task in sorted(Path(f"/proc/{self.pid}/task").iterdir())
+        ]
 
 
 def say(pipe: IO[str], ns: int) -> None:
@@ -71,7 +82,9 @@ def working(*prefix: str) -> Iterator[Worker]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            yield Worker(process, max(descendants(process.pid), default=process.pid) if prefix else process.pid)
+            made = Worker(process, max(descendants(process.pid), default=process.pid) if prefix else process.pid)
+            until(made.sleeps, what="the threads to wait")
+            yield made
         finally:
             process.kill()
 
