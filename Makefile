@@ -76,12 +76,13 @@ promtool: | deps ## what checks the page of /metrics, for the tests
 # In CI a few tests that failed are run again, three times and alone; elsewhere a failure is one at once.
 PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear)
 AGAIN = $(if $(CI),|| $(HOST) $(PYTHON) tests/run_again.py)
-# These look at every process of the machine, or at its time: one at a time. All others run in two processes.
-ALONE = tests/e2e tests/integration/processes $(wildcard tests/kernel/test_*sampl*.py)
+# Unit tests share nothing of the machine and run in two processes, as do integration tests of these rooms; the others
+# run one at a time.
+APART = $(addprefix tests/integration/,client python_stack query service store test_install_host.py)
 ifeq ($(TESTS),)
 RUNS = { $(PYTEST) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
-	{ $(PYTEST) -n 2 --dist loadfile tests/integration tests/kernel $(addprefix --ignore=,$(ALONE)) $(AGAIN); } && \
-	{ $(PYTEST) $(ALONE) $(AGAIN); }
+	{ $(PYTEST) -n 2 --dist loadfile $(APART) $(AGAIN); } && \
+	{ $(PYTEST) --ignore=tests/unit $(addprefix --ignore=,$(APART)) $(AGAIN); }
 else
 RUNS = $(PYTEST) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
 endif
