@@ -51,6 +51,7 @@ TABLES: dict[str, Table] = {
         probing.SOURCES,
         probing.LOSSES,
         probing.COST,
+        probing.STORE,
         probing.TABLE_DOCS,
         probing.COLUMN_DOCS,
         probing.VIEWS,

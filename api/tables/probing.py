@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SETTINGS", "SOURCES", "TABLE_DOCS", "VIEWS")
+__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SETTINGS", "SOURCES", "STORE", "TABLE_DOCS", "VIEWS")
 
 _NODE = (
     Column("node", NAME, "Name of the node."),
@@ -56,6 +56,20 @@ _COST_COLUMNS = (
 )
 
 COST = Table("probing.cost", "What the daemon itself costs.", _COST_COLUMNS, stored(_COST_COLUMNS))
+
+STORE = Table(
+    "probing.store",
+    "What the state directory holds: the segments of each table, and the log (live).",
+    (
+        *_NODE,
+        Column("kind", NAME, "segments, or log for the rows that are not sealed yet."),
+        Column("table_name", NAME, "Table of the segments; NULL for the log."),
+        Column("files", I64, "Segments, or parts of the log."),
+        Column("bytes", I64, "Their bytes."),
+        Column("rows", I64, "Their rows; NULL for the log."),
+        Column("oldest", TIME, "First ts of the rows, UTC; NULL for the log."),
+    ),
+)
 
 TABLE_DOCS = Table(
     "probing.table_docs",

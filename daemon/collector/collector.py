@@ -33,6 +33,7 @@ from probing.daemon.collector.settings import limits_of, user_number
 from probing.daemon.collector.source_set import SourceSet, objects_of, ring_sizes_of
 from probing.daemon.collector.sources import SOURCES
 from probing.daemon.collector.status import Status
+from probing.daemon.collector.store_rows import store_batch
 from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.unidentified import IdentityWait
 from probing.daemon.collector.upgrade import take_over_layouts
@@ -195,6 +196,7 @@ class Collector:
         status.paused = lambda: self._pausing.reason
         status.failure = lambda: self._loop.failure
         status.drain = lambda: (self._loop.age_s, self._loop.backlog)
+        status.waiting, status.losses = lambda: self._buffer.waiting, lambda: self._buffer.reported
         self._listen()
         self._sources.start()
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
@@ -231,6 +233,7 @@ class Collector:
             return lambda: rows(self._clock.pair())
 
         tables = {table: live(rows) for table, rows in self._sources.live_tables.items()}
+        tables["probing.store"] = live(lambda pair: store_batch(self._node, pair.real_ns, self._store.status()))
         answers = self._context.find(StacksOnDemand).answers
         requests = Requests(
             self._store, answers, self._changes, tables, self._loop.flush, self._status.to_dict, self._pause,

@@ -40,6 +40,13 @@ class RowBuffer:
         self._waiting = 0
         self.rows: dict[str, int] = defaultdict(int)
         self.lost_rows: dict[str, int] = defaultdict(int)
+        # Reported losses by source and stage.
+        self.reported: dict[tuple[str, str], int] = defaultdict(int)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that the next drain writes."""
+        return self._waiting
 
     def put(self, table: str, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -70,6 +77,7 @@ class RowBuffer:
 
     def _add_loss(self, loss: Loss) -> None:
         self.lost_rows[loss.source] += loss.count or 0
+        self.reported[loss.source, loss.stage] += 1
         key = (loss.source, loss.table, loss.stage, loss.reason, loss.pid)
         before = self._losses.get(key)
         if before is not None:

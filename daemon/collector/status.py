@@ -33,6 +33,9 @@ class Status:
         self.processes: Callable[[], int] = lambda: 0
         self.failure: Callable[[], str | None] = lambda: None
         self.drain: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        # Rows that wait for the log, and reported losses by source and stage.
+        self.waiting: Callable[[], int] = lambda: 0
+        self.losses: Callable[[], Mapping[tuple[str, str], int]] = dict
 
     def to_dict(self) -> dict[str, Any]:
         store = self.store()
@@ -60,6 +63,11 @@ class Status:
             "processes": self.processes(),
             "drain_age_ms": int(age * 1000),
             "drain_backlog_bytes": backlog,
+            "waiting_rows": self.waiting(),
+            "losses": [
+                {"source": source, "stage": stage, "reported": count}
+                for (source, stage), count in list(self.losses().items())
+            ],
         }
 
     def _state(self, paused: bool, degraded: bool) -> str:

@@ -59,6 +59,11 @@ class QuerySlots:
         """Number of slots in use."""
         return len(self._held)
 
+    @property
+    def waiting(self) -> int:
+        """Number of queries that wait for a slot."""
+        return len(self._waiting)
+
     @contextmanager
     def taken(
         self,

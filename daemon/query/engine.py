@@ -107,6 +107,11 @@ class Engine:
         """Requests that have a slot now."""
         return self._slots.held
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return self._slots.waiting
+
     def run(
         self,
         sql: str,

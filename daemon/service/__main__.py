@@ -161,7 +161,7 @@ def _service(
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
-    metrics = _metrics(config, node, engine, with_own, doors)
+    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls)
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
@@ -172,7 +172,7 @@ def _service(
     preflight = Preflight(node.name, engine, interpreters, bandwidth)
     service = NodeService(
         node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
-        answered=metrics.answered if metrics else lambda *_: None, preflight=preflight,
+        timed=metrics.times.call if metrics else lambda *_: None, preflight=preflight,
         audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
@@ -182,18 +182,25 @@ def _flight(service: NodeService, server: Server) -> FlightService:
     # Who does not want it does without its protocol in memory.
     from probing.daemon.service.flight.service import FlightService
 
-    return FlightService(service.query, server.identify, service.audit, version("probingd"), service.limits)
+    return FlightService(
+        service.query, server.identify, service.audit, version("probingd"), service.limits, service.timed
+    )
 
 
 def _metrics(
-    config: Config, node: Node, engine: Engine, status: Callable[[float], Mapping[str, Any]], doors: _Doors
+    config: Config,
+    node: Node,
+    engine: Engine,
+    status: Callable[[float], Mapping[str, Any]],
+    doors: _Doors,
+    calls: Callable[[], Mapping[str, int]],
 ) -> Metrics | None:
     if not config.http:
         return None
     # Who has no page does without the library in memory.
     from probing.daemon.service.metrics.service import Metrics
 
-    return Metrics(config.http, node.name, node.version, engine, status, doors.keeper, doors.tls, doors.audit)
+    return Metrics(config.http, node.name, node.version, engine, status, doors.keeper, doors.tls, doors.audit, calls)
 
 
 if __name__ == "__main__":

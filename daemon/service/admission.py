@@ -64,6 +64,14 @@ class CallAdmission:
             (kind, name): _Share(kind, name) for kind in CallKind for name in ("root", "unix", "tcp")
         }  # fmt: skip
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Calls under way, by the name of their kind in lower case."""
+        return {
+            kind.name.lower(): sum(share.calls.total() for (own, _), share in self._shares.items() if own is kind)
+            for kind in CallKind
+        }
+
     def start(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
         """Runs ``function`` in a thread now. Raises Overloaded if the caller or its share has too many calls.
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from probing.api.errors import PeerError, ProbingError, UsageError
+from probing.api.errors import PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
@@ -21,7 +21,7 @@ from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
-from probing.daemon.service.answering import answering
+from probing.daemon.service.answering import Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
@@ -88,7 +88,7 @@ class NodeService(NodeServicer):
         gatherer: Gatherer | None = None,
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
-        answered: Callable[[float, str], None] = lambda *_: None,
+        timed: Timed = lambda *_: None,
         preflight: Preflight | None = None,
         audit: Audit | None = None,
         gossip: Gossip | None = None,
@@ -96,8 +96,8 @@ class NodeService(NodeServicer):
         take_findings: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
-        shows beside the collector's. ``answered`` is called with the seconds that each query took, and its outcome:
-        ok, failed or cancelled. ``take_findings`` stores findings of another node, and returns how many it took."""
+        shows beside the collector's. ``timed`` is that of ``Guarded``. ``take_findings`` stores findings of
+        another node, and returns how many it took."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -108,7 +108,7 @@ class NodeService(NodeServicer):
         self.audit = audit or Audit()
         self._gossip = gossip
         self._now_ns = now_ns
-        self._answered = answered
+        self.timed = timed
         self._take_findings = take_findings
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
@@ -116,6 +116,11 @@ class NodeService(NodeServicer):
         self._started_ns = now_ns()
         self._started = time.monotonic()
         self._collector_seen = False
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """The calls under way, by kind."""
+        return self._admission.counts
 
     def close(self) -> None:
         self._admission.close()
@@ -129,15 +134,7 @@ class NodeService(NodeServicer):
         self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None
     ) -> None:
         """Answers a Query of ``caller``, who may ask it. ``form``: the messages; those of Query if there is none."""
-        begun, outcome = time.monotonic(), "cancelled"
-        try:
-            await self._streams.answer(request, context, caller, form)
-            outcome = "ok"
-        except ProbingError:
-            outcome = "failed"
-            raise
-        finally:
-            self._answered(time.monotonic() - begun, outcome)
+        await self._streams.answer(request, context, caller, form)
 
     @answering
     async def QueryMany(  # noqa: N802

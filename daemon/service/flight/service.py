@@ -23,7 +23,7 @@ from probing.api.proto.probing.v1 import node_pb2 as node
 from probing.api.wire import UNLIMITED, WARNINGS_KEY
 from probing.daemon.query.answer import End
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.answering import answering
+from probing.daemon.service.answering import Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.flight.catalog import Catalog
 from probing.daemon.service.flight.commands import READ_ONLY, command_of, packed, statement_of, unpacked
@@ -61,9 +61,16 @@ class FlightService(FlightServiceServicer):
     hints = True
 
     def __init__(
-        self, query: _Query, identify: _Identify, audit: Audit, version: str, limits: Limits | None = None
+        self,
+        query: _Query,
+        identify: _Identify,
+        audit: Audit,
+        version: str,
+        limits: Limits | None = None,
+        timed: Timed = lambda *_: None,
     ) -> None:
         self.audit = audit
+        self.timed = timed
         self._query = query
         self._identify = identify
         self._catalog = Catalog(version)

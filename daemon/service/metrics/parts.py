@@ -211,4 +211,27 @@ SELECT process, sum(cpu_pct) AS cpu_pct, sum(rss_bytes) AS rss_bytes FROM (
         ),
         "process",
     ),
+    Part(
+        "segments",
+        """
+SELECT table_name, files, bytes, epoch_ns(ts) - epoch_ns(oldest) AS age_ns FROM probing.store WHERE kind = 'segments'
+""",
+        {"table": "table_name"},
+        (
+            Metric("probingd_table_segments", "Segments of the table.", "files"),
+            Metric("probingd_table_bytes", "Bytes of its segments.", "bytes"),
+            Metric("probingd_table_oldest_row_age_seconds", "Age of the oldest row in its segments.", "age_ns", _S),
+        ),
+        "bytes DESC, table_name",
+    ),
+    Part(
+        "log",
+        "SELECT files, bytes FROM probing.store WHERE kind = 'log'",
+        {},
+        (
+            Metric("probingd_log_bytes", "Bytes of the log: rows that are not sealed into segments yet.", "bytes"),
+            Metric("probingd_log_parts", "Parts of the log.", "files"),
+        ),
+        "files",
+    ),
 )  # fmt: skip

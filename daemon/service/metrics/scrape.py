@@ -18,7 +18,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.metrics.exposition import QueryTimes, page_text
+from probing.daemon.service.metrics.exposition import RequestTimes, page_text
 from probing.daemon.service.metrics.page import Readings
 from probing.daemon.service.metrics.parts import PARTS
 
@@ -38,6 +38,9 @@ class _Engine(Protocol):
     @property
     def running(self) -> int: ...
 
+    @property
+    def waiting(self) -> int: ...
+
     def run_all(
         self, statements: Sequence[str], *, timeout: float, max_bytes: int, caller: Caller
     ) -> Any: ...
@@ -51,7 +54,7 @@ class _Kept:
 
 class Scraper:
     """``status`` returns the collector's status within so many seconds, ``refused`` the refusals so far, by
-    reason. Belongs to one event loop."""
+    reason, ``calls`` the calls under way, by kind. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -62,14 +65,16 @@ class Scraper:
         now: Callable[[], float] = time.monotonic,
         *,
         refused: Callable[[], Mapping[str, int]] = dict,
+        calls: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self.times = QueryTimes()
+        self.times = RequestTimes()
         self._node = node
         self._version = version
         self._engine = engine
         self._status = status
         self._now = now
         self._refused = refused
+        self._calls = calls
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="metrics")
         self._kept: dict[str, _Kept] = {}
         self._making: dict[str, asyncio.Task[bytes]] = {}
@@ -108,7 +113,7 @@ class Scraper:
         rows, failed = self._read_rows() if status["state"] != "lost" else ({}, {})
         readings = Readings(
             self._version, self._node, rows, failed, status, self._engine.running, self._now() - begun,
-            refused=dict(self._refused()),
+            refused=dict(self._refused()), waiting_queries=self._engine.waiting, calls=dict(self._calls()),
         )  # fmt: skip
         return page_text(readings, self.times)
 

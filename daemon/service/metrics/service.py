@@ -10,6 +10,7 @@ from probing.daemon.query.engine import Engine
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper
 from probing.daemon.service.listening import TcpPort
+from probing.daemon.service.metrics.exposition import RequestTimes
 from probing.daemon.service.metrics.http import HttpServer
 from probing.daemon.service.metrics.scrape import Scraper
 from probing.daemon.service.tls import Tls
@@ -20,7 +21,8 @@ __all__ = ("Metrics",)
 class Metrics:
     """Answers on ``address`` (HOST:PORT). Belongs to one event loop.
 
-    ``status`` returns the collector's status within so many seconds, or raises PeerError.
+    ``status`` returns the collector's status within so many seconds, or raises PeerError; ``calls`` the calls under
+    way, by kind.
     """
 
     def __init__(
@@ -33,8 +35,9 @@ class Metrics:
         keeper: Doorkeeper,
         tls: Tls,
         audit: Audit,
+        calls: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts)
+        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts, calls=calls)
         self._http = HttpServer(self._scraper, keeper, tls, audit)
         self._port = TcpPort("http", address, self._http.serve)
 
@@ -51,6 +54,7 @@ class Metrics:
         """Returns the state of the port for Status, if it is degraded."""
         return self._port.sources()
 
-    def answered(self, seconds: float, outcome: str) -> None:
-        """Counts a query that took ``seconds``; ``outcome`` is ok, failed or cancelled."""
-        self._scraper.times.observe(seconds, outcome)
+    @property
+    def times(self) -> RequestTimes:
+        """Where calls and queries are counted."""
+        return self._scraper.times

@@ -54,6 +54,11 @@ def fill(service: Service) -> None:
         "process.processes": logical("process.processes", processes),
         "comm.progress": logical("comm.progress", progress),
         "comm.inflight": logical("comm.inflight", inflight),
+        "probing.store": logical("probing.store", [
+            {"node": "n0", "ts": now, "kind": "log", "files": 1, "bytes": 4096},
+            {"node": "n0", "ts": now, "kind": "segments", "table_name": "comm.ops", "files": 2, "bytes": 9, "rows": 5,
+             "oldest": now - 3600 * 10**9},
+        ]),
     }
     files.segment("train.steps", [
         {**WHO, "ts": now - (10 - s) * 10**9, "pid": 100 + n, "rank": n, "step": s, "duration_ns": 10**9,
@@ -108,6 +113,10 @@ def test_rows_become_metrics(service: Service, http: str) -> None:
     assert found["probingd_process_cpu_ratio", (("process", "collector"),)] == pytest.approx(0.005)
     assert rank("probingd_rank_resident_memory_bytes", 0) == 4096
     assert found["probingd_query_duration_seconds_count", (("outcome", "ok"),)] == 1
+    assert found["probingd_request_duration_seconds_count", (("method", "Query"), ("outcome", "ok"))] == 1
+    assert found["probingd_table_segments", (("table", "comm.ops"),)] == 2
+    assert found["probingd_table_oldest_row_age_seconds", (("table", "comm.ops"),)] == pytest.approx(3600)
+    assert (found["probingd_log_bytes", ()], found["probingd_queries_waiting", ()]) == (4096, 0)
     # AND the page is as short with a thousand communicators as with one
     assert len(found) < 200
 

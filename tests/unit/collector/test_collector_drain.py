@@ -180,6 +180,7 @@ def test_records_that_cannot_be_assembled_are_a_loss_and_hold_nothing_up(machine
     loop.once()
     assert machine.seen == [11]
     assert machine.outbox.lost_rows["collectives"] == 5
+    assert machine.outbox.reported == {("collectives", "assembly"): 1}
     assert [rows for rows, _ in machine.log.records][-1] == {"process.events": 1, "probing.losses": 1}
 
 

@@ -22,13 +22,14 @@ from probing.api.errors import PeerError, QueryTimeout
 from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.query.answer import StatementEnd
-from probing.daemon.service.metrics.exposition import QueryTimes, metric_names, page_text
+from probing.daemon.service.metrics.exposition import RequestTimes, metric_names, page_text
 from probing.daemon.service.metrics.page import MAX_LABEL, Readings
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS
 from probing.daemon.service.metrics.scrape import Scraper
 
 ROOT = Path(__file__).resolve().parents[3]
 STATUS = {"state": "running", "processes": 2, "store_bytes": 1 << 33, "store_segments": 3, "drain_backlog_bytes": 0,
+          "drain_age_ms": 40, "waiting_rows": 3, "losses": [{"source": "gloo", "stage": "ring", "reported": 2}],
           "sources": [{"name": "gloo", "state": "running", "rows": 7, "lost": 1},
                       {"name": "cuda", "state": "degraded", "rows": 0, "lost": 0}]}  # fmt: skip
 
@@ -46,7 +47,8 @@ def full() -> Readings:
         )
         for part in PARTS
     }
-    return Readings("1.2", "n0", made, {}, STATUS, running_queries=1, seconds=0.25)
+    return Readings("1.2", "n0", made, {}, STATUS, running_queries=1, seconds=0.25, waiting_queries=2,
+                    calls={"query": 5})  # fmt: skip
 
 
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -58,7 +60,7 @@ def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def test_values_are_in_base_units_and_by_rank() -> None:
-    found = samples(page_text(full(), QueryTimes()))
+    found = samples(page_text(full(), RequestTimes()))
     rank = (("rank", "rank-1"), ("training_job", "job-1"))
     assert found["probingd_rank_since_last_collective_seconds", rank] == 1.5
     assert found["probingd_rank_lag_seconds", rank] == 1.5
@@ -70,9 +72,30 @@ def test_values_are_in_base_units_and_by_rank() -> None:
     assert found["probingd_state", (("state", "running"),)] == 1
 
 
+def test_the_daemon_s_own_health_is_shown() -> None:
+    times = RequestTimes()
+    for method, outcome in (("Query", "ok"), ("DoGet", "failed"), ("Status", "ok"), ("Status", "cancelled")):
+        times.call(method, 0.02, outcome)
+    found = samples(page_text(full(), times))
+    states = {dict(own)["state"]: value for (name, own), value in found.items()
+              if name == "probingd_source_state" and ("source", "cuda") in own}  # fmt: skip
+    assert states == {"running": 0, "degraded": 1, "paused": 0, "stopped": 0, "other": 0}
+    assert found["probingd_losses_total", (("source", "gloo"), ("stage", "ring"))] == 2
+    assert found["probingd_drain_age_seconds", ()] == pytest.approx(0.04)
+    assert found["probingd_waiting_rows", ()] == 3
+    assert found["probingd_table_oldest_row_age_seconds", (("table", "table_name-1"),)] == 1.5
+    assert found["probingd_log_bytes", ()] == 1.5e9
+    assert (found["probingd_queries_waiting", ()], found["probingd_calls_running", (("kind", "query"),)]) == (2, 5)
+    calls = {own: value for (name, own), value in found.items() if name == "probingd_request_duration_seconds_count"}
+    assert sum(calls.values()) == 4
+    assert calls[(("method", "Status"), ("outcome", "cancelled"))] == 1
+    # AND what answers with rows counts as a query
+    assert found["probingd_query_duration_seconds_count", (("outcome", "failed"),)] == 1
+
+
 def test_what_was_not_read_is_absent_and_named() -> None:
     readings = Readings("1", "n", {"findings": []}, {"steps": "late"}, {"state": "lost"})
-    found = samples(page_text(readings, QueryTimes()))
+    found = samples(page_text(readings, RequestTimes()))
     assert found["probingd_scrape_success", (("part", "findings"),)] == 1
     assert found["probingd_scrape_success", (("part", "steps"),)] == 0
     assert found["probingd_state", (("state", "lost"),)] == 1
@@ -85,11 +108,12 @@ def test_a_thousand_communicators_and_many_ranks_give_a_bounded_page() -> None:
         {"job": f"j\n\"{n}\ud800{'x' * 5000}", "rank": n, "since_ns": 1, "communicators": 1000, "operations": 1000,
          "age_ns": n} for n in range(5000)
     ]  # fmt: skip
-    page = page_text(Readings("1", "n", {"progress": many, "inflight": many}, {}, STATUS), QueryTimes())
+    page = page_text(Readings("1", "n", {"progress": many, "inflight": many}, {}, STATUS), RequestTimes())
     found = samples(page)
     # THEN no label names a communicator, and a part has at most so many series
     labels = {name for _, own in found for name, _ in own}
-    assert labels <= {label for part in PARTS for label in part.labels} | {"source", "state", "part", "version", "node"}
+    own = {"source", "state", "stage", "part", "version", "node"}
+    assert labels <= {label for part in PARTS for label in part.labels} | own
     assert labels.isdisjoint({"comm", "comm_name", "seq", "pid"})
     assert sum(name == "probingd_rank_communicators" for name, _ in found) == MOST_SERIES
     assert found["probingd_scrape_truncated", (("part", "progress"),)] == 1
@@ -100,7 +124,7 @@ def test_a_thousand_communicators_and_many_ranks_give_a_bounded_page() -> None:
 def test_labels_that_are_equal_after_the_cut_share_a_series() -> None:
     long = "x" * 500
     twice = [{"job": long + end, "rank": 0, "since_ns": ns} for end, ns in (("a", 1e9), ("b", 3e9))]
-    found = samples(page_text(Readings("1", "n", {"progress": twice}), QueryTimes()))
+    found = samples(page_text(Readings("1", "n", {"progress": twice}), RequestTimes()))
     assert [value for (name, _), value in found.items() if "since_last" in name] == [3.0]
 
 
@@ -138,10 +162,10 @@ def lint(page: bytes) -> list[str]:
 
 
 def test_the_page_passes_promtool() -> None:
-    times = QueryTimes()
-    times.observe(0.02, "ok")
+    times = RequestTimes()
+    times.call("Query", 0.02, "ok")
     assert lint(page_text(full(), times)) == []
-    assert lint(page_text(Readings("1", "n"), QueryTimes())) == []
+    assert lint(page_text(Readings("1", "n"), RequestTimes())) == []
 
 
 def test_promtool_or_the_rules_find_a_bad_name() -> None:
@@ -152,7 +176,7 @@ class FakeEngine:
     """Answers every statement with the same live row, or raises."""
 
     def __init__(self, fail: str = "") -> None:
-        self.running = 0
+        self.running = self.waiting = 0
         self.calls = 0
         self.fail = fail
         self.gate = threading.Event()
