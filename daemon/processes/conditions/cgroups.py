@@ -7,7 +7,7 @@ have gives None: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from probing.daemon.processes.conditions.mounts import Mount
@@ -58,23 +58,31 @@ def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | Non
         number, _, rest = line.partition(b":")
         names, _, path = rest.partition(b":")
         if controller.encode() in names.split(b","):
-            found = next((m for m in mounts if m.kind == "cgroup" and controller in m.options.split(",")), None)
-            return _below(1, found, path)
+            return _first(1, (m for m in mounts if m.kind == "cgroup" and controller in m.options.split(",")), path)
         if number == b"0" and not names:
             unified = path
-    found = next((m for m in mounts if m.kind == _V2), None)
-    return _below(2, found, unified) if unified is not None else None
+    return _first(2, (m for m in mounts if m.kind == _V2), unified) if unified is not None else None
 
 
-def _below(version: int, mount: Mount | None, path: bytes) -> Group | None:
-    if mount is None or not path.startswith(b"/") or b".." in path.split(b"/"):
-        return None
+def _first(version: int, mounts: Iterable[Mount], path: bytes) -> Group | None:
+    return next((found for mount in mounts if (found := _below(version, mount, path))), None)
+
+
+def _below(version: int, mount: Mount, path: bytes) -> Group | None:
+    """Returns the group of ``path`` below a mount, None where the mount does not hold it.
+
+    In a control group namespace of its own (a container), this process sees others at ``/../..``, and so the root of a
+    mount of the whole node: cgroup_namespaces(7).
+    """
     root = mount.root.rstrip(b"/")
-    if root and path != root and not path.startswith(root + b"/"):
+    if not path.startswith(b"/") or not (path + b"/").startswith(root + b"/"):
         return None
     parts = [part for part in path[len(root) :].split(b"/") if part][:MAX_LEVELS]
+    if b".." in parts:
+        return None
     directories = [b"/".join((mount.point, *parts[:n])) for n in range(len(parts), -1, -1)]
-    return Group(version, clean_text(path, 256), tuple(directories))
+    shown = b"/" + b"/".join(parts) if root.startswith(b"/..") else path
+    return Group(version, clean_text(shown, 256), tuple(directories))
 
 
 def _frozen(group: Group | None) -> bool | None:

@@ -164,3 +164,21 @@ def test_neighbours_are_those_that_used_the_cpus() -> None:
     second = [Load(1, 1, "own", 0, 99), Load(2, 1, "hog", 1, 170), Load(3, 1, "far", 7, 900), Load(4, 1, "still", 0, 5)]
     new = Load(4, 9, "new", 0, 30)
     assert neighbours_of(first, [*second, new], 1, {0, 1}) == [("hog", 2, 70), ("new", 4, 30)]
+
+
+@pytest.mark.parametrize("path", [b"/../../kubepods/pod7/x", b"/../../kubepods/pod7"])
+def test_a_container_reads_groups_of_the_node_where_they_are_mounted(path: bytes, tmp_path: Path) -> None:
+    _groups(tmp_path, {
+        "own": {"memory.max": "4096\n", "memory.current": "1\n"},
+        "node/kubepods/pod7/x": {},
+        "node/kubepods/pod7": {"memory.max": f"{64 * MIB}\n", "memory.current": f"{MIB}\n"},
+    })  # fmt: skip
+    own = Mount(1, b"/", bytes(tmp_path / "own"), "cgroup2", "ro")
+    node = Mount(2, b"/../..", bytes(tmp_path / "node"), "cgroup2", "ro")
+    found = read_cgroups(b"0::" + path + b"\n", [own, node])
+    assert found["memory_limit_bytes"] == 64 * MIB
+    assert found["cgroup"] == path.decode().removeprefix("/../..")
+    # Its own group, one that no mount holds, and the node's without the mount.
+    assert read_cgroups(b"0::/\n", [own, node])["memory_limit_bytes"] == 4096
+    assert read_cgroups(b"0::/../other\n", [own, node])["memory_limit_bytes"] is None
+    assert read_cgroups(b"0::" + path + b"\n", [own])["memory_limit_bytes"] is None
