@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test verifier-record clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -155,6 +155,18 @@ rpm: | deps ## .build/packages/probingd-VERSION-1.ARCHITECTURE.rpm
 package-test: deb ## install, upgrade, remove and purge the deb in a Debian of its own
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
 	packaging/package/test.sh $$(ls .build/packages/probingd_[!9]*.deb) .build/packages/probingd_9999_*.deb
+
+image: deb ## .build/image/probingd-VERSION.oci.tar, a container image, without a registry
+	@command -v buildah >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends buildah crun; }
+	packaging/container/image.sh archive
+
+# Not a part of `make test`: it takes some minutes and runc.
+image-test: install image ## the image as the pod of the DaemonSet, by runc, beside a job of this host
+	@command -v runc >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends runc; }
+	$(HOST) $(PYTHON) -m pytest tests/image/test_image.py
+
+kubernetes: install ## packaging/kubernetes/probingd.yaml and the schema of the Helm chart's values, from both chart and daemon
+	$(PYTHON) packaging/helm/generate.py
 
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall

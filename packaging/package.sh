@@ -47,7 +47,7 @@ Version: $version
 Architecture: $architecture
 Maintainer: The developers of probingd <probingd@localhost>
 Installed-Size: $(du -sk "$content" | cut -f1)
-Depends: $(basename "$python"), libbpf1, util-linux, systemd
+Depends: $(basename "$python"), libbpf1, util-linux, systemd | systemd-standalone-sysusers
 Section: admin
 Priority: optional
 Description: $summary

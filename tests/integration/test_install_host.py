@@ -74,7 +74,8 @@ def test_the_deb_has_what_a_host_needs(image: Path, tmp_path: Path) -> None:
     python = (image / PREFIX.lstrip("/") / "bin" / "python").resolve().name
     assert re.fullmatch(r"python3\.\d+", python)
     fields = said("--field", deb, "Version", "Depends").splitlines()
-    assert fields == ["Version: 0.23.7", f"Depends: {python}, libbpf1, util-linux, systemd"]
+    needed = f"{python}, libbpf1, util-linux, systemd | systemd-standalone-sysusers"
+    assert fields == ["Version: 0.23.7", f"Depends: {needed}"]
     files = {line.split()[5] for line in said("--contents", deb).splitlines()}
     units = {f"./usr/lib/systemd/system/{path.name}" for path in (ROOT / "packaging/systemd").iterdir()}
     assert units | {f".{PREFIX}/bin/probingd", "./usr/share/bash-completion/completions/probingctl"} <= files
