@@ -1,17 +1,25 @@
-"""Compiles the BPF programs into the package; everything else is in pyproject.toml."""
+"""Compiles the BPF programs into the package; everything else is in pyproject.toml.
+
+``packaging/wheel.sh`` sets PROBINGD_BUNDLED, a folder with a libbpf for the package, and PROBINGD_PLATFORM, the tag of
+the wheel that has it.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+BUNDLED = os.environ.get("PROBINGD_BUNDLED")
+PLATFORM = os.environ.get("PROBINGD_PLATFORM")
 
 
 class BuildWithPrograms(build_py):
@@ -27,6 +35,22 @@ class BuildWithPrograms(build_py):
             command = [sys.executable, "-m", "probing.daemon.bpf.build"]
             subprocess.run(command, env={**os.environ, "PYTHONPATH": tree}, check=True)
         super().run()
+        if BUNDLED:
+            shutil.copytree(BUNDLED, Path(self.build_lib, "probing/daemon/bpf/bundled"), dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": BuildWithPrograms})
+class OfAPlatform(Distribution):
+    """With a libbpf, the package goes where compiled ones do."""
+
+    def has_ext_modules(self) -> bool:
+        return bool(PLATFORM)
+
+
+class WheelOfAPlatform(bdist_wheel):
+    """A wheel for any Python; with a libbpf, for one kind of machine."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", PLATFORM) if PLATFORM else super().get_tag()
+
+
+setup(distclass=OfAPlatform, cmdclass={"build_py": BuildWithPrograms, "bdist_wheel": WheelOfAPlatform})

@@ -1,9 +1,8 @@
-"""Loads BPF objects through libbpf.so.1, by ctypes: relocation, maps and programs; ``session`` attaches them."""
+"""Loads BPF objects through libbpf, by ctypes: relocation, maps and programs; ``session`` attaches them."""
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from probing.api.errors import AttachError, PrivilegeError
 from probing.daemon.bpf.btf import Btf
+from probing.daemon.bpf.library import Printer, library
 
 __all__ = ("Object", "kernel_types")
 
@@ -21,7 +21,6 @@ _LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
 _MESSAGES = 40
 _BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
 _MAP_TYPE_RINGBUF = 27
-_Printer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _messages: list[str] = []
 
 
@@ -37,48 +36,14 @@ def _remember(level: int, text: int, arguments: int) -> int:
 
 
 # Referenced for as long as libbpf may call it.
-_printer = _Printer(_remember)
+_printer = Printer(_remember)
 
 
 @functools.cache
 def _library() -> Any:
-    try:
-        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
-    except OSError as e:
-        raise PrivilegeError("libbpf.so.1 is not installed", hint="install libbpf1 (Debian, Ubuntu) or libbpf") from e
-    pointer, size, text, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
-    prototypes: dict[str, tuple[Any, list[Any]]] = {
-        "bpf_object__open_mem": (pointer, [pointer, size, pointer]),
-        "bpf_object__load": (integer, [pointer]),
-        "bpf_object__close": (None, [pointer]),
-        "bpf_object__next_map": (pointer, [pointer, pointer]),
-        "bpf_object__next_program": (pointer, [pointer, pointer]),
-        "bpf_map__name": (text, [pointer]),
-        "bpf_map__fd": (integer, [pointer]),
-        "bpf_map__type": (integer, [pointer]),
-        "bpf_map__is_internal": (ctypes.c_bool, [pointer]),
-        "bpf_map__set_pin_path": (integer, [pointer, text]),
-        "bpf_map__set_max_entries": (integer, [pointer, ctypes.c_uint32]),
-        "bpf_map__initial_value": (pointer, [pointer, ctypes.POINTER(size)]),
-        "bpf_program__name": (text, [pointer]),
-        "bpf_program__fd": (integer, [pointer]),
-        "bpf_program__section_name": (text, [pointer]),
-        "bpf_program__set_autoload": (integer, [pointer, ctypes.c_bool]),
-        "bpf_program__set_expected_attach_type": (integer, [pointer, integer]),
-        "bpf_program__set_log_buf": (integer, [pointer, pointer, size]),
-        "bpf_program__set_log_level": (integer, [pointer, ctypes.c_uint32]),
-        "bpf_object__btf": (pointer, [pointer]),
-        "btf__raw_data": (pointer, [pointer, ctypes.POINTER(ctypes.c_uint32)]),
-        "btf__load_vmlinux_btf": (pointer, []),
-        "btf__find_by_name_kind": (ctypes.c_int32, [pointer, text, ctypes.c_uint32]),
-        "btf__free": (None, [pointer]),
-        "libbpf_set_print": (pointer, [_Printer]),
-    }
-    for name, (result, arguments) in prototypes.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    lib.libbpf_set_print(_printer)
-    return lib
+    functions = library().functions
+    functions.libbpf_set_print(_printer)
+    return functions
 
 
 class Object:

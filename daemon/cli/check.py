@@ -15,13 +15,21 @@ from typing import TextIO
 import typer
 
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
+from probing.daemon.bpf.library import library
 from probing.daemon.cli.options import Format, FormatOption, config_of, write_json
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.confined.seccomp import calls_can_be_refused
+from probing.daemon.supervisor.accounts import missing_users
 from probing.daemon.supervisor.lock import owner_of
-from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release, load_libbpf
-from probing.daemon.supervisor.rights import CAPABILITIES, RightsTable, permitted, rights_table
+from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release
+from probing.daemon.supervisor.rights import (
+    CAPABILITIES,
+    changes_users,
+    collector_capabilities,
+    permitted,
+    rights_table,
+)
 from probing.daemon.supervisor.runtime import pins_of
 
 __all__ = ("Finding", "check", "command", "needed_is_missing", "print_table")
@@ -127,11 +135,11 @@ def _lockdown() -> Iterator[Finding]:
 def _library_and_features() -> Iterator[Finding]:
     cost = "no program can be loaded"
     try:
-        load_libbpf()
+        used = library()
     except PrivilegeError as e:
         yield Finding("libbpf", "missing", True, e.message, cost, e.hint or "")
         return
-    yield Finding("libbpf", "ok", True, "libbpf.so.1", cost)
+    yield Finding("libbpf", "ok", True, str(used), cost)
     # Loads libbpf itself, so only now.
     from probing.daemon.bpf.capabilities import capabilities
 
@@ -153,25 +161,26 @@ def _objects() -> Finding:
 
 
 def _rights(config: Config) -> Iterator[Finding]:
-    try:
-        rights = rights_table(config)
-    except (ConfigError, PrivilegeError) as e:
-        yield Finding("users", "missing", True, e.message, "no process can get a user of its own", e.hint or "")
-        return
-    yield _users(rights)
-    have = permitted()
+    yield _users(config)
+    have, wanted = permitted(), collector_capabilities(config)
     for name in RIGHTS_COST:
-        needed = name in rights.collector.capabilities and name != "SYSLOG"
+        needed = name in wanted and name != "SYSLOG"
         if needed or name != "SYS_ADMIN":
             detail = f"capability {CAPABILITIES[name]}"
             yield _finding(f"CAP_{name}", name in have, needed, detail, RIGHTS_COST[name], AS_ROOT)
 
 
-def _users(rights: RightsTable) -> Finding:
-    if rights.switches:
-        return Finding("users", "ok", False, "each process gets its own user")
-    cost = "all processes run as one user: the service could reach what readers may read"
-    return Finding("users", "limited", False, f"cannot change the user from uid {os.getuid()}", cost, AS_ROOT)
+def _users(config: Config) -> Finding:
+    if not changes_users():
+        cost = "all processes run as one user: the service could reach what readers may read"
+        return Finding("users", "limited", False, f"cannot change the user from uid {os.getuid()}", cost, AS_ROOT)
+    if missing := missing_users(config.users):
+        return Finding("users", "ok", False, f"`probingd run` makes {', '.join(missing)}")
+    try:
+        rights_table(config)
+    except ConfigError as e:
+        return Finding("users", "missing", True, e.message, "no process can get a user of its own", e.hint or "")
+    return Finding("users", "ok", False, "each process gets its own user")
 
 
 def _paranoid() -> Finding:

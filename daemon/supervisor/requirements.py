@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import resource
@@ -12,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import PrivilegeError
+from probing.daemon.bpf.library import library
 from probing.daemon.supervisor.rights import RightsTable
 
-__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "load_libbpf", "needs_sys_admin", "raise_limits", "require")
+__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "needs_sys_admin", "raise_limits", "require")
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 # The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
@@ -39,7 +39,7 @@ def require(rights: RightsTable) -> None:
     if not BTF.exists():
         hint = "a kernel built with CONFIG_DEBUG_INFO_BTF is needed; all current distributions have it"
         raise PrivilegeError(f"the kernel has no BTF: no {BTF}", hint=hint)
-    load_libbpf()
+    library()
     _require_reach(rights)
 
 
@@ -79,15 +79,6 @@ def kernel_release() -> tuple[int, int]:
     """Returns (major, minor) of the running kernel."""
     match = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
-def load_libbpf() -> None:
-    """Loads libbpf 1.x. Raises PrivilegeError without it."""
-    try:
-        ctypes.CDLL("libbpf.so.1")
-    except OSError as e:
-        hint = "install it: libbpf1 on Debian and Ubuntu, libbpf on others"
-        raise PrivilegeError("the library libbpf.so.1 is missing", hint=hint) from e
 
 
 def needs_sys_admin() -> bool:

@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,8 @@ __all__ = (
     "Account",
     "Rights",
     "RightsTable",
+    "changes_users",
+    "collector_capabilities",
     "device_groups",
     "effective",
     "permitted",
@@ -134,16 +135,24 @@ def effective(pid: str = "self") -> frozenset[str]:
     return _capabilities(pid, "CapEff")
 
 
+def changes_users() -> bool:
+    """Returns whether this process may give its children other users than its own."""
+    return permitted() >= {"SETUID", "SETGID", "SETPCAP", "CHOWN"}
+
+
+def collector_capabilities(config: Config, *, sys_admin: bool = False) -> tuple[str, ...]:
+    """Returns the capabilities that the collector gets: those that it needs, and SYSLOG where this process has it."""
+    wanted = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
+    return (*wanted, "SYSLOG") if "SYSLOG" in permitted() else wanted
+
+
 def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
     """Looks the users up. ``sys_admin``: the collector also needs CAP_SYS_ADMIN, as the kernel lacks uprobe_multi.
 
     Raises ConfigError for an unknown user or group.
     """
-    have = permitted()
-    switches = have >= {"SETUID", "SETGID", "SETPCAP", "CHOWN"}
-    wanted: Iterable[str] = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
-    collects = (*wanted, "SYSLOG") if "SYSLOG" in have else tuple(wanted)
-    if not switches:
+    collects = collector_capabilities(config, sys_admin=sys_admin)
+    if not changes_users():
         return RightsTable(
             switches=False,
             collector=Rights(None, collects),

@@ -8,9 +8,9 @@ import platform
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import AttachError, PrivilegeError
+from probing.daemon.bpf.library import library
 from probing.daemon.user_probes.c_text import TaskOffsets
 
 __all__ = ("header_trees", "task_offsets")
@@ -29,7 +29,7 @@ def task_offsets() -> TaskOffsets:
 
 def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
     # Layouts: include/uapi/linux/btf.h, struct btf_type and struct btf_member.
-    lib = _libbpf()
+    lib = library().functions
     kernel = lib.btf__load_vmlinux_btf()
     if not kernel:
         raise PrivilegeError("the kernel says nothing of its types: it has no BTF")
@@ -49,20 +49,6 @@ def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
     if missing := [name for name in wanted if name not in found]:
         raise AttachError(f"the kernel's struct {structure} has no field {missing[0]}")
     return found
-
-
-def _libbpf() -> Any:
-    try:
-        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
-    except OSError as e:
-        raise PrivilegeError("libbpf.so.1 is not installed", hint="install libbpf1 (Debian, Ubuntu) or libbpf") from e
-    pointer = ctypes.c_void_p
-    lib.btf__load_vmlinux_btf.restype = pointer
-    lib.btf__find_by_name_kind.argtypes = [pointer, ctypes.c_char_p, ctypes.c_uint32]
-    lib.btf__type_by_id.argtypes, lib.btf__type_by_id.restype = [pointer, ctypes.c_uint32], pointer
-    lib.btf__name_by_offset.argtypes, lib.btf__name_by_offset.restype = [pointer, ctypes.c_uint32], ctypes.c_char_p
-    lib.btf__free.argtypes, lib.btf__free.restype = [pointer], None
-    return lib
 
 
 def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
