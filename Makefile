@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test wheel wheel-test image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -167,6 +167,13 @@ image-test: install image ## the image as the pod of the DaemonSet, by runc, bes
 
 kubernetes: install ## packaging/kubernetes/probingd.yaml and the schema of the Helm chart's values, from both chart and daemon
 	$(PYTHON) packaging/helm/generate.py
+
+wheel: | deps ## .build/wheels/probingd-VERSION-py3-none-manylinux_2_28_MACHINE.whl with a libbpf; also MACHINE=aarch64
+	packaging/wheel.sh $(MACHINE)
+
+# Not a part of `make test`: it makes a Debian in the user's cache and downloads compilers and dependencies.
+wheel-test: wheel ## install the wheel where there is no compiler and no libbpf, and watch a job there
+	packaging/wheel-test.sh $$(ls .build/wheels/probingd-*_$$(uname -m).whl)
 
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall
