@@ -47,6 +47,7 @@ __all__ = (
     "VariablesConfig",
     "checked_text",
     "options",
+    "shown",
     "text_of",
 )
 
@@ -62,8 +63,11 @@ MAX_LABELS = 16
 _T = TypeVar("_T")
 
 
-def _option(default: _T, doc: str, least: float | None = None, most: float = 2.0**62) -> _T:
-    made: _T = field(default=default, metadata={"doc": doc, "least": least, "most": most})
+def _option(
+    default: _T, doc: str, least: float | None = None, most: float = 2.0**62, *, hidden: bool = False
+) -> _T:
+    """``hidden``: its value may hold a secret, and is not shown to those who may read."""
+    made: _T = field(default=default, metadata={"doc": doc, "least": least, "most": most, "hidden": hidden})
     return made
 
 
@@ -207,8 +211,12 @@ class DiagnoseConfig:
     enabled: bool = _option(True, "look all the time for what is wrong with jobs, and store it in diagnosis.findings")
     stall_s: float = _option(10.0, "seconds without progress after which a job counts as stalled", 0.5, 3600)
     review_s: float = _option(60.0, "seconds to the first review of a job that advances; the next are rarer", 1, 86400)
-    hook: str = _option("", "command that each new finding starts, with the finding as JSON on stdin; no shell")
-    webhook: str = _option("", "URL to which each new finding is posted as JSON; the list of processes shows it")
+    hook: str = _option(
+        "", "command that each new finding starts, with the finding as JSON on stdin; no shell", hidden=True
+    )
+    webhook: str = _option(
+        "", "URL to which each new finding is posted as JSON; the list of processes shows it", hidden=True
+    )
     hook_timeout_s: float = _option(10.0, "seconds after which the command is killed or the post given up", 0.1, 600)
 
 
@@ -319,6 +327,17 @@ def checked_text(key: str, text: str) -> Any:
 def text_of(config: Config, key: str) -> str:
     """Returns the value of option ``key`` as text for the command line."""
     return _print(_get(config, key))
+
+
+def shown(config: Config) -> Iterator[dict[str, str]]:
+    """Yields a row of ``probing.config`` for each option."""
+    for key, option in options():
+        value, default = text_of(config, key), _print(option.default)
+        if key == "socket":
+            value = config.public_socket
+        elif option.metadata["hidden"] and value != default:
+            value = "(set)"
+        yield {"key": key, "value": value, "default": default, "doc": str(option.metadata["doc"])}
 
 
 def _get(config: Config, key: str) -> Any:

@@ -56,6 +56,8 @@ TABLES: dict[str, Table] = {
         probing.COLUMN_DOCS,
         probing.VIEWS,
         probing.SETTINGS,
+        probing.CONFIG,
+        probing.VERSIONS,
         probing.MEMBERS,
     )
 }

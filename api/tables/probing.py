@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("COLUMN_DOCS", "COST", "LOSSES", "MEMBERS", "SETTINGS", "SOURCES", "STORE", "TABLE_DOCS", "VIEWS")
+__all__ = (
+    "COLUMN_DOCS",
+    "CONFIG",
+    "COST",
+    "LOSSES",
+    "MEMBERS",
+    "SETTINGS",
+    "SOURCES",
+    "STORE",
+    "TABLE_DOCS",
+    "VERSIONS",
+    "VIEWS",
+)
 
 _NODE = (
     Column("node", NAME, "Name of the node."),
@@ -122,6 +134,28 @@ SETTINGS = Table(
         Column("job", TEXT, "Job that it holds for; empty: all."),
         Column("pid", I32, "Process that it holds for; 0: all."),
         Column("doc", TEXT, "What it sets."),
+    ),
+)
+
+CONFIG = Table(
+    "probing.config",
+    "The configuration that the daemon was started with: every option, by file, command line or default (live).",
+    (
+        *_NODE,
+        Column("key", TEXT, "Name of the option, as a configuration file has it."),
+        Column("value", TEXT, "Its value; (set) for one that may hold a secret."),
+        Column("default", TEXT, "Its default."),
+        Column("doc", TEXT, "What it means."),
+    ),
+)
+
+VERSIONS = Table(
+    "probing.versions",
+    "Versions of the daemon, of what it runs on, and of its libraries (live).",
+    (
+        *_NODE,
+        Column("name", NAME, "probingd, kernel, distribution, machine, python, or a library."),
+        Column("version", TEXT, "Its version; NULL while not known."),
     ),
 )
 

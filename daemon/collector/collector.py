@@ -37,6 +37,7 @@ from probing.daemon.collector.store_rows import store_batch
 from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.unidentified import IdentityWait
 from probing.daemon.collector.upgrade import take_over_layouts
+from probing.daemon.collector.versions import version_batch
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
@@ -234,6 +235,7 @@ class Collector:
 
         tables = {table: live(rows) for table, rows in self._sources.live_tables.items()}
         tables["probing.store"] = live(lambda pair: store_batch(self._node, pair.real_ns, self._store.status()))
+        tables["probing.versions"] = live(lambda pair: version_batch(self._node, pair.real_ns))
         answers = self._context.find(StacksOnDemand).answers
         requests = Requests(
             self._store, answers, self._changes, tables, self._loop.flush, self._status.to_dict, self._pause,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.config import Config, TlsConfig
+from probing.daemon.config import Config, TlsConfig, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
 from probing.daemon.query.engine import Engine
@@ -158,6 +158,7 @@ def _service(
         lambda: collector.tables(limits.control_s),
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s),
+        config=lambda: shown(config),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))

@@ -1,4 +1,4 @@
-"""Makes live tables in the service: docs, users' views, settings, known nodes and sources."""
+"""Makes live tables in the service: docs, users' views, settings, configuration, known nodes and sources."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def live_tables(
     *,
     views: Callable[[], Rows] = list,
     settings: Callable[[], Rows] = list,
+    config: Callable[[], Rows] = list,
 ) -> dict[str, Callable[[], bytes]]:
     """Returns functions that make Arrow IPC streams, by table name.
 
     ``members`` returns rows of cluster.members, ``status`` the collector's status, whose ``sources`` become rows of
-    probing.sources, ``users`` the tables of users' probes, ``views`` rows of probing.views, and ``settings`` rows of
-    probing.settings.
+    probing.sources, ``users`` the tables of users' probes, ``views`` rows of probing.views, ``settings`` rows of
+    probing.settings, and ``config`` rows of probing.config.
     """
 
     def known() -> Iterable[Table]:
@@ -54,6 +55,7 @@ def live_tables(
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
         "probing.views": maker("probing.views", views),
         "probing.settings": maker("probing.settings", settings),
+        "probing.config": maker("probing.config", config),
         "cluster.members": maker("cluster.members", members),
     }
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import ConfigError
-from probing.daemon.config import Config, StoreConfig, options
+from probing.daemon.config import Config, StoreConfig, options, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,3 +159,16 @@ def test_the_page_and_the_shipped_file_list_every_option() -> None:
             assert isinstance(value, dict)
             value = value[name]
         assert value == default
+
+
+def test_readers_see_every_option_but_no_secret() -> None:
+    secret = "https://hooks.example.com/T0/secret"
+    given = (f"--diagnose.webhook={secret}", "--diagnose.hook=/bin/page --key secret", "--store.max_bytes=99999999")
+    config = Config.from_args(given)
+    rows = {row["key"]: row for row in shown(config)}
+    assert rows.keys() == {key for key, _ in options()}
+    assert (rows["store.max_bytes"]["value"], rows["store.max_bytes"]["default"]) == ("99999999", str(10 << 30))
+    assert (rows["diagnose.hook"]["value"], rows["diagnose.webhook"]["value"]) == ("(set)", "(set)")
+    assert rows["flight"]["value"] == "false"
+    assert not [row for row in rows.values() if "secret" in row["value"]]
+    assert {row["value"] for row in shown(Config.from_args([])) if row["key"] == "diagnose.hook"} == {""}
