@@ -61,6 +61,7 @@ COMMANDS = {
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),
     "inject": Entry("unsupported", "Load a library into a job.", hidden=True, function="launch"),
     "query": Entry("query", "Rows of one SELECT, of one node or all; without SQL a shell."),
+    "bugreport": Entry("bugreport", "An archive for a bug report, without names."),
     "export": Entry("export", "Write stored rows to files for other engines, at -o."),
 }
 CLUSTER_COMMANDS = {

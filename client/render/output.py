@@ -136,8 +136,8 @@ def _refuse_terminal(kind: str) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file beside ``path`` that replaces it when all is written.
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Opens a file beside ``path`` that replaces it, with ``mode`` less the umask, when all is written.
 
     A device or pipe is written directly; a link as well, since /dev/stdout may lead to a plain file.
     """
@@ -152,7 +152,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
                 yield file
             mask = os.umask(0)
             os.umask(mask)
-            Path(name).chmod(0o666 & ~mask)
+            Path(name).chmod(mode & ~mask)
             Path(name).replace(path)
         except BaseException:
             with suppress(FileNotFoundError):

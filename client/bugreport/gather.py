@@ -1,0 +1,118 @@
+"""Asks one node for all parts of a report. Each question has a deadline, and one that fails costs only its part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from probing.api.errors import NotFound, ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.bugreport import local
+from probing.client.bugreport.questions import CONFIG, NAMES, QUESTIONS, Question
+from probing.client.render.rows import rows_of
+from probing.client.wire.connection import Connection
+
+__all__ = ("Failure", "Gathered", "Wanted", "gather")
+
+QUESTION_S = 10.0
+# The share of a node's time that its questions may take, so that what was answered is kept.
+_SHARE = 0.85
+_MAX_BYTES = 32 << 20
+_REMOTE = "it runs on another machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask for beside the usual. ``log``: a file in place of the journal."""
+
+    python: str = ""
+    log: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a part is missing."""
+
+    message: str
+    hint: str = ""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What a node answered, as it was answered. ``local``: the node is this machine.
+
+    ``rows`` are those of each question, ``names`` those of NAMES.
+    """
+
+    address: str
+    status: pb.StatusReply | Failure
+    local: bool
+    rows: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
+    names: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
+    check: list[dict[str, Any]] | Failure = field(default_factory=lambda: Failure("it was not asked"))
+    log: list[str] | Failure = field(default_factory=lambda: Failure("it was not asked"))
+    interpreter: dict[str, str] | Failure | None = None
+
+    @property
+    def node(self) -> str:
+        """The name of the node; empty where it does not answer."""
+        return "" if isinstance(self.status, Failure) else self.status.node
+
+
+def gather(connection: Connection, seconds: float, wanted: Wanted, *, alone: bool) -> Gathered:
+    """Asks for everything, within ``seconds``. Raises nothing of ours. ``alone``: no other node is asked."""
+    deadline = time.monotonic() + _SHARE * seconds
+
+    def left() -> float:
+        return max(min(QUESTION_S, deadline - time.monotonic()), 0.05)
+
+    def rows(question: Question) -> list[dict[str, Any]]:
+        return rows_of(connection.query(question.sql, left(), _MAX_BYTES).table)
+
+    status = _tried(lambda: connection.status(left()))
+    found = Gathered(connection.address, status, _is_local(connection.address, status))
+    for question in NAMES:
+        found.names[question.name] = _tried(partial(rows, question))
+    for question in QUESTIONS:
+        found.rows[question.name] = _tried(partial(rows, question))
+    if wanted.python:
+        request = pb.PreflightRequest(python=wanted.python)
+        found.interpreter = _tried(lambda: _versions(connection.preflight(request, left())))
+    config = found.rows[CONFIG.name]
+    known = config if isinstance(config, list) else []
+    found.check = _tried(lambda: local.check(known)) if found.local else Failure(_REMOTE, "run `probingd check` there")
+    if wanted.log is not None and (found.local or alone):
+        path = wanted.log
+        found.log = _tried(lambda: local.log_file(path))
+    else:
+        there = Failure(_REMOTE, "run `journalctl --unit='probingd*'` there")
+        found.log = _tried(local.journal) if found.local else there
+    return found
+
+
+def _versions(reply: pb.PreflightReply) -> dict[str, str]:
+    from probing.diagnosis.facts_file import decoded
+    from probing.diagnosis.preflight.facts import NodeFacts
+
+    facts = decoded(NodeFacts, reply.facts)
+    if why := facts.problem("versions"):
+        raise NotFound(why)
+    return {version.name: version.value for version in facts.versions}
+
+
+def _is_local(address: str, status: pb.StatusReply | Failure) -> bool:
+    if not isinstance(status, Failure) and status.boot_id:
+        return status.boot_id == local.boot_id()
+    # The collector, which knows the boot, does not answer.
+    return address.startswith("unix:")
+
+
+def _tried(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except ProbingError as e:
+        return Failure(e.message, e.hint)

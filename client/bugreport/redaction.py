@@ -1,0 +1,171 @@
+"""Replaces names by tokens: the same name by the same token in all parts of a report, so that they can be compared.
+
+Values are shown by allow-list: a column has a ``Kind``, which says what of it may be shown, and a column without one is
+not asked for. Texts are taken apart into words (``vocabulary``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from probing.client.bugreport.vocabulary import Vocabulary, separated
+
+__all__ = ("Kind", "Redactor")
+
+_NUMBER = re.compile(
+    r"[+-]?\d{1,20}([.,]\d{1,12})?(e[+-]?\d{1,3})?(%|[kKMGT]?i?B|[numμ]?s|m|h|d|k|M|x)?"
+    r"|\d{1,6}\.\d{1,6}\.\d{1,6}|\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?Z?|\d\d:\d\d(:\d\d(\.\d{1,9})?)?Z?"
+)
+_VERSION = re.compile(r"v?\d{1,6}(\.\d{1,6}){1,3}([.+-]?(rc|a|b|dev|post|cu|cuda)[\d.]{1,8})?")
+_TOKEN = re.compile(r"(job|run|host|user|path|address|container|pod|finding|name)-\d{1,9}")
+_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?")
+_UNIT = re.compile(r"probingd(?:-([a-z]{1,20}))?@?(?:\.(?:service|socket|target|slice))?")
+_JOINED = re.compile(r"([=:,+@])")
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_MAX_TEXT = 4096
+# A name that is a number has so many digits at least to be replaced in texts, where it may also be a count.
+_MIN_DIGITS = 3
+
+
+class Kind(Enum):
+    """What may be shown of a value."""
+
+    NUMBER = "numbers, times, true and false"
+    VERSION = "the number of a version"
+    PLAIN = "what the daemon says of itself"
+    TEXT = "words of the vocabulary"
+    TEXTS = "a list of texts"
+    JOB = "job"
+    RUN = "run"
+    HOST = "host"
+    HOSTS = "a list of hosts"
+    USER = "user"
+    PATH = "path"
+    ADDRESS = "address"
+    CONTAINER = "container"
+    POD = "pod"
+    FINDING = "finding"
+
+
+class Redactor:
+    """A name is replaced in all texts from the moment it was met: meet all names first. Not for several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokens: dict[tuple[str, str], str] = {}
+        self._numbers: Counter[str] = Counter()
+        self._in_texts: dict[str, str] = {}
+        # Names of several words, which are not found word by word.
+        self._long: list[str] = []
+        self._sorted = True
+        # What the daemon says of itself, such as the version of the kernel, is shown in texts too.
+        self._plain: set[str] = set()
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Each name that was replaced, by its token."""
+        return {token: name for (_, name), token in self._tokens.items()}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many different names of each kind were replaced."""
+        return dict(self._numbers)
+
+    def value(self, kind: Kind, value: Any) -> Any:
+        """Returns what may be shown of ``value``."""
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if kind is Kind.TEXTS:
+            return self._texts(str(value))
+        text = str(value)[:_MAX_TEXT]
+        if kind is Kind.PLAIN and text.isprintable():
+            self._plain.add(text)
+            return text
+        if kind is Kind.VERSION and _VERSION.fullmatch(text):
+            return text
+        if kind in (Kind.NUMBER, Kind.VERSION, Kind.PLAIN, Kind.TEXT):
+            return self.text(text)
+        if kind is Kind.HOSTS:
+            return ",".join(self.token(Kind.HOST, name) for name in text.split(",") if name)
+        return self.token(kind, text) if text else text
+
+    def token(self, kind: Kind, name: str) -> str:
+        """Returns the token of ``name``. In texts it stands also for the first part of the name of a host."""
+        token = self._token(kind.value, name)
+        if kind is Kind.HOST and not _IPV4.fullmatch(name):
+            self._meet(name.partition(".")[0], token)
+        return token
+
+    def _texts(self, value: str) -> list[str] | str:
+        """Returns the texts of a JSON list."""
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        return [self.text(str(one)) for one in found] if isinstance(found, list) else self.text(value)
+
+    def text(self, text: str) -> str:
+        """Returns ``text`` with a token for each name that was met, and for words that are not of the vocabulary."""
+        if not self._sorted:
+            # A name may be a part of another one.
+            self._long.sort(key=len, reverse=True)
+            self._sorted = True
+        for name in self._long:
+            text = text.replace(name, self._in_texts[name])
+        found = separated(text[:_MAX_TEXT])
+        return "".join(f"{before}{self._word(bare)}{behind}{separator}" for before, bare, behind, separator in found)
+
+    def _token(self, kind: str, name: str) -> str:
+        token = self._tokens.get((kind, name))
+        if token is None:
+            self._numbers[kind] += 1
+            token = self._tokens[kind, name] = f"{kind}-{self._numbers[kind]}"
+            self._meet(name, token)
+        return token
+
+    def _meet(self, name: str, token: str) -> None:
+        if name in self._in_texts or not name or (name.isdigit() and len(name) < _MIN_DIGITS):
+            return
+        self._in_texts[name] = token
+        if separated(name)[0][1] != name:
+            self._long.append(name)
+            self._sorted = False
+
+    def _word(self, word: str) -> str:
+        if not word or _TOKEN.fullmatch(word):
+            return word
+        if (token := self._in_texts.get(word)) is not None:
+            return token
+        if word in self._plain or word in self._vocabulary or _NUMBER.fullmatch(word) or self._is_unit(word):
+            return word
+        if _IPV4.fullmatch(word) or word.count(":") > 2 or "://" in word:
+            return self._token("address", word)
+        parts = _JOINED.split(word)
+        if len(parts) > 1 and "/" not in parts[0]:
+            return "".join(part if n % 2 else self._word(part) for n, part in enumerate(parts))
+        return self._path(word) if "/" in word else self._token("name", word)
+
+    def _is_unit(self, word: str) -> bool:
+        """Whether ``word`` is the name of a systemd unit of ours."""
+        unit = _UNIT.fullmatch(word)
+        return unit is not None and (unit[1] is None or unit[1] in self._vocabulary)
+
+    def _path(self, path: str) -> str:
+        if (own := self._vocabulary.own_file(path)) is not None:
+            return f"probing/{own}"
+        if (place := path.rpartition(":"))[2].isdigit():
+            return f"{self._word(place[0])}:{place[2]}"
+        parts = path.split("/")
+        # As /proc/PID/maps, and status=9/KILL.
+        known = all(not part or part.isdigit() or part in self._vocabulary for part in parts)
+        if known and (path.startswith(_SYSTEM) or parts[0].isdigit()):
+            return path
+        # The name of a library or a file of ours says much, and the folder that it lies in nothing.
+        named = "." in parts[-1] and parts[-1] in self._vocabulary
+        token = self._token("path", path)
+        return f"{token}/{parts[-1]}" if named else token

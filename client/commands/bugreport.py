@@ -1,0 +1,116 @@
+"""``bugreport``: one archive with what somebody needs who looks for a fault of probingd, without names."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from probing.api.errors import PartialAnswer, ProbingError
+from probing.client.lazy import allow_numpy
+from probing.client.render.output import replacing, write_objects
+from probing.client.render.rows import dump_json
+from probing.client.render.table import Field, render, terminal_width
+from probing.client.render.text import plural, size
+from probing.client.session import opened, warn
+from probing.client.settings import Settings
+
+if TYPE_CHECKING:
+    from probing.client.bugreport.contents import File
+    from probing.client.bugreport.gather import Gathered, Wanted
+    from probing.client.cluster import Cluster
+    from probing.client.wire.connection import Connection
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
+_PRIVATE = 0o600
+_FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The daemon's log, where it is not in the journal.")
+    ] = None
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="An interpreter on the nodes, run there for its versions.")
+    ] = ""
+    names: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write which name each token stands for. Do not send it.")
+    ] = None
+
+
+def run(settings: Settings, options: Options) -> None:
+    allow_numpy()
+    from probing.client.bugreport.archive import write_archive
+    from probing.client.bugreport.contents import contents
+    from probing.client.bugreport.gather import Wanted
+    from probing.client.bugreport.redaction import Redactor
+    from probing.client.bugreport.vocabulary import vocabulary
+
+    now = int(time.time())
+    with opened(replace(settings, strict=False)) as cluster:
+        gathered = _gathered(cluster, Wanted(options.python, options.log))
+        missing = any(outcome.failed for outcome in cluster.outcomes)
+    redactor = Redactor(vocabulary())
+    made = datetime.fromtimestamp(now, timezone.utc)
+    files = contents(gathered, redactor, f"{made:%Y-%m-%dT%H:%M:%SZ}")
+    path = settings.output or Path(f"probingd-bugreport-{_name(gathered)}-{made:%Y%m%dT%H%M%SZ}.tar.gz")
+    with replacing(path, _PRIVATE) as sink:
+        write_archive(sink, files, now)
+    if options.names is not None:
+        with replacing(options.names, _PRIVATE) as sink:
+            sink.write(dump_json(redactor.names).encode())
+    _show(settings, path, files, redactor.counts)
+    if settings.strict and (missing or any(file.problem for file in files)):
+        raise PartialAnswer("parts of the report are missing", hint="the list above says which, and why")
+
+
+def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
+    """Returns what each node answers, of the target alone where it does not say which others there are."""
+    from probing.client.bugreport.gather import gather
+
+    def ask(connection: Connection, seconds: float) -> tuple[str, Gathered]:
+        found = gather(connection, seconds, wanted, alone=alone)
+        return found.node or found.address, found
+
+    try:
+        alone = len(cluster.addresses()) == 1
+        return [answered.value for answered in cluster.each(ask).answered]
+    except ProbingError as e:
+        # A report is wanted just when the daemon does not answer.
+        warn(f"{e.message}; the report has the target alone")
+    alone = True
+    return [gather(cluster.connection(cluster.target), cluster.timeout, wanted, alone=True)]
+
+
+def _name(gathered: Sequence[Gathered]) -> str:
+    if len(gathered) > 1:
+        return f"{len(gathered)}-nodes"
+    node = gathered[0].node if gathered else ""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", node or socket.gethostname())[:100]
+
+
+def _show(settings: Settings, path: Path, files: Sequence[File], replaced: Mapping[str, int]) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": file.name, "bytes": len(file.data), "what": file.about, "problem": file.problem or None}
+        for file in files
+    ]
+    shown = [{**row, "what": row["problem"] or row["what"]} for row in rows]
+    names = ", ".join(plural(count, kind) for kind, count in sorted(replaced.items()))
+    text = (
+        f"{path}, {size(path.stat().st_size)}, readable by its owner alone\n\n"
+        f"{render(_FIELDS, shown, terminal_width())}\n"
+        f"Replaced by tokens, the same name by the same token: {names}.\n"
+        f"Read it before you send it: tar -xzOf {path} | less\n"
+    )
+    report = {"file": str(path), "bytes": path.stat().st_size, "contents": rows, "replaced": dict(replaced)}
+    write_objects(replace(settings, output=None), report, text, rows)
