@@ -43,6 +43,7 @@ install_all() {
         sed -i "s#$dest$prefix#$prefix#g" "$file"
     done
     install -D -m 644 -t "$dest$prefix/share/doc/probingd" "$root/README.md" "$root"/docs/*.md
+    install -D -m 755 -t "$dest$prefix/share/slurm" "$root"/packaging/slurm/*.sh
     for name in probingd probingctl; do
         mkdir -p "$dest$bin"
         ln -sfn "$prefix/bin/$name" "$dest$bin/$name"

@@ -11,6 +11,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd -P)
 out=$root/.build/image
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
 deb=${2:-$root/.build/packages/probingd_${version}_$(dpkg --print-architecture).deb}
+# shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 storage=${XDG_CACHE_HOME:-$HOME/.cache}/probingd/containers
 base=localhost/probingd-base:$suite
