@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test wheel wheel-test image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test wheel wheel-test image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -38,7 +38,7 @@ tree:
 	@ln -s $(addprefix ../../../,$(wildcard sdk/*.py sdk/py.typed)) $(TREE)/
 	@ln -s $(addprefix ../../../,api $(PACKAGES)) $(TREE)/
 
-check: install proto-check types ## style, types, import contracts
+check: install proto-check docs-check types ## style, types, import contracts
 	$(PYTHON) -m ruff check -q .
 
 types: tree
@@ -48,8 +48,18 @@ types: tree
 format: ## sort imports and mend what ruff can
 	$(PYTHON) -m ruff check --fix .
 
-docs: install ## docs/verdicts.md, made from the rules of diagnosis
-	$(PYTHON) -m probing.diagnosis.vocabulary > docs/verdicts.md
+docs: install ## the pages that are made from the code: commands, tables, verdicts
+	$(PYTHON) packaging/docs/pages.py docs
+
+# The committed pages must be what the code gives.
+docs-check:
+	@rm -rf .build/docs && mkdir -p .build/docs
+	@$(PYTHON) packaging/docs/pages.py .build/docs
+	@for page in .build/docs/*; do cmp -s $$page docs/$${page##*/} || { echo "error: docs/$${page##*/} differs from the code"; \
+		echo "hint: make docs"; exit 1; }; done
+
+man: install ## the man pages, made from docs, into .build/man
+	$(PYTHON) packaging/docs/man.py .build/man
 
 proto: install ## the code of the protocol, anew
 	$(PYTHON) api/proto/generate.py

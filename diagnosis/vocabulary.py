@@ -1,7 +1,4 @@
-"""The vocabulary: all verdicts, and the page that describes them.
-
-``python -m probing.diagnosis.vocabulary > docs/verdicts.md`` writes the page anew.
-"""
+"""The vocabulary: all verdicts, and the page that describes them: ``make docs`` writes docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -91,7 +88,3 @@ def _situations(known: Sequence[Verdict]) -> Iterator[str]:
     for situation in SITUATIONS:
         having = [f"[`{verdict.id}`](#{verdict.id})" for verdict in known if situation.id in verdict.situations]
         yield f"| {situation.text} | {', '.join([*having, *([situation.shown_by] * bool(situation.shown_by))])} |"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -2,9 +2,9 @@
 # Installs probingd on this host, or into DESTDIR for an image: install-host.sh install|uninstall.
 #
 # PREFIX (/opt/probingd) gets a Python environment of its own, BIN (/usr/local/bin) both commands, /usr/lib the units,
-# sysusers.d and tmpfiles.d, /usr/share the completions, /etc/probingd a configuration, which is never overwritten. Without
-# DESTDIR the users are created and systemd reads the units; nothing is started. PYTHON is the interpreter to build with,
-# /usr/bin/python3.
+# sysusers.d and tmpfiles.d, /usr/share the completions and man pages, /etc/probingd a configuration, which is never
+# overwritten. Without DESTDIR the users are created and systemd reads the units; nothing is started. PYTHON is the
+# interpreter to build with, /usr/bin/python3.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd -P)
@@ -29,6 +29,8 @@ completions() {
     echo probingctl.fish fish/vendor_completions.d/probingctl.fish
 }
 
+man_pages="man1/probingctl.1 man5/probingd.toml.5 man8/probingd.8"
+
 [ -w "${dest:-/}" ] || [ ! -e "${dest:-/}" ] || die "may not write to ${dest:-/}" "run this as root, or name another DESTDIR"
 
 install_all() {
@@ -51,6 +53,8 @@ install_all() {
     completions | while read -r source target; do
         install -D -m 644 "$root/packaging/completion/$source" "$dest/usr/share/$target"
     done
+    "$dest$prefix/bin/python" -B "$root/packaging/docs/man.py" "$dest/usr/share/man"
+    for page in $man_pages; do gzip -9nf "$dest/usr/share/man/$page"; done
     mkdir -p "$dest/usr/lib/systemd/system"
     for unit in $systemd; do
         sed "s#/opt/probingd#$prefix#g" "$root/packaging/systemd/$unit" >"$dest/usr/lib/systemd/system/$unit"
@@ -76,6 +80,7 @@ uninstall_all() {
         [ "$(readlink "$dest$bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest$bin/$name"
     done
     completions | while read -r _ target; do rm -f "$dest/usr/share/$target"; done
+    for page in $man_pages; do rm -f "$dest/usr/share/man/$page.gz"; done
     # Only an environment that this made.
     [ ! -e "$dest$prefix/pyvenv.cfg" ] || rm -rf "$dest${prefix:?}"
     [ -n "$dest" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload

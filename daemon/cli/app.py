@@ -16,7 +16,7 @@ from probing.daemon.cli.options import FORMAT_NAMES
 from probing.daemon.cli.run import run
 from probing.daemon.config import DEFAULT_FILE, options
 
-__all__ = ("invoke",)
+__all__ = ("invoke", "program")
 
 def _run(context: typer.Context) -> int:
     """Start the daemon and stay; print `ready` on stdout once it collects and answers."""
@@ -46,7 +46,7 @@ def invoke(args: Sequence[str]) -> int:
     # Which click typer brings along differs by its version.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        code = _program().main(list(args), prog_name="probingd", standalone_mode=False)
+        code = program().main(list(args), prog_name="probingd", standalone_mode=False)
     except typer.Abort:
         return _INTERRUPTED
     except typer.Exit as e:
@@ -77,7 +77,8 @@ class _Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _program() -> Any:
+def program() -> Any:
+    """Returns the command ``probingd``: call its ``main``."""
     # An unknown option of the group is an unknown command, and one of a command goes to the configuration.
     context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
     app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)

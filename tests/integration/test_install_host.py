@@ -78,7 +78,9 @@ def test_the_deb_has_what_a_host_needs(image: Path, tmp_path: Path) -> None:
     assert fields == ["Version: 0.23.7", f"Depends: {needed}"]
     files = {line.split()[5] for line in said("--contents", deb).splitlines()}
     units = {f"./usr/lib/systemd/system/{path.name}" for path in (ROOT / "packaging/systemd").iterdir()}
-    assert units | {f".{PREFIX}/bin/probingd", "./usr/share/bash-completion/completions/probingctl"} <= files
+    others = {f".{PREFIX}/bin/probingd", "./usr/share/bash-completion/completions/probingctl"}
+    others |= {f"./usr/share/man/man{page[-1]}/{page}.gz" for page in ("probingctl.1", "probingd.toml.5", "probingd.8")}
+    assert units | others <= files
     assert not [path for path in files if "/pip/" in path or path.endswith(".a") or "/pyarrow/tests/" in path]
     said("--control", deb, tmp_path / "control")
     assert (tmp_path / "control" / "conffiles").read_text() == "/etc/probingd/probingd.toml\n"
