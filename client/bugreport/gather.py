@@ -1,4 +1,4 @@
-"""Asks one node for all parts of a report. Each question has a deadline, and one that fails costs only its part."""
+"""Asks nodes for all parts of a report. Each question has a deadline, and one that fails costs only its part."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from probing.client.bugreport.questions import CONFIG, NAMES, QUESTIONS, Questio
 from probing.client.render.rows import rows_of
 from probing.client.wire.connection import Connection
 
-__all__ = ("Failure", "Gathered", "Wanted", "gather")
+__all__ = ("Failure", "Gathered", "Wanted", "add_local", "gather", "silent")
 
 QUESTION_S = 10.0
 # The share of a node's time that its questions may take, so that what was answered is kept.
 _SHARE = 0.85
 _MAX_BYTES = 32 << 20
-_REMOTE = "it runs on another machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,8 @@ class Gathered:
         return "" if isinstance(self.status, Failure) else self.status.node
 
 
-def gather(connection: Connection, seconds: float, wanted: Wanted, *, alone: bool) -> Gathered:
-    """Asks for everything, within ``seconds``. Raises nothing of ours. ``alone``: no other node is asked."""
+def gather(connection: Connection, seconds: float, wanted: Wanted) -> Gathered:
+    """Returns what a node answers within ``seconds``. Raises nothing of ours."""
     deadline = time.monotonic() + _SHARE * seconds
 
     def left() -> float:
@@ -75,23 +74,32 @@ def gather(connection: Connection, seconds: float, wanted: Wanted, *, alone: boo
 
     status = _tried(lambda: connection.status(left()))
     found = Gathered(connection.address, status, _is_local(connection.address, status))
-    for question in NAMES:
-        found.names[question.name] = _tried(partial(rows, question))
-    for question in QUESTIONS:
-        found.rows[question.name] = _tried(partial(rows, question))
+    found.names = {question.name: _tried(partial(rows, question)) for question in NAMES}
+    found.rows = {question.name: _tried(partial(rows, question)) for question in QUESTIONS}
     if wanted.python:
         request = pb.PreflightRequest(python=wanted.python)
         found.interpreter = _tried(lambda: _versions(connection.preflight(request, left())))
-    config = found.rows[CONFIG.name]
-    known = config if isinstance(config, list) else []
-    found.check = _tried(lambda: local.check(known)) if found.local else Failure(_REMOTE, "run `probingd check` there")
-    if wanted.log is not None and (found.local or alone):
-        path = wanted.log
-        found.log = _tried(lambda: local.log_file(path))
-    else:
-        there = Failure(_REMOTE, "run `journalctl --unit='probingd*'` there")
-        found.log = _tried(local.journal) if found.local else there
     return found
+
+
+def silent(address: str, reason: str) -> Gathered:
+    """Returns what there is of a node that could not be asked."""
+    failure = Failure(reason)
+    return Gathered(address, failure, False, {question.name: failure for question in QUESTIONS})
+
+
+def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
+    """Adds what only the machine of the node itself has. ``alone``: it is the only node, so the log is of it."""
+    there = "run `probingd check` and `journalctl --unit='probingd*'` there"
+    config = found.rows[CONFIG.name]
+    if found.local:
+        known = config if isinstance(config, list) else []
+        found.check, found.log = _tried(lambda: local.check(known)), _tried(local.journal)
+    else:
+        found.check = found.log = Failure("it runs on another machine", there)
+    path = wanted.log
+    if path is not None and (found.local or alone):
+        found.log = _tried(lambda: local.log_file(path))
 
 
 def _versions(reply: pb.PreflightReply) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,10 +39,10 @@ def boot_id() -> str:
 def check(config: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns what `probingd check` finds for the daemon of the rows ``config`` of probing.config. Raises NotFound
     where there is no probingd, ProbingError where it fails."""
-    beside = str(Path(sys.argv[0]).absolute().parent)
-    program = shutil.which("probingd", path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))
+    own = sysconfig.get_path("scripts")
+    program = shutil.which("probingd", path=os.pathsep.join((own, os.environ.get("PATH", os.defpath))))
     if program is None:
-        raise NotFound("there is no probingd beside probingctl, nor on PATH", hint="run `probingd check -f json`")
+        raise NotFound("there is no probingd beside probingctl or on PATH", hint="run `probingd check -f json`")
     values = {str(row["key"]): str(row["value"]) for row in config if row["value"] != row["default"]}
     places = [f"--{key}={values[key]}" for key in _PLACES if _PLACE.fullmatch(values.get(key, ""))]
     out = _output([program, "check", "-f", "json", *places], fine=(0, 3))

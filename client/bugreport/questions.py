@@ -119,7 +119,7 @@ QUESTIONS = (
         {"member": Kind.HOST, "address": Kind.ADDRESS, "state": _TEXT, "version": Kind.VERSION,
          "engine": Kind.VERSION, "since": _NUMBER, "incarnation": _NUMBER, "heard_ns": _NUMBER, "rtt_ns": _NUMBER,
          "clock_offset_ns": _NUMBER, "problem": _TEXT},
-        "cluster.members LIMIT 5000",
+        "cluster.members LIMIT 1000",
     ),
 )  # fmt: skip
 # Options whose value is a text. That of an option which is not here is shown only if it is its default or a number.

@@ -18,7 +18,7 @@ from probing.client.lazy import allow_numpy
 from probing.client.render.output import replacing, write_objects
 from probing.client.render.rows import dump_json
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import plural, size
+from probing.client.render.text import size
 from probing.client.session import opened, warn
 from probing.client.settings import Settings
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from probing.client.bugreport.contents import File
     from probing.client.bugreport.gather import Gathered, Wanted
     from probing.client.cluster import Cluster
-    from probing.client.wire.connection import Connection
 
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
+# A node's part is up to a megabyte in memory.
+MAX_NODES = 64
 _PRIVATE = 0o600
 _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
 
@@ -75,21 +76,30 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns what each node answers, of the target alone where it does not say which others there are."""
-    from probing.client.bugreport.gather import gather
-
-    def ask(connection: Connection, seconds: float) -> tuple[str, Gathered]:
-        found = gather(connection, seconds, wanted, alone=alone)
-        return found.node or found.address, found
+    """Returns what each node answers; the target alone is asked where it does not say which others there are."""
+    from probing.client.bugreport.gather import add_local, gather, silent
+    from probing.federation.execution.fanout import fan_out
 
     try:
-        alone = len(cluster.addresses()) == 1
-        return [answered.value for answered in cluster.each(ask).answered]
+        addresses = cluster.addresses()
     except ProbingError as e:
         # A report is wanted just when the daemon does not answer.
         warn(f"{e.message}; the report has the target alone")
-    alone = True
-    return [gather(cluster.connection(cluster.target), cluster.timeout, wanted, alone=True)]
+        addresses = (cluster.target,)
+    if len(addresses) > MAX_NODES:
+        warn(f"the report has {MAX_NODES} of {len(addresses):,} nodes; choose them by --nodes or --where")
+
+    def ask(address: str, seconds: float) -> tuple[str, Gathered]:
+        found = gather(cluster.connection(address), seconds, wanted)
+        return found.node or address, found
+
+    cluster.outcomes.append(fan_out(addresses[:MAX_NODES], ask, cluster.timeout))
+    answered = [one.value for one in cluster.outcomes[-1].answered]
+    failed = {one.node or one.address: one.reason for outcome in cluster.outcomes for one in outcome.failed}
+    gathered = [*answered, *(silent(address, reason) for address, reason in failed.items())]
+    for one in gathered:
+        add_local(one, wanted, alone=len(gathered) == 1)
+    return gathered
 
 
 def _name(gathered: Sequence[Gathered]) -> str:
@@ -105,11 +115,11 @@ def _show(settings: Settings, path: Path, files: Sequence[File], replaced: Mappi
         for file in files
     ]
     shown = [{**row, "what": row["problem"] or row["what"]} for row in rows]
-    names = ", ".join(plural(count, kind) for kind, count in sorted(replaced.items()))
+    names = ", ".join(f"{kind} {count}" for kind, count in sorted(replaced.items()))
     text = (
         f"{path}, {size(path.stat().st_size)}, readable by its owner alone\n\n"
         f"{render(_FIELDS, shown, terminal_width())}\n"
-        f"Replaced by tokens, the same name by the same token: {names}.\n"
+        f"Different names replaced by tokens: {names}.\n"
         f"Read it before you send it: tar -xzOf {path} | less\n"
     )
     report = {"file": str(path), "bytes": path.stat().st_size, "contents": rows, "replaced": dict(replaced)}

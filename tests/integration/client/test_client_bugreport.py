@@ -19,6 +19,8 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables import TABLES
 from probing.client.bugreport.questions import NAMES, QUESTIONS
 from probing.client.bugreport.vocabulary import vocabulary
+from probing.client.commands import bugreport
+from probing.diagnosis.preflight.facts import NodeFacts, Version
 
 Run = Callable[..., tuple[int, str, str]]
 CANARY = "kanarien7q3x"
@@ -115,19 +117,22 @@ def test_no_text_of_any_row_reaches_the_report(named: tuple[Named, Named], ctl: 
 
 
 def test_a_part_that_fails_is_a_file_that_says_why(named: tuple[Named, Named], ctl: Run, tmp_path: Path) -> None:
+    named[0].preflight = NodeFacts(named[0].name, versions=(Version("torch", "2.9.1+cu128"), Version("nccl", CANARY)))
     named[0].error = QueryTimeout(f"other queries of {CANARY} kept the node busy", hint="ask again")
     log = tmp_path / "daemon.log"
     log.write_text(f"collector: INFO 7 records of {CANARY}\n")
-    code, out, _ = ctl("bugreport", "-o", "r.tar.gz", "--log", str(log), "--names", "names.json")
+    code, out, _ = ctl("bugreport", "-o", "r.tar.gz", "--log", str(log), "--names", "names.json", "--python", "/p")
     assert code == 0
     texts = unpacked(tmp_path / "r.tar.gz")
     losses = json.loads(texts["probingd-bugreport/host-1/losses.json"])
     assert losses["missing"].startswith("other queries of name-")
     assert losses["hint"] == "ask again"
     assert CANARY not in "".join(texts.values())
+    interpreter = json.loads(texts["probingd-bugreport/host-1/interpreter.json"])
+    assert (interpreter["torch"], interpreter["nccl"][:5]) == ("2.9.1+cu128", "name-")
     # The list on the terminal says the same, and what was replaced.
     assert "missing: other queries of name-" in out
-    assert "Replaced by tokens" in out
+    assert "replaced by tokens" in out
     # A log that somebody names is taken for the only node, wherever it runs.
     assert texts["probingd-bugreport/host-1/log.txt"].startswith("collector: INFO 7 records of name-")
     names = json.loads((tmp_path / "names.json").read_text())
@@ -136,6 +141,25 @@ def test_a_part_that_fails_is_a_file_that_says_why(named: tuple[Named, Named], c
     code, _, err = ctl("bugreport", "-o", "r.tar.gz", "--strict")
     assert code == 4
     assert "parts of the report are missing" in err
+
+
+def test_a_report_has_a_bounded_number_of_nodes(
+    named: tuple[Named, Named], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bugreport, "MAX_NODES", 1)
+    code, _, err = ctl("bugreport", "--all-nodes", "-o", "r.tar.gz")
+    assert (code, "the report has 1 of 2 nodes" in err) == (0, True)
+    assert not [name for name in unpacked(tmp_path / "r.tar.gz") if "host-2" in name]
+
+
+def test_a_node_that_failed_has_a_part_that_says_so(named: tuple[Named, Named], ctl: Run, tmp_path: Path) -> None:
+    # GIVEN that the target knows a node which has failed
+    named[0].peers[1].state = "failed"
+    code, _, err = ctl("bugreport", "--all-nodes", "-o", "r.tar.gz")
+    assert (code, "is missing" in err) == (0, True)
+    texts = unpacked(tmp_path / "r.tar.gz")
+    assert "failed" in json.loads(texts["probingd-bugreport/host-2/losses.json"])["missing"]
+    assert CANARY not in "".join(texts.values())
 
 
 def test_a_node_that_is_silent_keeps_no_report_back(named: tuple[Named, Named], ctl: Run, tmp_path: Path) -> None:
