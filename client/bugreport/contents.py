@@ -95,10 +95,10 @@ def _rows(
 
 def _option(row: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
     key, value, default = (str(row.get(name) or "") for name in ("key", "value", "default"))
-    if value == default or value in ("true", "false") or _is_number(value):
+    if value == default:
         shown = value
     elif key not in OPTIONS:
-        shown = "(set)"
+        shown = value if value in ("true", "false") or _is_number(value) else "(set)"
     elif OPTIONS[key] is Kind.ADDRESS:
         shown = ",".join(redactor.token(Kind.ADDRESS, part) for part in value.split(",") if part)
     else:

@@ -22,7 +22,9 @@ _NUMBER = re.compile(
     r"|\d{1,6}\.\d{1,6}\.\d{1,6}|\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?Z?|\d\d:\d\d(:\d\d(\.\d{1,9})?)?Z?"
 )
 _VERSION = re.compile(r"v?\d{1,6}(\.\d{1,6}){1,3}([.+-]?(rc|a|b|dev|post|cu|cuda)[\d.]{1,8})?")
-_TOKEN = re.compile(r"(job|run|host|user|path|address|container|pod|finding|name)-\d{1,9}")
+# Stands for a name of several words while a text is taken apart: its number between two characters that no text has.
+_MARK = "\ue000"
+_MARKED = re.compile(f"{_MARK}(\\d+){_MARK}")
 _IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?")
 _UNIT = re.compile(r"probingd(?:-([a-z]{1,20}))?@?(?:\.(?:service|socket|target|slice))?")
 _JOINED = re.compile(r"([=:,+@])")
@@ -115,8 +117,9 @@ class Redactor:
             # A name may be a part of another one.
             self._long.sort(key=len, reverse=True)
             self._sorted = True
-        for name in self._long:
-            text = text.replace(name, self._in_texts[name])
+        text = text.replace(_MARK, "?")
+        for number, name in enumerate(self._long):
+            text = text.replace(name, f"{_MARK}{number}{_MARK}")
         found = separated(text[:_MAX_TEXT])
         return "".join(f"{before}{self._word(bare)}{behind}{separator}" for before, bare, behind, separator in found)
 
@@ -137,8 +140,13 @@ class Redactor:
             self._sorted = False
 
     def _word(self, word: str) -> str:
-        if not word or _TOKEN.fullmatch(word):
+        if not word:
             return word
+        if marked := _MARKED.fullmatch(word):
+            return self._in_texts[self._long[int(marked[1])]]
+        if _MARK in word:
+            # A name within a longer one.
+            return self._token("name", _MARKED.sub(lambda found: self._long[int(found[1])], word))
         if (token := self._in_texts.get(word)) is not None:
             return token
         if word in self._plain or word in self._vocabulary or _NUMBER.fullmatch(word) or self._is_unit(word):

@@ -50,10 +50,11 @@ def test_a_name_is_the_same_token_in_columns_and_texts(redactor: Redactor) -> No
     assert redactor.text("rank 3 of night run, 2nd waits on gx17: gx17.example.org:9000") == (
         f"rank 3 of {job} waits on {host}: {host}:9000"
     )
+    assert redactor.text("xnight run, 2ndx") == "name-1"
     assert redactor.value(Kind.HOSTS, "gx17.example.org,other") == f"{host},host-2"
     assert redactor.token(Kind.JOB, "night run, 2nd") == job
     assert redactor.names[job] == "night run, 2nd"
-    assert redactor.counts == {"job": 1, "host": 2}
+    assert redactor.counts == {"job": 1, "host": 2, "name": 1}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_a_name_is_the_same_token_in_columns_and_texts(redactor: Redactor) -> No
         ("in /home/zoe17/libtorch_cpu.so", "in path-1/libtorch_cpu.so"),
         ('File "/opt/zoe17/lib/probing/daemon/store/store.py", line 7', 'File "probing/daemon/store/store.py", line 7'),
         ("--password=hunter2 zoe17@mx1:/srv", "--password=name-1 name-2@name-3:path-1"),
+        ("host-17 of job-3 in path-5", "name-1 of name-2 in name-3"),
         ("fe80::1:2:3, https://hooks.example.org/T0", "address-1, address-2"),
         ("/proc/12/root/home/zoe17", "path-1"),
     ],
