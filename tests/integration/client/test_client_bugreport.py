@@ -20,6 +20,7 @@ from probing.api.tables import TABLES
 from probing.client.bugreport.questions import NAMES, QUESTIONS
 from probing.client.bugreport.vocabulary import vocabulary
 from probing.client.commands import bugreport
+from probing.daemon.query.gate import check
 from probing.diagnosis.preflight.facts import NodeFacts, Version
 
 Run = Callable[..., tuple[int, str, str]]
@@ -83,6 +84,11 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Nam
 def unpacked(path: Path) -> dict[str, str]:
     with tarfile.open(path) as archive:
         return {entry.name: archive.extractfile(entry).read().decode() for entry in archive.getmembers()}
+
+
+def test_nodes_take_every_question() -> None:
+    for question in (*NAMES, *QUESTIONS):
+        assert check(question.sql, time.time_ns()).tables
 
 
 def test_no_text_of_any_row_reaches_the_report(named: tuple[Named, Named], ctl: Run, tmp_path: Path) -> None:
