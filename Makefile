@@ -61,6 +61,9 @@ docs-check:
 man: install ## the man pages, made from docs, into .build/man
 	$(PYTHON) packaging/docs/man.py .build/man
 
+site: install ## the documentation as a site, into .build/site
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build -q --strict
+
 proto: install ## the code of the protocol, anew
 	$(PYTHON) api/proto/generate.py
 

@@ -67,10 +67,10 @@ def _section(verdict: Verdict) -> Iterator[str]:
     yield f"* **Refuted by**: {verdict.refuted_by}"
     if verdict.next_steps:
         yield "* **Next steps**:"
-        yield from (f"  * {step}" for step in verdict.next_steps)
+        yield from (f"    * {step}" for step in verdict.next_steps)
     if verdict.situations:
         yield "* **Recognises**:"
-        yield from (f"  * {texts.get(situation, situation)}" for situation in verdict.situations)
+        yield from (f"    * {texts.get(situation, situation)}" for situation in verdict.situations)
     if verdict.tests:
         yield f"* **Shown by**: {', '.join(f'`{test}`' for test in verdict.tests)}"
 

@@ -108,6 +108,12 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     assert [link for link in lost if "://" not in link] == []
 
 
+def test_the_menu_of_the_site_has_each_page() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = set(re.findall(r": ([\w-]+\.md)$", menu, re.M))
+    assert named == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
 def test_both_readmes_show_the_same_commands() -> None:
     def commands(name: str) -> set[str]:
         return set(re.findall(r"`(probing(?:ctl|d) \w+)|^((?:make|systemctl) \w+)", (ROOT / name).read_text(), re.M))
