@@ -2,8 +2,8 @@
 # Builds the image of probingd as an OCI archive without a registry: image.sh archive|context [DEB].
 #
 # `archive` makes .build/image/probingd-VERSION.oci.tar: a minimal Debian by debootstrap, then the Containerfile, both by
-# buildah, as root. The Debian is made once and kept in the user's cache. `context` makes only .build/image/context, for
-# people with a registry: see Containerfile.
+# buildah, as root. The Debian is made once and kept in the user's cache: remove ~/.cache/probingd/containers for a newer
+# one. `context` makes only .build/image/context, for people with a registry: see Containerfile.
 set -eu
 umask 022
 
@@ -46,6 +46,8 @@ archive() {
     buildah build --quiet --isolation chroot --pull-never --build-arg "BASE=$base" --tag "$image" \
         --label org.opencontainers.image.title=probingd --label "org.opencontainers.image.version=$version" \
         --label org.opencontainers.image.licenses=Apache-2.0 "$out/context" >/dev/null
+    # Those that had the tag before.
+    buildah rmi --prune >/dev/null
     archive=$out/probingd-$version.oci.tar
     rm -f "$archive"
     buildah push --quiet "$image" "oci-archive:$archive:probingd:$version"
