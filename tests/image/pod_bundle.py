@@ -6,6 +6,7 @@ What they add to the pod's own words is that of containerd 1.7: mounts, masked p
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -61,7 +62,10 @@ def oci_config(pod: dict[str, Any], image: Image, volumes: dict[str, Path], know
         "ociVersion": "1.0.2",
         "process": {
             "terminal": False,
-            "user": {"uid": context["runAsUser"], "gid": context["runAsGroup"]},
+            "user": {
+                "uid": context["runAsUser"], "gid": context["runAsGroup"],
+                "additionalGids": [gid for gid in (_group(pod),) if gid],
+            },
             "args": [*image.entrypoint, *arguments],
             "env": [*image.environment, *(f"{name}={value}" for name, value in environment.items())],
             "cwd": "/",
@@ -84,6 +88,11 @@ def oci_config(pod: dict[str, Any], image: Image, volumes: dict[str, Path], know
             "readonlyPaths": list(READ_ONLY),
         },
     }  # fmt: skip
+
+
+def _group(pod: dict[str, Any]) -> int:
+    """Returns the group that the kubelet gives the files of Secrets."""
+    return int(pod.get("securityContext", {}).get("fsGroup", 0))
 
 
 def _default(destination: str, kind: str, source: str, options: tuple[str, ...]) -> dict[str, Any]:
@@ -115,7 +124,7 @@ class Bundle:
     def start(self, pod: dict[str, Any], objects: list[dict[str, Any]], image: Image, node: str) -> None:
         """Starts the container; its output goes to the files ``out`` and ``err`` of the directory."""
         self.base.mkdir(exist_ok=True)
-        volumes = {each["name"]: self._volume(each, objects) for each in pod["volumes"]}
+        volumes = {each["name"]: self._volume(each, objects, _group(pod)) for each in pod["volumes"]}
         config = oci_config(pod, image, volumes, {"spec.nodeName": node, "status.podIP": "127.0.0.1"})
         config["linux"]["cgroupsPath"] = f"/{self.name}"
         (self.base / "config.json").write_text(json.dumps(config, indent=1))
@@ -146,7 +155,7 @@ class Bundle:
     def text(self, name: str) -> str:
         return (self.base / name).read_text()
 
-    def _volume(self, volume: dict[str, Any], objects: list[dict[str, Any]]) -> Path:
+    def _volume(self, volume: dict[str, Any], objects: list[dict[str, Any]], group: int) -> Path:
         """Makes what the kubelet makes for a volume."""
         name = volume["name"]
         if host := volume.get("hostPath"):
@@ -161,8 +170,13 @@ class Bundle:
         if "emptyDir" in volume:
             path.chmod(0o777)
             return path
-        wanted = volume["configMap"]["name"]
-        (found,) = [o for o in objects if o["kind"] == "ConfigMap" and o["metadata"]["name"] == wanted]
-        for file, text in found["data"].items():
-            (path / file).write_text(text)
+        kind = "Secret" if "secret" in volume else "ConfigMap"
+        wanted = volume["secret"]["secretName"] if kind == "Secret" else volume["configMap"]["name"]
+        (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == wanted]
+        for name, text in (found.get("stringData") or found["data"]).items():
+            file = path / name
+            file.write_text(text)
+            if kind == "Secret":
+                file.chmod(volume["secret"]["defaultMode"])
+                os.chown(file, 0, group)
         return path
