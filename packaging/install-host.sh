@@ -2,7 +2,7 @@
 # Installs probingd on this host, or into DESTDIR for an image: install-host.sh install|uninstall.
 #
 # PREFIX (/opt/probingd) gets a Python environment of its own, BIN (/usr/local/bin) both commands, /usr/lib the units,
-# sysusers.d and tmpfiles.d, /usr/share the completions and man pages, /etc/probingd a configuration, which is never
+# their generator, sysusers.d and tmpfiles.d, /usr/share the completions and man pages, /etc/probingd a configuration, which is never
 # overwritten. Without DESTDIR the users are created and systemd reads the units; nothing is started. PYTHON is the
 # interpreter to build with, /usr/bin/python3.
 set -eu
@@ -59,6 +59,7 @@ install_all() {
     for unit in $systemd; do
         sed "s#/opt/probingd#$prefix#g" "$root/packaging/systemd/$unit" >"$dest/usr/lib/systemd/system/$unit"
     done
+    install -D -m 755 -t "$dest/usr/lib/systemd/system-generators" "$root/packaging/generator/probingd"
     install -D -m 644 -t "$dest/usr/lib/sysusers.d" "$root/packaging/sysusers.d/probingd.conf"
     install -D -m 644 -t "$dest/usr/lib/tmpfiles.d" "$root/packaging/tmpfiles.d/probingd.conf"
     [ -e "$dest/etc/probingd/probingd.toml" ] || install -D -m 644 -t "$dest/etc/probingd" "$root/packaging/probingd.toml"
@@ -75,7 +76,7 @@ uninstall_all() {
         systemctl disable --quiet --now probingd.service 2>/dev/null || true
     fi
     for unit in $systemd; do rm -f "$dest/usr/lib/systemd/system/$unit"; done
-    rm -f "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"
+    rm -f "$dest/usr/lib/systemd/system-generators/probingd" "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"
     for name in probingd probingctl; do
         [ "$(readlink "$dest$bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest$bin/$name"
     done

@@ -15,6 +15,7 @@ from probing.daemon.confined.seccomp import COLLECTOR
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.fatal import guard
+from probing.daemon.supervisor.notify import notify
 
 __all__ = ("main",)
 
@@ -36,6 +37,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         watch.step()
+        notify("READY=1")
         while not ended.wait(0.5):
             collector.check()
             watch.step()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from probing.api.errors import InternalError
+from probing.api.errors import InternalError, PrivilegeError
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
@@ -138,13 +138,22 @@ class Collector:
         probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
         self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse)
         undo.callback(self._libraries.stop)
-        self._mappings = MmapWatch(self._libraries.interesting)
-        undo.callback(self._mappings.close)
+        self._mappings = self._watch_mappings()
         quarantined = self._readers.quarantined
         self._lifecycle = Lifecycle(self._discovery, self._mappings, self._libraries, self._changes, quarantined)
         self._sources.add(self._lifecycle)
         self._discovery.listeners += self._sources
         self._changes.listeners.append(self._settings_changed)
+
+    def _watch_mappings(self) -> MmapWatch | None:
+        """Returns None where the kernel refuses: Debian's does to CAP_PERFMON while perf_event_paranoid is 3."""
+        try:
+            mappings = MmapWatch(self._libraries.interesting)
+        except PrivilegeError as e:
+            _log.warning("new mappings are found by polling: %s", e.message)
+            return None
+        self._undo.callback(mappings.close)
+        return mappings
 
     def _make_loop(self) -> None:
         consumers = self._sources.rings
@@ -180,10 +189,11 @@ class Collector:
         return recorder.write
 
     def _make_tickers(self) -> list[Ticker]:
+        mappings = self._mappings
         cost = CostMeter(self._node, self._clock, self._buffer, lambda: self._losses.hits, lambda: self._losses.samples)
         own = [Ticker(s.name, every, s.tick) for s in self._sources if (every := s.tick_s) is not None]
         return [
-            Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=self._mappings.filenos()),
+            Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=mappings.filenos() if mappings else ()),
             *own,
             Ticker("ticks", TICK_S, *(s.tick for s in self._sources if s.tick_s is None), cost.tick),
             # Its listeners attach, and may wait for a parser.

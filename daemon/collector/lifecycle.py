@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries.watch import LibraryWatch
+from probing.daemon.collector.libraries.young import YoungProcesses
 from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.pace import Pace
 from probing.daemon.processes.quarantine import Quarantine
@@ -20,6 +22,8 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("Events", "Lifecycle")
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
+# Between two scans of all processes where the kernel does not report new mappings: old processes load libraries too.
+SCAN_S = 30.0
 
 
 class Events(Protocol):
@@ -41,7 +45,10 @@ class Events(Protocol):
 
 
 class Lifecycle(Source):
-    """``quarantined`` returns the processes that are not read for a while, since a read of them did not end."""
+    """``mappings`` is None where the kernel refuses to report new mappings: then young processes are polled.
+
+    ``quarantined`` returns the processes that are not read for a while, since a read of them did not end.
+    """
 
     name = "processes"
     table = "process.events"
@@ -50,7 +57,7 @@ class Lifecycle(Source):
     def __init__(
         self,
         events: Events,
-        mappings: MmapWatch,
+        mappings: MmapWatch | None,
         libraries: LibraryWatch,
         settings: Changes,
         quarantined: Callable[[], list[Quarantine]],
@@ -61,6 +68,8 @@ class Lifecycle(Source):
         self._settings = settings
         self._quarantined = quarantined
         self._lost = 0
+        self._young = YoungProcesses()
+        self._scanned = time.monotonic()
         self._pace = Pace()
 
     @property
@@ -76,6 +85,8 @@ class Lifecycle(Source):
 
     def states(self, totals: Totals) -> list[SourceState]:
         silent = [f"process {q.pid} does not let itself be read ({q.op})" for q in self._quarantined()]
+        if self._mappings is None:
+            silent.append("new mappings are found by polling: kernel.perf_event_paranoid is above 2")
         return [totals.of(self.name, self.table, "lifecycle", reason=first_of(silent))]
 
     def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
@@ -87,20 +98,33 @@ class Lifecycle(Source):
             elif kind == EXEC:
                 self._events.on_exec(tgid, start_ns, ktime)
                 self._libraries.changed(tgid)
+                self._young.add(tgid)
             elif kind == EXIT:
                 self._events.on_exit(tgid, start_ns, ktime, status)
                 self._libraries.changed(tgid)
+                self._young.remove(tgid)
             elif kind == OOM:
                 self._events.on_oom(tgid, start_ns, ktime)
         return {}
 
     def read_mappings(self) -> None:
         """Called often, by one thread."""
-        pids = {mapping.pid for mapping in self._mappings.read()}
+        pids = self._polled() if self._mappings is None else self._reported(self._mappings)
         for pid in pids:
             self._libraries.seen(pid)
         for pid in self._pace.passing(pids):
             self._events.on_mapping(pid)
-        if self._mappings.lost != self._lost:
-            self._lost = self._mappings.lost
+
+    def _reported(self, mappings: MmapWatch) -> set[int]:
+        pids = {mapping.pid for mapping in mappings.read()}
+        if mappings.lost != self._lost:
+            self._lost = mappings.lost
             self._libraries.scan()
+        return pids
+
+    def _polled(self) -> set[int]:
+        now = time.monotonic()
+        if now - self._scanned >= SCAN_S:
+            self._scanned = now
+            self._libraries.scan()
+        return set(self._young.due())

@@ -44,6 +44,7 @@ from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.fatal import guard
+from probing.daemon.supervisor.notify import notify
 from probing.daemon.supervisor.ready import service_state
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ async def _serve(config: Config, doors: _Doors) -> None:
     channel = grpc.insecure_channel(f"unix:{config.socket}")
     watch = Watch(config.hang_s, partial(_answers, channel))
     watch.start()
+    notify("READY=1")
     while not stop.is_set():
         watch.step()
         for workers in (gate, pool):

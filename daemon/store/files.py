@@ -123,7 +123,9 @@ class SystemFiles:
             self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=DIR_MODE & 0o777)
-            path.chmod(DIR_MODE)
+            # RestrictSUIDSGID= of the unit refuses the bit; there the directory inherits it.
+            with contextlib.suppress(PermissionError):
+                path.chmod(DIR_MODE)
 
     def fsync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

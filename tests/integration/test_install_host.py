@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ def test_units_name_what_is_there(image: Path) -> None:
             assert (image / program.lstrip("/")).exists(), (unit.name, program)
     for name in ("sysusers.d", "tmpfiles.d"):
         assert (image / "usr" / "lib" / name / "probingd.conf").exists()
+    assert os.access(image / "usr/lib/systemd/system-generators/probingd", os.X_OK)
     assert (image / "etc" / "probingd" / "probingd.toml").exists()
 
 

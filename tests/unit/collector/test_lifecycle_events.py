@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from probing.daemon.clock import ClockPair
+from probing.daemon.collector.libraries import young
 from probing.daemon.collector.lifecycle import EXEC, EXIT, FORK, OOM, Lifecycle
+from probing.daemon.source_state import Totals
 
 RECORD = np.dtype([(name, "u8") for name in ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")])
 
@@ -21,3 +23,34 @@ def test_files_are_looked_at_when_a_process_stops_mapping_them(kind: int, looked
     lifecycle = Lifecycle(Mock(), Mock(), libraries, Mock(), list)
     lifecycle.assemble(np.array([(kind, 23, 1, 2, 1, 0)], RECORD), ClockPair(0, 0, 0))
     assert [call.args[0] for call in libraries.changed.call_args_list] == looked_at
+
+
+def test_young_processes_are_polled_where_the_kernel_reports_no_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries, now = Mock(), [1000.0]
+    monkeypatch.setattr(young.time, "monotonic", lambda: now[0])
+    lifecycle = Lifecycle(Mock(), None, libraries, Mock(), list)
+
+    def looked_at() -> list[int]:
+        libraries.seen.reset_mock()
+        lifecycle.read_mappings()
+        return sorted(call.args[0] for call in libraries.seen.call_args_list)
+
+    events = [(EXEC, 23, 1, 2, 1, 0), (EXEC, 7, 1, 2, 1, 0), (FORK, 5, 1, 2, 1, 0)]
+    lifecycle.assemble(np.array(events, RECORD), ClockPair(0, 0, 0))
+    assert looked_at() == [7, 23]
+    assert looked_at() == []
+    now[0] += young.INTERVAL_S
+    lifecycle.assemble(np.array([(EXIT, 23, 1, 2, 1, 0)], RECORD), ClockPair(0, 0, 0))
+    assert looked_at() == [7]
+    libraries.scan.assert_not_called()
+    now[0] += young.AGE_S
+    assert looked_at() == []
+    libraries.scan.assert_called_once()
+    assert "perf_event_paranoid" in lifecycle.states(Totals("running", {}, {}))[0].reason
+
+
+def test_only_so_many_young_processes_are_polled() -> None:
+    processes = young.YoungProcesses()
+    for pid in range(young.MAX_YOUNG + 23):
+        processes.add(pid)
+    assert processes.due() == list(range(23, young.MAX_YOUNG + 23))
