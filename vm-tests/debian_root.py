@@ -1,0 +1,46 @@
+"""A root file system with Debian and systemd for the guests, made once: ``root_image(cache)``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kernels import run
+
+__all__ = ("disk_of", "root_image")
+
+# The packages of probingd depend on its Python.
+SUITE = "bookworm"
+PACKAGES = ("dbus", "kmod", "libbpf1", "procps", "python3", "qemu-guest-agent", "systemd-sysv", "udev")
+# What a guest of some minutes does not need, and what would run at some other time in each of them.
+MASKED = (
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
+    *("getty@tty1.service", "serial-getty@ttyS0.service", "systemd-udev-settle.service"),
+)
+SIZE = "4G"
+
+
+def root_image(cache: Path) -> Path:
+    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it."""
+    image = cache / f"root-{SUITE}.ext4"
+    if not image.exists():
+        tree = cache / f"root-{SUITE}"
+        shutil.rmtree(tree, ignore_errors=True)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, tree)
+        shutil.rmtree(tree / "var/cache/apt/archives")
+        (tree / "etc/hostname").write_text("guest\n")
+        (tree / "etc/fstab").write_text("/dev/vda / ext4 defaults 0 1\n/dev/vdb /payload ext4 ro 0 0\n")
+        (tree / "payload").mkdir()
+        for unit in MASKED:
+            (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
+        disk_of(tree, image, SIZE)
+        shutil.rmtree(tree)
+    return image
+
+
+def disk_of(tree: Path, image: Path, size: str) -> None:
+    """Makes an ext4 file system at ``image`` with what ``tree`` holds."""
+    fresh = image.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    run("mkfs.ext4", "-q", "-d", tree, fresh, size)
+    fresh.rename(image)
