@@ -33,34 +33,40 @@ struct log_record {
 
 RING(log_writes, struct log_record, 1 << 20);
 
-/* A packed piece: the descriptor, from bit 8 `enum piece_end`, from bit 16 the size, from bit 32 the offset. */
-static __always_inline __u64 piece_of(__u32 fd, __u8 end, __u32 size, __u32 offset)
+/* A packed write: the descriptor, from bit 8 `enum piece_end` of its last piece, from bit 32 the offset of its text. */
+static __always_inline __u64 write_of(__u32 fd, __u8 end, __u64 offset)
 {
-	return (__u64)offset << 32 | size << 16 | end << 8 | fd;
+	return offset << 32 | end << 8 | fd;
 }
 
 /*
- * Pushes one piece; returns 0 if it cannot be read or pushed. A global function, verified once and not for each iteration
- * of a loop.
+ * Pushes piece `number` of `length` bytes of `text`; returns 0 if it cannot be read or pushed. A global function without a
+ * loop: verified once, and not for each iteration of the caller's loop.
  */
-__noinline int push_piece(__u64 now, __u64 piece, __u64 text)
+__noinline int push_piece(__u64 now, __u64 write, __u64 text, __u64 length, __u32 number)
 {
+	__u64 start = (__u64)number * PIECE_BYTES, left = length - start;
+	__u32 size = left < PIECE_BYTES ? left : PIECE_BYTES;
 	struct log_record r = {
 		.t = now,
 		.start_ns = current_start_ns(),
 		.tgid = current_tgid(),
 		.tid = current_tid(),
-		.offset = piece >> 32,
-		.size = piece >> 16,
-		.fd = piece,
-		.end = piece >> 8,
+		.offset = (write >> 32) + start,
+		.fd = write,
+		.end = PIECE_GOES_ON,
 	};
-	__u32 size = r.size;
 
-	/* One bound only: the compiler would merge two into a bound on another value, which the verifier does not connect. */
+	if (left <= PIECE_BYTES)
+		r.end = write >> 8;
+	else if (number == MAX_PIECES - 1)
+		r.end = PIECE_IS_CUT;
+	/* The compiler knows this bound, and would leave the verifier without it. */
+	asm volatile("" : "+r"(size));
 	if (size > PIECE_BYTES)
 		return 0;
-	if (bpf_probe_read_user(r.text, size, (const void *)text)) {
+	r.size = size;
+	if (bpf_probe_read_user(r.text, size, (const void *)(text + start))) {
 		RING_LOST(log_writes);
 		return 0;
 	}
@@ -68,28 +74,20 @@ __noinline int push_piece(__u64 now, __u64 piece, __u64 text)
 }
 
 /*
- * Pushes up to MAX_PIECES pieces of `text`; `piece` describes the first one. Stops at a piece that cannot be read or
- * pushed, as later ones would look like its continuation, and returns 0 then. Also a global function.
+ * Pushes up to MAX_PIECES pieces of `text`. Stops at a piece that cannot be read or pushed, as later ones would look like
+ * its continuation, and returns 0 then. Also a global function.
  */
-__noinline int push_text(__u64 now, __u64 piece, __u64 text, __u64 length)
+__noinline int push_text(__u64 now, __u64 write, __u64 text, __u64 length)
 {
-	__u32 fd = (__u8)piece, offset = piece >> 32, size;
-	__u64 left = length;
-	__u8 end = piece >> 8, ends;
-	int i;
+	__u32 i;
 
 	for (i = 0; i < MAX_PIECES; i++) {
-		if (!left)
+		if ((__u64)i * PIECE_BYTES >= length)
 			return 1;
-		size = left < PIECE_BYTES ? left : PIECE_BYTES;
-		ends = left <= PIECE_BYTES ? end : i == MAX_PIECES - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
-		if (!push_piece(now, piece_of(fd, ends, size, offset), text))
+		if (!push_piece(now, write, text, length, i))
 			return 0;
-		text += size;
-		offset += size;
-		left -= size;
 	}
-	return !left;
+	return length <= MAX_PIECES * PIECE_BYTES;
 }
 
 static __always_inline int is_output(__u32 fd)
@@ -103,7 +101,7 @@ UPROBE(log_write)
 	__u32 fd = argument(ctx, 0);
 
 	if (is_output(fd))
-		push_text(probe->now, piece_of(fd, PIECE_IS_LAST, 0, 0), argument(ctx, 1), argument(ctx, 2));
+		push_text(probe->now, write_of(fd, PIECE_IS_LAST, 0), argument(ctx, 1), argument(ctx, 2));
 }
 
 /* writev(fd, vectors, count), which libstdc++ uses */
@@ -128,7 +126,7 @@ UPROBE(log_writev)
 			return;
 		}
 		end = i + 1 == count ? PIECE_IS_LAST : i == MAX_VECTORS - 1 ? PIECE_IS_CUT : PIECE_GOES_ON;
-		if (!push_text(probe->now, piece_of(fd, end, 0, offset), vector.text, vector.length))
+		if (!push_text(probe->now, write_of(fd, end, offset), vector.text, vector.length))
 			return;
 		offset += vector.length;
 	}
