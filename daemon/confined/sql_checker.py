@@ -37,6 +37,7 @@ class _Needed(Exception):
 def serve(channel: Channel, memory: MemoryBound) -> None:
     """Answers requests until the connection ends. A request that takes more than CPU_S ends the process."""
     memory.start()
+    channel.send({"warm": True})
     serving.serve(channel, _answer, _error_of)
 
 

@@ -1,11 +1,12 @@
 """The process that runs or checks SQL: ``python -m probing.daemon.confined.sql_worker``, with a connection as fd 0.
 
-The first message ``{"op": "warm", "role": ...}`` chooses: ``gate`` checks (``sql_checker``), any other role runs. The
-process has no rights, limits on memory and CPU, and may read the store's files alone. It answers a request with, for
-each statement in turn, messages ``{"part": "arrow"}`` with a piece of an Arrow IPC stream each, and
-``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``; then ``{"end": ...}``. ``{"error": ...}`` answers a
-request that makes no sense. If the request wants progress, ``{"progress": fraction}`` comes now and then before the
-parts of a long statement. ``last`` in the last message says that the worker answers no other request.
+The first message ``{"op": "warm", "role": ...}`` chooses: ``gate`` checks (``sql_checker``), any other role runs. Its
+answer ``{"warm": true}`` comes once the process has started. It has no rights, limits on memory and CPU, and may read
+the store's files alone. It answers a request with, for each statement in turn, messages ``{"part": "arrow"}`` with a
+piece of an Arrow IPC stream each, and ``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``; then
+``{"end": ...}``. ``{"error": ...}`` answers a request that makes no sense. If the request wants progress,
+``{"progress": fraction}`` comes now and then before the parts of a long statement. ``last`` in the last message says
+that the worker answers no other request.
 
 The process ends when the other end hangs up, whatever it is doing: closing the connection is the deadline.
 """
@@ -88,6 +89,8 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
 
     memory.start()
     warm = first.header.get("op") == "warm"
+    if warm:
+        channel.send({"warm": True})
     for request in chain(() if warm else (first,), requests(channel)):
         with ExitStack() as used:
             answer = _answer(channel, request, connect, used)

@@ -1,11 +1,13 @@
 """Keeps SQL workers warm. A worker is a connection to ``sql.sock``: the listener starts a new process for each.
 
-A worker either runs SQL or checks it; the first message says which. No process does both.
+A worker either runs SQL or checks it; the first message says which. No process does both. A worker reports when it is
+warm; until then no query depends on it, so a query that gives up does not end a start that a busy machine makes slow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -22,6 +24,8 @@ __all__ = ("WorkerPool",)
 
 # A worker whose answer nobody reads is ended this long after its query's deadline, s.
 GRACE_S = 1.0
+# A worker that is not warm after so long hangs, s.
+START_S = 120.0
 # The error when a worker ends before it has answered, by role.
 _ENDED: dict[str, tuple[type[QueryError], str, str]] = {
     "query": (
@@ -36,8 +40,10 @@ _ENDED: dict[str, tuple[type[QueryError], str, str]] = {
 @dataclass(eq=False)
 class _Worker:
     channel: Channel
+    started: float
+    warm: bool = False
     queries: int = 0
-    deadline: float = 0.0
+    deadline: float = math.inf
 
 
 class WorkerPool:
@@ -70,8 +76,10 @@ class WorkerPool:
         Does nothing while nobody listens on the socket.
         """
         with self._lock:
-            for worker in self._busy:
-                if worker.deadline + GRACE_S < time.monotonic():
+            now = time.monotonic()
+            for worker in (*self._idle, *self._busy):
+                end = worker.deadline + GRACE_S if worker.warm else worker.started + START_S
+                if end < now:
                     _hang_up(worker.channel)
             # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
@@ -88,7 +96,7 @@ class WorkerPool:
         ``deadline`` is on time.monotonic(). Raises QueryTimeout, and QueryError if the request was cancelled or the
         worker ended.
         """
-        worker = self._send(header, payload, deadline)
+        worker = self._send(header, payload, deadline, cancelled)
         finished = False
         try:
             while not finished:
@@ -108,21 +116,24 @@ class WorkerPool:
         for worker in idle:
             worker.channel.close()
 
-    def _send(self, header: dict[str, object], payload: bytes, deadline: float) -> _Worker:
-        """Sends the request to a worker; skips workers that ended while idle."""
+    def _send(
+        self, header: dict[str, object], payload: bytes, deadline: float, cancelled: Callable[[], bool]
+    ) -> _Worker:
+        """Sends the request to a worker, once it is warm; skips workers that ended while idle."""
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
             fresh = worker is None
             if worker is None:
                 worker = self._connect()
-            worker.queries += 1
-            worker.deadline = deadline
             with self._lock:
                 self._busy.add(worker)
             try:
                 if not fresh and _hung_up(worker.channel):
                     raise ChannelClosed("the worker ended")
+                self._warm_up(worker, deadline, cancelled)
+                worker.queries += 1
+                worker.deadline = deadline
                 worker.channel.send(dict(header), payload, timeout=max(deadline - time.monotonic(), 0.001))
                 return worker
             except ChannelClosed as e:
@@ -130,10 +141,22 @@ class WorkerPool:
                 if fresh:
                     raise _no_worker() from e
             except BaseException as e:
+                if not worker.warm and not isinstance(e, ChannelTimeout):
+                    self._keep(worker)
+                    raise
                 self._drop(worker)
                 if isinstance(e, ChannelTimeout):
                     raise QueryTimeout("no worker took the query in time") from None
                 raise
+
+    def _warm_up(self, worker: _Worker, deadline: float, cancelled: Callable[[], bool]) -> None:
+        if worker.warm:
+            return
+        if not wait_readable(worker.channel.fileno(), deadline, cancelled):
+            raise QueryTimeout("no worker was started in time", hint="the machine is busy: ask again in some seconds")
+        # Its only message before a request, and a short one.
+        worker.channel.receive(GRACE_S)
+        worker.warm = True
 
     def _connect(self) -> _Worker:
         try:
@@ -144,7 +167,7 @@ class WorkerPool:
     def _start(self) -> _Worker:
         channel = connect(self._path)
         channel.send({"op": "warm", "role": self._role})
-        return _Worker(channel)
+        return _Worker(channel, time.monotonic())
 
     def _give_back(self, worker: _Worker, last: bool) -> None:
         if last or worker.queries >= self._renew_after:
@@ -155,6 +178,7 @@ class WorkerPool:
     def _keep(self, worker: _Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
+            worker.deadline = math.inf
             self._idle.insert(len(self._idle) if worker.queries else 0, worker)
             surplus = self._idle[: -self._warm] if not self._closed else self._idle
             self._idle = self._idle[len(surplus) :]

@@ -1,0 +1,97 @@
+"""A pool of workers that start slowly, each a thread of the test."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from probing.api.errors import QueryError, QueryTimeout
+from probing.daemon.ipc import Channel, ChannelClosed
+from probing.daemon.query.pool import WorkerPool
+
+
+class Listener:
+    """Starts a worker for each connection; each is warm once ``may_start`` is set, and answers requests then."""
+
+    def __init__(self, path: Path) -> None:
+        self.may_start = threading.Event()
+        self.started = 0
+        self.served: list[int] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self.may_start.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.started += 1
+                threading.Thread(target=self._work, args=(Channel(connection), self.started), daemon=True).start()
+
+    def _work(self, channel: Channel, number: int) -> None:
+        with channel, suppress(ChannelClosed):
+            assert channel.receive(60).header["op"] == "warm"
+            assert self.may_start.wait(60)
+            channel.send({"warm": True})
+            while True:
+                channel.receive(60)
+                self.served.append(number)
+                channel.send({"end": {}})
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    made = Listener(tmp_path / "sql.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, listener: Listener) -> Iterator[WorkerPool]:
+    made = WorkerPool(str(tmp_path / "sql.sock"), warm=1)
+    yield made
+    made.close()
+
+
+def ask(pool: WorkerPool, seconds: float, *, cancelled: bool = False) -> None:
+    for _ in pool.run({}, b"", deadline=time.monotonic() + seconds, cancelled=lambda: cancelled):
+        pass
+
+
+def test_a_query_that_gives_up_does_not_end_the_start_of_a_worker(pool: WorkerPool, listener: Listener) -> None:
+    for _ in range(3):
+        with pytest.raises(QueryTimeout, match="no worker was started in time"):
+            ask(pool, 0.01)
+    with pytest.raises(QueryError, match="cancelled"):
+        ask(pool, 60, cancelled=True)
+    assert pool.busy == 0
+    listener.may_start.set()
+    for _ in range(2):
+        ask(pool, 60)
+    assert listener.started == 1
+    assert listener.served == [1, 1]
+
+
+def test_a_worker_that_never_starts_is_replaced(
+    pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.fill()
+    until(lambda: listener.started == 1, what="the start of a worker")
+    monkeypatch.setattr("probing.daemon.query.pool.START_S", -1.0)
+    pool.fill()
+    listener.may_start.set()
+    ask(pool, 60)
+    assert listener.served == [2]

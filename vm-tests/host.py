@@ -1,0 +1,129 @@
+"""A guest with probingd installed, as its administrator sees it: packages, units, files, rows, and a job beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import Any
+
+from figures import Figures
+from guest import Guest
+from waiting import until
+
+__all__ = ("JOB", "Host")
+
+JOB = "guest/127.0.0.1:29500"
+RANKS = (0, 1)
+CALLS_PER_S = 10
+# Where a removal may leave nothing: dpkg's own records and caches change with any package, /run with anything.
+_FILES = (
+    "find / -xdev -not -path '/var/*/dpkg*' -not -path '/var/cache/*' -not -path '/var/log/*' -not -path '/srv/*'"
+    " -not -path '/tmp/*' -not -path '/var/tmp/*'; find /sys/fs/bpf; find /run -name 'probing*'"
+)
+_DEADLINE_S = 240.0
+
+
+class Host:
+    """Raises GuestFailed for what goes wrong in the guest."""
+
+    def __init__(self, guest: Guest, figures: Figures) -> None:
+        self.guest = guest
+        self.figures = figures
+        self.files_before = self.files()
+        begun = time.monotonic()
+        guest.run("apt-get install -q -y /payload/old.deb")
+        figures["install, s"] = round(time.monotonic() - begun, 1)
+
+    def files(self) -> set[str]:
+        return set(self.guest.run(_FILES).splitlines())
+
+    def start(self) -> float:
+        """Starts the daemon; returns the seconds that `systemctl start` took."""
+        begun = time.monotonic()
+        self.guest.run("systemctl start probingd")
+        return time.monotonic() - begun
+
+    def start_job(self) -> None:
+        """Starts two ranks that call all_reduce CALLS_PER_S times a second."""
+        self.guest.run("mkdir -p /srv/job && cp /payload/doubles/* /srv/job")
+        for rank in RANKS:
+            environment = {"NCCL_DOUBLE_DIR": "/srv/job", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(RANKS)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+            options = " ".join(f"--setenv={name}={value}" for name, value in environment.items())
+            command = f"python3 /payload/train.py /srv/job {CALLS_PER_S}"
+            self.guest.run(f"systemd-run --quiet --collect --unit=rank{rank} {options} {command}")
+        until(lambda: min(self.calls()) > 1, _DEADLINE_S, what="calls of both ranks", poll_s=0.5)
+
+    def stop_job(self) -> None:
+        self.guest.run("touch /srv/job/stop; sleep 1; systemctl stop rank0 rank1; rm -rf /srv/job")
+
+    def calls(self) -> list[int]:
+        """The number of calls that have returned in each rank."""
+        found = self.guest.run("cat /srv/job/calls-*", check=False).split()
+        return [int(number) for number in found] if len(found) == len(RANKS) else [0] * len(RANKS)
+
+    def ctl(self, command: str) -> Any:
+        """Returns the JSON that `probingctl` prints. Status 3 reports what is wrong with a job: no error here."""
+        status, out, err = self.guest.result(f"probingctl -f json --timeout 60 {command}")
+        assert status in (0, 3), f"probingctl {command} exited with {status}: {err}"
+        return json.loads(out)
+
+    def check(self) -> dict[str, dict[str, str]]:
+        """Returns the lines of `probingd check` by name."""
+        lines = json.loads(self.guest.result("probingd check -f json")[1])
+        return {line["name"]: line for line in lines}
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        return list(self.ctl(f"query {shlex.quote(sql)}"))
+
+    def wait_for_rows(self) -> None:
+        """Waits until the rows of the job reach what it has done by now, in each rank."""
+        wanted = self.calls()
+
+        def there() -> bool:
+            last = {row["rank"]: row["hi"] for row in self.spans()}
+            return all(last.get(rank, 0) >= wanted[rank] - 1 for rank in RANKS)
+
+        until(there, _DEADLINE_S, what=lambda: f"calls {wanted}; there are {self.spans()}", poll_s=1.0)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """For each rank the first and last sequence number of its operations, and how many rows it has."""
+        return self.rows(
+            "SELECT rank, min(seq) AS lo, max(seq) AS hi, count(*) AS n, count(DISTINCT seq) AS different"
+            f" FROM comm.ops WHERE job = '{JOB}' AND op = 'all_reduce' GROUP BY rank ORDER BY rank"
+        )
+
+    def check_no_gap(self) -> None:
+        """Each call of the job since the daemon saw its first one is one row."""
+        self.wait_for_rows()
+        spans = self.spans()
+        assert [span["rank"] for span in spans] == list(RANKS)
+        for span in spans:
+            assert span["n"] == span["different"] == span["hi"] - span["lo"] + 1, spans
+
+    def show(self, unit: str, name: str) -> str:
+        """A property of a unit."""
+        return self.guest.run(f"systemctl show --value -p {name} {unit}").strip()
+
+    def kill(self, unit: str) -> None:
+        """Kills the main process of ``unit`` and waits until another one runs and is ready."""
+        killed = self.show(unit, "MainPID")
+        self.guest.run(f"kill -9 {killed}")
+        until(
+            lambda: self.show(unit, "MainPID") not in (killed, "0") and self.show(unit, "ActiveState") == "active",
+            _DEADLINE_S,
+            what=f"a new process of {unit}",
+            poll_s=0.5,
+        )
+
+    def processes(self) -> list[dict[str, str]]:
+        """The processes of the daemon: the ``unit`` of each, its ``user``, and its ``capabilities`` as a mask."""
+        script = (
+            "for group in /sys/fs/cgroup/probingd.slice/*; do for pid in $(cat $group/cgroup.procs 2>/dev/null); do"
+            " echo $(basename $group) $(stat -c %U /proc/$pid) $(sed -n 's/^CapPrm:\\t//p' /proc/$pid/status)"
+            " $(sed -n 's/^CapBnd:\\t//p' /proc/$pid/status); done; done"
+        )
+        lines = (line.split() for line in self.guest.run(script).splitlines())
+        names = ("unit", "user", "permitted", "bounding")
+        return [dict(zip(names, words, strict=True)) for words in lines if len(words) == len(names)]

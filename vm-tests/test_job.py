@@ -1,0 +1,114 @@
+"""What the administrator of a stock host sees of a job that ran before the daemon came, through whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from host import JOB, RANKS, Host
+from waiting import until
+
+# Bits of linux/capability.h.
+DAC_READ_SEARCH, SYS_PTRACE, SYS_ADMIN, SYSLOG, PERFMON, BPF = 1 << 2, 1 << 19, 1 << 21, 1 << 34, 1 << 38, 1 << 39
+READER = SYS_PTRACE | DAC_READ_SEARCH
+COLLECTOR = READER | SYSLOG | PERFMON | BPF
+# The first kernel that has each, and what `check` says of it elsewhere.
+SINCE = {"uprobe_multi": (6, 6), "attach_cookie": (5, 15), "perf_link": (5, 15), "preempt": (6, 13)}
+USERS = {"collector": "probing", "reader": "probing", "service": "probing-service"}
+
+
+@pytest.fixture(scope="session")
+def watched(host: Host) -> Iterator[Host]:
+    """The host with a job that was there first, and the daemon."""
+    host.start_job()
+    host.figures["start, s"] = round(host.start(), 1)
+    yield host
+    host.guest.run("systemctl stop probingd", check=False)
+    host.stop_job()
+
+
+def test_check_names_what_the_kernel_lacks(host: Host) -> None:
+    found = host.check()
+    for name, since in SINCE.items():
+        assert (found[name]["state"] == "ok") == (host.guest.kernel.numbers >= since), found[name]
+        if found[name]["state"] != "ok":
+            assert found[name]["cost"]
+            assert found[name]["remedy"]
+
+
+def test_each_process_has_its_user_and_rights(watched: Host) -> None:
+    old = watched.guest.kernel.numbers < SINCE["uprobe_multi"]
+    wanted = {"collector": COLLECTOR | SYS_ADMIN * old, "reader": READER}
+    processes = watched.processes()
+    kinds = {process["unit"].removeprefix("probingd-").split("@")[0].split(".")[0] for process in processes}
+    assert {"collector", "reader", "parser", "service", "sql"} <= kinds
+    for process in processes:
+        kind = process["unit"].removeprefix("probingd-").split("@")[0].split(".")[0]
+        assert process["user"] == USERS.get(kind, "probing-worker"), process
+        for name in ("permitted", "bounding"):
+            assert int(process[name], 16) == wanted.get(kind, 0), process
+    for unit in ("probingd", "probingd-collector", "probingd-service", "probingd-reader.socket"):
+        assert f"active ({'exited' if unit == 'probingd' else ''}" in watched.guest.run(f"systemctl status {unit}")
+
+
+def test_a_job_that_ran_before_is_known(watched: Host) -> None:
+    watched.wait_for_rows()
+    found = sorted((row["rank"], row["world_size"], row["role"]) for row in watched.ctl(f"ps --job {JOB}"))
+    assert found == [(rank, len(RANKS), "trainer") for rank in RANKS]
+    functions = {
+        (thread["rank"], frame["func"])
+        for thread in watched.ctl(f"stacks --job {JOB}")
+        for frame in thread["frames"]
+        if thread["thread"] == "MainThread"
+    }
+    assert {(rank, "main") for rank in RANKS} <= functions
+    (communicator,) = (one for one in watched.ctl(f"nccl --job {JOB}") if one["ops"])
+    assert (communicator["size"], communicator["backend"]) == (len(RANKS), "nccl")
+    assert [op["op"] for op in communicator["ops"]] == ["all_reduce"]
+
+
+def test_the_rank_that_stalls_is_named(watched: Host) -> None:
+    watched.guest.run("touch /srv/job/stall-1")
+    begun = time.monotonic()
+
+    def culprits() -> list[int]:
+        return [culprit["rank"] for culprit in watched.ctl(f"diagnose --job {JOB}")["culprits"]]
+
+    until(lambda: culprits() == [1], 120, what=lambda: watched.ctl(f"diagnose --job {JOB}"), poll_s=1.0)
+    watched.figures["a stall named, s"] = round(time.monotonic() - begun, 1)
+    watched.guest.run("rm /srv/job/stall-1")
+    watched.check_no_gap()
+
+
+@pytest.mark.parametrize("unit", ["probingd-collector", "probingd-service"])
+def test_a_killed_process_comes_back(watched: Host, unit: str) -> None:
+    watched.kill(unit)
+    watched.check_no_gap()
+
+
+@pytest.mark.parametrize("kind", ["reader", "sql", "parser"])
+def test_a_killed_helper_comes_back(watched: Host, kind: str) -> None:
+    units = watched.guest.run(f"systemctl list-units --plain --no-legend 'probingd-{kind}@*' | cut -d' ' -f1").split()
+    for unit in units:
+        watched.guest.run(f"systemctl kill -s KILL {unit}", check=False)
+    assert watched.ctl(f"stacks --job {JOB}")
+    watched.check_no_gap()
+
+
+def test_a_restart_keeps_collecting(watched: Host) -> None:
+    watched.guest.run("systemctl restart probingd")
+    watched.check_no_gap()
+
+
+def test_an_upgrade_keeps_collecting(watched: Host) -> None:
+    begun = time.monotonic()
+    watched.guest.run("apt-get install -q -y /payload/new.deb")
+    watched.figures["upgrade, s"] = round(time.monotonic() - begun, 1)
+    watched.check_no_gap()
+
+
+def test_memory_at_rest(watched: Host) -> None:
+    """Not a check: what docs/benchmarks.md shows."""
+    for unit in ("probingd.slice", "probingd-collector", "probingd-service"):
+        watched.figures[f"memory of {unit}, MB"] = round(int(watched.show(unit, "MemoryCurrent")) / 1e6)
