@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test wheel wheel-test image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test wheel wheel-test image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -168,6 +168,20 @@ rpm: | deps ## .build/packages/probingd-VERSION-1.ARCHITECTURE.rpm
 package-test: deb ## install, upgrade, remove and purge the deb in a Debian of its own
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
 	packaging/package/test.sh $$(ls .build/packages/probingd_[!9]*.deb) .build/packages/probingd_9999_*.deb
+
+# Images are kept in the user's cache; only Debian's packages are needed.
+VM_NEEDS = busybox-static cpio debootstrap e2fsprogs kmod qemu-system-x86 qemu-utils
+KERNELS ?= 5.10 6.1 6.12 7.2
+VM_TEST = $(PYTHON) -m pytest --timeout 1800 --kernels "$(KERNELS)" --before $$(ls .build/packages/probingd_[!9]*.deb) \
+	--deb $$(ls .build/packages/probingd_9999_*.deb)
+
+vm-packages: install deb
+	@dpkg-query -W $(VM_NEEDS) >/dev/null 2>&1 || { apt-get update -q && apt-get install -q -y --no-install-recommends $(VM_NEEDS); }
+	VERSION=9999 packaging/package.sh deb .build/packages/tree
+
+vm-test: vm-packages ## the deb in guests with systemd, one for each of KERNELS="5.10 6.1 6.12 7.2", by QEMU without KVM
+	$(VM_TEST) vm-tests
+	@$(PYTHON) vm-tests/figures.py .build/vm-tests
 
 image: deb ## .build/image/probingd-VERSION.oci.tar, a container image, without a registry
 	@command -v buildah >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends buildah crun; }

@@ -71,6 +71,13 @@ class Guest:
     def write(self, path: str, text: str) -> None:
         self.run(f"cat >{path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE")
 
+    def shut_down(self) -> None:
+        """Shuts the guest down as an administrator does."""
+        assert self._qemu is not None
+        self.run("systemctl poweroff --no-block")
+        self._qemu.wait(OFF_S)
+        self._forget_agent()
+
     def cut_power(self) -> None:
         """Ends QEMU in whatever it does; the disk holds what the guest had written to it by then."""
         assert self._qemu is not None

@@ -19,11 +19,15 @@ class AgentSilent(Exception):
 
 
 class GuestAgent:
-    """``path``: QEMU's end of the port."""
+    """``path``: QEMU's end of the port. Raises OSError while nothing listens there."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
         self._left = b""
 
     def close(self) -> None:

@@ -46,21 +46,29 @@ class Host:
 
     def start_job(self) -> None:
         """Starts two ranks that call all_reduce CALLS_PER_S times a second."""
-        self.guest.run("mkdir -p /srv/job && cp /payload/doubles/* /srv/job")
         for rank in RANKS:
-            environment = {"NCCL_DOUBLE_DIR": "/srv/job", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(RANKS)}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
-            options = " ".join(f"--setenv={name}={value}" for name, value in environment.items())
-            command = f"python3 /payload/train.py /srv/job {CALLS_PER_S}"
-            self.guest.run(f"systemd-run --quiet --collect --unit=rank{rank} {options} {command}")
+            self.guest.write(f"/run/systemd/system/rank{rank}.service", self.job_unit(rank))
+        self.guest.run("systemctl daemon-reload; systemctl start rank0 rank1")
         until(lambda: min(self.calls()) > 1, _DEADLINE_S, what="calls of both ranks", poll_s=0.5)
 
+    def job_unit(self, rank: int) -> str:
+        """The text of a unit that runs a rank."""
+        size = len(RANKS)
+        environment = f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+        return f"""[Service]
+Environment=NCCL_DOUBLE_DIR=/run/job {environment}
+ExecStartPre=mkdir -p /run/job
+ExecStart=python3 /payload/train.py /payload/doubles /run/job {CALLS_PER_S}
+[Install]
+WantedBy=multi-user.target
+"""
+
     def stop_job(self) -> None:
-        self.guest.run("touch /srv/job/stop; sleep 1; systemctl stop rank0 rank1; rm -rf /srv/job")
+        self.guest.run("systemctl stop rank0 rank1; rm -rf /run/job")
 
     def calls(self) -> list[int]:
         """The number of calls that have returned in each rank."""
-        found = self.guest.run("cat /srv/job/calls-*", check=False).split()
+        found = self.guest.run("cat /run/job/calls-*", check=False).split()
         return [int(number) for number in found] if len(found) == len(RANKS) else [0] * len(RANKS)
 
     def ctl(self, command: str) -> Any:
@@ -87,11 +95,11 @@ class Host:
 
         until(there, _DEADLINE_S, what=lambda: f"calls {wanted}; there are {self.spans()}", poll_s=1.0)
 
-    def spans(self) -> list[dict[str, Any]]:
+    def spans(self, where: str = "true") -> list[dict[str, Any]]:
         """For each rank the first and last sequence number of its operations, and how many rows it has."""
         return self.rows(
             "SELECT rank, min(seq) AS lo, max(seq) AS hi, count(*) AS n, count(DISTINCT seq) AS different"
-            f" FROM comm.ops WHERE job = '{JOB}' AND op = 'all_reduce' GROUP BY rank ORDER BY rank"
+            f" FROM comm.ops WHERE job = '{JOB}' AND op = 'all_reduce' AND {where} GROUP BY rank ORDER BY rank"
         )
 
     def check_no_gap(self) -> None:

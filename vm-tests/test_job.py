@@ -69,7 +69,7 @@ def test_a_job_that_ran_before_is_known(watched: Host) -> None:
 
 
 def test_the_rank_that_stalls_is_named(watched: Host) -> None:
-    watched.guest.run("touch /srv/job/stall-1")
+    watched.guest.run("touch /run/job/stall-1")
     begun = time.monotonic()
 
     def culprits() -> list[int]:
@@ -77,7 +77,7 @@ def test_the_rank_that_stalls_is_named(watched: Host) -> None:
 
     until(lambda: culprits() == [1], 120, what=lambda: watched.ctl(f"diagnose --job {JOB}"), poll_s=1.0)
     watched.figures["a stall named, s"] = round(time.monotonic() - begun, 1)
-    watched.guest.run("rm /srv/job/stall-1")
+    watched.guest.run("rm /run/job/stall-1")
     watched.check_no_gap()
 
 

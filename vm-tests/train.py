@@ -1,8 +1,7 @@
-"""A rank that trains without a GPU: ``train.py FOLDER CALLS_PER_S`` with RANK and WORLD_SIZE, beside a double of NCCL.
+"""A rank that trains without a GPU: ``train.py LIBRARIES FOLDER CALLS_PER_S`` with RANK and WORLD_SIZE.
 
-Every step makes one all_reduce of the library in FOLDER and waits for its end. ``calls-RANK`` in FOLDER has the number
-of the calls that returned, from before the next one. A rank whose ``stall-RANK`` exists waits in fetch_shard until it
-is removed; every rank ends once ``stop`` exists.
+Every step makes one all_reduce of the double of NCCL in LIBRARIES and waits for its end. ``calls-RANK`` in FOLDER has
+the number of calls that have returned. A rank waits in fetch_shard while FOLDER has ``stall-RANK``.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ class UniqueId(ctypes.Structure):
 
 
 class Rank:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, libraries: Path, folder: Path) -> None:
         self.folder = folder
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.cuda = ctypes.CDLL(str(folder / "libcudart.so.12"))
-        self.nccl = ctypes.CDLL(str(folder / "libnccl.so.2"))
+        self.cuda = ctypes.CDLL(str(libraries / "libcudart.so.12"))
+        self.nccl = ctypes.CDLL(str(libraries / "libnccl.so.2"))
         self.comm, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         self.cuda.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1)
         self.nccl.ncclCommInitRank(ctypes.byref(self.comm), size, self.unique_id(folder / "id"), self.rank)
@@ -48,17 +47,16 @@ class Rank:
 
     def step(self, number: int) -> None:
         self.fetch_shard()
-        self.nccl.ncclAllReduce(
-            self.buffer, self.buffer, ctypes.c_size_t(COUNT), FLOAT32, SUM, self.comm, self.stream
-        )
+        count = ctypes.c_size_t(COUNT)
+        self.nccl.ncclAllReduce(self.buffer, self.buffer, count, FLOAT32, SUM, self.comm, self.stream)
         self.cuda.cudaStreamSynchronize(self.stream)
         os.pwrite(self.count, b"%d\n" % number, 0)
 
 
-def main(folder: str, per_s: str) -> None:
-    rank = Rank(Path(folder))
+def main(libraries: str, folder: str, per_s: str) -> None:
+    rank = Rank(Path(libraries), Path(folder))
     number = 0
-    while not (rank.folder / "stop").exists():
+    while True:
         number += 1
         rank.step(number)
         time.sleep(1 / float(per_s))

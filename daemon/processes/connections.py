@@ -17,7 +17,7 @@ from probing.daemon.ipc import Channel, connect
 __all__ = ("Connections",)
 
 # A fresh process may take so long until its first answer on a busy machine.
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
