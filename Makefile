@@ -73,8 +73,8 @@ proto-check:
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
 
-verifier-record: install ## docs/verifier.md, by the verifier of the running kernel: accepts programs that grew
-	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py
+verifier-record: install ## docs/verifier.md, by the running kernel and by what `make vm-test` kept: accepts programs that grew
+	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py $(wildcard .build/vm-tests/verifier-*.json)
 
 protocol-release: install ## the protocol as released: from then on, a change that breaks its clients fails a test
 	$(PYTHON) tests/released_protocol.py

@@ -101,6 +101,13 @@ def figures(guest: Guest) -> Iterator[Figures]:
     kept.save(BUILT / "vm-tests")
 
 
+@pytest.fixture
+def counted(guest: Guest) -> Path:
+    """Where the verifier's counts of this kernel are kept."""
+    (BUILT / "vm-tests").mkdir(parents=True, exist_ok=True)
+    return BUILT / f"vm-tests/verifier-{guest.kernel.series}.json"
+
+
 @pytest.fixture(scope="session")
 def host(guest: Guest, figures: Figures) -> Host:
     """The guest after `apt install` of the release before, and nothing started."""

@@ -18,13 +18,14 @@ class Figures(dict[str, float]):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self._series}.json").write_text(json.dumps(self, indent=1) + "\n")
+        (folder / f"figures-{self._series}.json").write_text(json.dumps(self, indent=1) + "\n")
 
 
 def main(folder: str) -> None:
     """Prints a column a kernel."""
-    paths = sorted(Path(folder).glob("*.json"), key=lambda path: [int(part) for part in path.stem.split(".")])
-    found = {path.stem: json.loads(path.read_text()) for path in paths}
+    paths = Path(folder).glob("figures-*.json")
+    found = {path.stem.removeprefix("figures-"): json.loads(path.read_text()) for path in paths}
+    found = dict(sorted(found.items(), key=lambda item: [int(number) for number in item[0].split(".")]))
     print(f"| | {' | '.join(found)} |\n|---|{'---|' * len(found)}")
     for name in dict.fromkeys(name for figures in found.values() for name in figures):
         values = (figures.get(name) for figures in found.values())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from host import JOB, RANKS, Host
+from verifier_record import RECORD, grown
 from waiting import until
 
 # Bits of linux/capability.h.
@@ -35,6 +38,15 @@ def test_check_names_what_the_kernel_lacks(host: Host) -> None:
         if found[name]["state"] != "ok":
             assert found[name]["cost"]
             assert found[name]["remedy"]
+
+
+def test_no_program_grew(host: Host, counted: Path) -> None:
+    """Against docs/verifier.json; the counts stay in .build/vm-tests for `make verifier-record`."""
+    found = host.guest.run("/opt/probingd/bin/python -I -m probing.daemon.bpf.verifier_statistics")
+    counted.write_text(found)
+    recorded = json.loads(RECORD.read_text())
+    assert host.guest.kernel.series in recorded, "run `make verifier-record` on what this test has kept"
+    assert list(grown(json.loads(found)["objects"], recorded[host.guest.kernel.series])) == []
 
 
 def test_each_process_has_its_user_and_rights(watched: Host) -> None:
