@@ -87,12 +87,12 @@ def test_check_finds_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_shows_the_lockdown_of_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def lockdown(text: str) -> list[tuple[str, str]]:
         (tmp_path / "lockdown").write_text(text)
-        monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "lockdown")
+        monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "lockdown")
         return [(one.state, one.detail) for one in check(Config.from_args([])) if one.name == "lockdown"]
 
     assert lockdown("none integrity [confidentiality]\n") == [("limited", "confidentiality")]
     assert lockdown("none [integrity] confidentiality\n") == [("ok", "integrity")]
-    monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "none")
+    monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "none")
     assert "lockdown" not in {one.name for one in check(Config.from_args([]))}
 
 
