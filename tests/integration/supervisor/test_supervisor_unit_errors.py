@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from probing.daemon.store.format import FORMAT_VERSION
 from probing.daemon.store.log.records import PartHeader, pack_header
 from probing.daemon.supervisor import ready, unit
 
+HELPERS = {"reader": "reader", "parser": "parser", "maintenance": "store_maintenance", "nvml": "nvml"}
 CONFIG, UNAVAILABLE, DATAERR, TEMPFAIL = 78, 69, 65, 75
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount and load programs")
 
@@ -206,6 +209,38 @@ def units_running(units: Units) -> Iterator[subprocess.Popen[bytes]]:
     assert process.wait(30) == 0
 
 
+@contextlib.contextmanager
+def helpers(runtime: Path) -> Iterator[None]:
+    """The sockets that systemd listens on: a process for each connection."""
+    with contextlib.ExitStack() as undo, selectors.DefaultSelector() as selector:
+        for name, module in HELPERS.items():
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(runtime / f"{name}.sock"))
+            listener.listen()
+            selector.register(listener, selectors.EVENT_READ, module)
+        ended, wake = socket.socketpair()
+        selector.register(ended, selectors.EVENT_READ, "")
+        thread = threading.Thread(target=_accept, args=(selector,))
+        thread.start()
+        yield
+        wake.close()
+        thread.join()
+        ended.close()
+
+
+def _accept(selector: selectors.BaseSelector) -> None:
+    with contextlib.ExitStack() as started:
+        while True:
+            for key, _ in selector.select():
+                if not key.data:
+                    return
+                connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                words = [sys.executable, "-I", "-m", f"probing.daemon.confined.{key.data}"]
+                with connection:
+                    # It ends with its connection.
+                    started.enter_context(subprocess.Popen(words, stdin=connection.fileno(), stderr=subprocess.DEVNULL))
+
+
 def fill(path: Path) -> None:
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
@@ -219,7 +254,7 @@ def test_a_full_disk_is_shown_while_it_lasts(units: Units, until: Callable[..., 
         shown.extend(state for state in units.states() if state.startswith("STATUS="))
         return shown[-1] if shown else ""
 
-    with mounted(units.state, "size=32m"), units_running(units):
+    with mounted(units.state, "size=32m"), helpers(units.runtime), units_running(units):
         until(lambda: last().startswith("STATUS=collecting from "))
         filler = units.state / "filler"
         fill(filler)
