@@ -129,10 +129,10 @@ class Object:
         if not error:
             return
         lines = self._log.value.decode(errors="replace").strip().splitlines()[-6:]
-        text = " | ".join(lines) or _last_message()
+        text, cause = " | ".join(lines) or _last_message(), OSError(error, os.strerror(error))
         if error in (1, 13):
-            raise PrivilegeError(f"{self.name}: the kernel refuses to load it ({os.strerror(error)}): {text}")
-        raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {text}")
+            raise PrivilegeError(f"{self.name}: the kernel refuses to load it ({cause.strerror}): {text}") from cause
+        raise AttachError(f"{self.name} does not load ({cause.strerror}): {text}") from cause
 
     def load_with_statistics(self) -> dict[str, str]:
         """Loads without pins and returns the verifier's counts of each program. Raises AttachError."""

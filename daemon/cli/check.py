@@ -7,15 +7,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
 from probing.daemon.bpf.library import library
+from probing.daemon.bpf.lockdown import CONFIDENTIALITY, REMEDY, lockdown_mode
 from probing.daemon.cli.options import Format, FormatOption, config_of, write_json
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import landlock_abi
@@ -32,7 +32,7 @@ from probing.daemon.supervisor.rights import (
 )
 from probing.daemon.supervisor.runtime import pins_of
 
-__all__ = ("Finding", "check", "command", "needed_is_missing", "print_table")
+__all__ = ("Finding", "check", "check_config", "command", "needed_is_missing", "print_table")
 
 AS_ROOT = "start it as root or by its systemd unit"
 # Without these nothing can be collected; every other lack costs something, and the daemon runs.
@@ -45,7 +45,6 @@ RIGHTS_COST = {
     "SYSLOG": "no kernel log: an OOM kill or an XID is not explained",
     "SYS_ADMIN": "no uprobes by perf events: no collectives",
 }
-LOCKDOWN = Path("/sys/kernel/security/lockdown")
 OBJECTS = Path(__file__).resolve().parents[1] / "bpf"
 
 
@@ -67,14 +66,33 @@ class Finding:
         return asdict(self)
 
 
-def command(context: typer.Context, output: FormatOption = Format.TABLE) -> int:
+_OnlyConfig = Annotated[
+    bool, typer.Option("--only-config", help="Check only the configuration, with the rights that this process has.")
+]
+
+
+def command(context: typer.Context, output: FormatOption = Format.TABLE, only_config: _OnlyConfig = False) -> int:
     """List what works here and what each lack costs; 3 when something needed is missing."""
-    findings = check(config_of(context))
+    config = config_of(context)
+    if only_config:
+        check_config(config)
+        return 0
+    findings = check(config)
     if output is Format.JSON:
         write_json([finding.to_dict() for finding in findings])
     else:
         print_table(findings, sys.stdout)
     return 3 if needed_is_missing(findings) else 0
+
+
+def check_config(config: Config) -> None:
+    """Raises the ConfigError with which the collector or the service would end: limits, users, ports, their files."""
+    # Imported late: they import what the processes need.
+    from probing.daemon.collector.settings import check_settings
+    from probing.daemon.service.doors import Doors
+
+    check_settings(config)
+    Doors.of(config)
 
 
 def check(config: Config) -> list[Finding]:
@@ -125,11 +143,10 @@ def _kernel() -> Finding:
 
 def _lockdown() -> Iterator[Finding]:
     """What the kernel refuses to root as well; no line where it has no such mode."""
-    with suppress(OSError):
-        mode = LOCKDOWN.read_text().partition("[")[2].partition("]")[0]
+    if mode := lockdown_mode():
         cost = "programs that read the kernel's memory are refused, and perf events"
-        state = "limited" if mode == "confidentiality" else "ok"
-        yield Finding("lockdown", state, False, mode, cost, "boot with lockdown=integrity, or without Secure Boot")
+        state = "limited" if mode == CONFIDENTIALITY else "ok"
+        yield Finding("lockdown", state, False, mode, cost, REMEDY)
 
 
 def _library_and_features() -> Iterator[Finding]:

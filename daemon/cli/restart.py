@@ -11,6 +11,6 @@ __all__ = ("command",)
 
 
 def command(context: typer.Context) -> int:
-    """Restart the collector and the service; probes stay in place meanwhile."""
+    """Read the configuration again and restart the collector and the service; probes stay in place meanwhile."""
     control.restart(config_of(context))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 
 from probing.daemon.config import Config
@@ -14,15 +13,17 @@ __all__ = ("run",)
 def run(args: Sequence[str]) -> int:
     """Runs the daemon with the configuration of ``args`` until a signal ends it."""
     from probing.daemon.supervisor.accounts import make_missing_users
+    from probing.daemon.supervisor.journal import log_to_stderr
     from probing.daemon.supervisor.loop import Supervisor
     from probing.daemon.supervisor.requirements import needs_sys_admin
     from probing.daemon.supervisor.rights import changes_users, rights_table
 
-    config = Config.from_args(args, default_file=True)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    def read() -> Config:
+        return Config.from_args(args, default_file=True)
+
+    config = read()
+    log_to_stderr("%(asctime)s %(name)s %(levelname)s %(message)s")
     # A wheel makes no users when it is installed, as packages do.
     if changes_users() and (made := make_missing_users(config.users)):
         logging.getLogger(__name__).info("made %s", ", ".join(made))
-    return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin())).run()
+    return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin()), reread=read).run()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from probing.api.errors import InternalError, PrivilegeError
+from probing.api.errors import AttachError, InternalError, PrivilegeError
+from probing.daemon.bpf.lockdown import explained
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
@@ -32,7 +33,7 @@ from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.settings import limits_of, user_number
 from probing.daemon.collector.source_set import SourceSet, objects_of, ring_sizes_of
 from probing.daemon.collector.sources import SOURCES
-from probing.daemon.collector.status import Status
+from probing.daemon.collector.status import Status, summary_of
 from probing.daemon.collector.store_rows import store_batch
 from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.unidentified import IdentityWait
@@ -105,14 +106,17 @@ class Collector:
     def _open_session(self) -> None:
         config = self._config
         objects, optional = objects_of(self._kinds)
-        self._session = Session.open(
-            config.instance,
-            [*Lifecycle.objects, *objects],
-            pin_root=Path(config.probes.bpffs),
-            fallback=config.probes.force_fallback,
-            sizes=ring_sizes_of(self._kinds, config),
-            optional=optional,
-        )
+        try:
+            self._session = Session.open(
+                config.instance,
+                [*Lifecycle.objects, *objects],
+                pin_root=Path(config.probes.bpffs),
+                fallback=config.probes.force_fallback,
+                sizes=ring_sizes_of(self._kinds, config),
+                optional=optional,
+            )
+        except (AttachError, PrivilegeError) as e:
+            raise explained(e) from e.__cause__
         self._undo.callback(self._session.close, True)
         self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
         # The main loop and the threads of clients follow a pause.
@@ -260,6 +264,10 @@ class Collector:
 
     def stop(self) -> None:
         self._undo.close()
+
+    def summary(self) -> str:
+        """Returns the state in a line."""
+        return summary_of(self._status.to_dict())
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

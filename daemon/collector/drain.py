@@ -42,7 +42,7 @@ FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-# Looks between two garbage collections: CPython collects none by itself here (``collector.__main__``).
+# Looks between two garbage collections: CPython collects none by itself here (``collector.process``).
 GC_LOOKS = 1200
 _log = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ class DrainLoop:
         self._moved = time.monotonic()
         self._done = threading.Condition()
         self.failure: str | None = None
+        self._logged = ""
 
     def resume(self) -> dict[str, int]:
         """Move every ring behind the records that the log holds. Returns the reported losses of each.
@@ -295,9 +296,9 @@ class DrainLoop:
         self.failure, self._retry_s = None, RETRY_S
 
     def _was_refused(self, error: StoreError) -> None:
-        """Logs each reason once: a disk can be full for days."""
-        if self.failure != error.message:
+        """Logs each kind of error once: a disk can be full for days, with other numbers each time."""
+        if self.failure is None or self._logged != error.kind:
             _log.error("the log takes no rows, what comes stays in the rings while it fits: %s", error.message)
-        self.failure = error.message
+        self.failure, self._logged = error.message, error.kind
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)

@@ -12,10 +12,10 @@ from typing import Any
 from probing.api.errors import ConfigError
 from probing.api.tables import TABLES
 from probing.api.tables.user import SCHEMA, USER_NAME
-from probing.daemon.config import Config
+from probing.daemon.config import Config, checked_text, text_of
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
-__all__ = ("check_setting", "limits_of", "user_number")
+__all__ = ("check_setting", "check_settings", "limits_of", "user_number")
 
 _DAY_S = 86_400.0
 _MAX_BYTES = 2.0**62
@@ -46,6 +46,12 @@ def check_setting(key: str, value: Any) -> None:
     """Check a value beyond its type. Raises ConfigError."""
     if key in (_TABLE_BYTES, _TABLE_DAYS):
         _table_numbers(key, value, _MAX_BYTES if key == _TABLE_BYTES else _MAX_DAYS)
+
+
+def check_settings(config: Config) -> None:
+    """Raises the ConfigError with which a collector of ``config`` would end."""
+    limits_of(config, lambda key: checked_text(key, text_of(config, key)))
+    user_number(config.users.service)
 
 
 def _table_numbers(key: str, entries: Sequence[str], most: float) -> Mapping[str, float]:

@@ -9,10 +9,11 @@ from typing import Any
 from probing.daemon.source_state import SourceState
 from probing.daemon.supervisor.fatal import RESTARTED
 
-__all__ = ("Status",)
+__all__ = ("Status", "summary_of")
 
 # The drain looks at the rings ten times a second: after so long without a look it hangs, s.
 STILL_S = 3.0
+_MAX_REASON = 300
 
 
 class Status:
@@ -76,3 +77,12 @@ class Status:
         if paused:
             return "paused"
         return "degraded" if degraded else "running"
+
+
+def summary_of(status: Mapping[str, Any]) -> str:
+    """Returns ``Status.to_dict`` in a line for `systemctl status`."""
+    if status["state"] == "running":
+        count = status["processes"]
+        return f"collecting from {count} process{'' if count == 1 else 'es'}"
+    reason = " ".join(status["reason"].split())
+    return f"{status['state']}: {reason if len(reason) <= _MAX_REASON else f'{reason[: _MAX_REASON - 1]}…'}"

@@ -18,7 +18,8 @@ __all__ = ("Connections",)
 
 # A fresh process may take so long until its first answer on a busy machine.
 START_TIMEOUT_S = 120.0
-RETRY_S = 0.5
+# Between two attempts to start a process that cannot start, s: at first, and at most.
+RETRY_S, MAX_RETRY_S = 0.5, 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +43,7 @@ class Connections:
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
         self._closed = False
         self._failure: ProbingError | None = None
+        self._retry_s = RETRY_S
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
         self._keeper.start()
 
@@ -114,14 +116,15 @@ class Connections:
                 self._live += 1
             try:
                 self.release(self._fresh())
-                self._failure = None
+                self._failure, self._retry_s = None, RETRY_S
             except ProbingError as e:
                 if self._failure is None:
                     _log.warning("no %s can be started: %s", self._name, e.message)
                 self._failure = e
                 with self._changed:
                     self._live -= 1
-                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+                    self._changed.wait_for(lambda: self._closed, self._retry_s)
+                self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _lacks_one(self) -> bool:
         return self._live < self._size and (self._idle_s is None or self._waiting > len(self._idle))

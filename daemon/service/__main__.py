@@ -1,210 +1,21 @@
-"""The gRPC service: ``python -m probing.daemon.service --socket=PATH ...``. It has no rights of its own."""
+"""``python -m probing.daemon.service``: the gRPC service, which has no rights of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
-import grpc
+from probing.daemon.supervisor.unit import run
 
-from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.config import Config, TlsConfig, shown
-from probing.daemon.confined.sandbox import restrict
-from probing.daemon.confined.seccomp import SERVICE
-from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.user_views import UserViews
-from probing.daemon.service.audit import Audit
-from probing.daemon.service.auth import Doorkeeper, check_listen
-from probing.daemon.service.collector_client import CollectorClient
-from probing.daemon.service.diagnosis import Diagnosis
-from probing.daemon.service.gossip import Gossip
-from probing.daemon.service.job_peers import JobPeers
-from probing.daemon.service.limits import Limits
-from probing.daemon.service.live import live_tables
-from probing.daemon.service.members import address_of, member_rows, membership_of
-from probing.daemon.service.outgoing import Outgoing
-from probing.daemon.service.peer_stubs import PeerStubs
-from probing.daemon.service.preflight.bandwidth import Bandwidth
-from probing.daemon.service.preflight.gather import Preflight
-from probing.daemon.service.preflight.versions import Interpreters
-from probing.daemon.service.rates import Rates
-from probing.daemon.service.server import Server
-from probing.daemon.service.servicer import Node, NodeService
-from probing.daemon.service.tls import Tls
-from probing.daemon.service.tokens import Tokens
-from probing.daemon.supervisor.alive import Watch
-from probing.daemon.supervisor.fatal import guard
-from probing.daemon.supervisor.notify import notify
-from probing.daemon.supervisor.ready import service_state
-
-if TYPE_CHECKING:
-    from probing.daemon.service.flight.service import FlightService
-    from probing.daemon.service.metrics.service import Metrics
-
-__all__ = ("main",)
-
-REFILL_S = 1.0
+__all__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Doors:
-    """What guards the public ports."""
+def _load() -> Callable[[], int]:
+    # Imported late: a library that is missing is an error line.
+    from probing.daemon.service.process import main
 
-    tokens: Tokens
-    tls: Tls
-    audit: Audit
-    keeper: Doorkeeper
-
-
-def main() -> int:
-    """Serves until SIGTERM or SIGINT."""
-    config = Config.from_args(sys.argv[1:])
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s service: %(message)s", stream=sys.stderr)
-    restrict(SERVICE)
-    for key, address in (("listen", config.listen), ("http", config.http)):
-        if address:
-            check_listen(
-                address, token_file=config.token_file, insecure=config.insecure, tls=bool(config.tls.cert),
-                client_ca=bool(config.tls.client_ca), key=key,
-            )  # fmt: skip
-    tcp = bool(config.listen or config.http)
-    tls = Tls(config.tls if tcp else TlsConfig())
-    tokens, audit = Tokens(config.token_file if tcp else ""), Audit()
-    keeper = Doorkeeper(tokens, tls, audit, Rates(config.calls_per_s))
-    asyncio.run(_serve(config, _Doors(tokens, tls, audit, keeper)))
-    return 0
-
-
-async def _serve(config: Config, doors: _Doors) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    collector = CollectorClient(config.control_socket)
-    pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
-    gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
-    server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
-    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors)
-    await server.start(service, _flight(service, server) if config.flight else None)
-    diagnosis.start()
-    gossip.start()
-    if metrics:
-        await metrics.start()
-    channel = grpc.insecure_channel(f"unix:{config.socket}")
-    watch = Watch(config.hang_s, partial(_answers, channel))
-    watch.start()
-    notify("READY=1")
-    while not stop.is_set():
-        watch.step()
-        for workers in (gate, pool):
-            await asyncio.to_thread(workers.fill)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), REFILL_S)
-    # A gRPC call still in progress at the interpreter's exit would crash it.
-    channel.close()
-    await asyncio.to_thread(watch.stop)
-    if metrics:
-        metrics.stop()
-    await asyncio.to_thread(diagnosis.stop)
-    await gossip.stop()
-    await server.stop()
-    pool.close()
-    gate.close()
-    collector.close()
-    service.close()
-
-
-def _answers(channel: grpc.Channel, timeout: float) -> bool:
-    return service_state(channel, timeout) is not None
-
-
-def _service(
-    config: Config,
-    collector: CollectorClient,
-    pools: tuple[WorkerPool, WorkerPool],
-    server: Server,
-    doors: _Doors,
-) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
-    limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
-    membership = membership_of(config, version("probingd"))
-    outgoing = Outgoing(doors.tokens, doors.tls)
-    stubs = PeerStubs(outgoing)
-    gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, peers=stubs)
-    node = Node(
-        name=config.node_name,
-        version=version("probingd"),
-        instance=config.instance,
-        address=address_of(config),
-        known=membership.members,
-    )
-
-    def with_own(seconds: float) -> dict[str, Any]:
-        status = diagnosis.among(collector.status(seconds))
-        return {**status, "sources": [*status["sources"], *(state.to_dict() for state in gossip.sources())]}
-
-    views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
-    live = live_tables(
-        node.name,
-        time.time_ns,
-        lambda: member_rows(node.members()),
-        lambda: with_own(limits.control_s),
-        lambda: collector.tables(limits.control_s),
-        views=views.rows,
-        settings=lambda: collector.config({}, limits.control_s),
-        config=lambda: shown(config),
-    )
-    engine = Engine(collector, *pools, live=live, views=views.views)
-    diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
-    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls)
-
-    def all_sources() -> list[pb.Source]:
-        found = [*server.sources(), *(metrics.sources() if metrics else ())]
-        return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
-
-    interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
-    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
-    preflight = Preflight(node.name, engine, interpreters, bandwidth)
-    service = NodeService(
-        node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
-        timed=metrics.times.call if metrics else lambda *_: None, preflight=preflight,
-        audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
-    )  # fmt: skip
-    return service, diagnosis, metrics, gossip
-
-
-def _flight(service: NodeService, server: Server) -> FlightService:
-    # Who does not want it does without its protocol in memory.
-    from probing.daemon.service.flight.service import FlightService
-
-    return FlightService(
-        service.query, server.identify, service.audit, version("probingd"), service.limits, service.timed
-    )
-
-
-def _metrics(
-    config: Config,
-    node: Node,
-    engine: Engine,
-    status: Callable[[float], Mapping[str, Any]],
-    doors: _Doors,
-    calls: Callable[[], Mapping[str, int]],
-) -> Metrics | None:
-    if not config.http:
-        return None
-    # Who has no page does without the library in memory.
-    from probing.daemon.service.metrics.service import Metrics
-
-    return Metrics(config.http, node.name, node.version, engine, status, doors.keeper, doors.tls, doors.audit, calls)
+    return main
 
 
 if __name__ == "__main__":
-    sys.exit(guard(main))
+    sys.exit(run(_load))

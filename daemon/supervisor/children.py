@@ -56,8 +56,7 @@ class Spawner:
         self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS
     ) -> None:
         self._rights = rights
-        self._args = config.to_args()
-        self._service_args = service_config(config).to_args()
+        self.configure(config)
         self._programs = programs
         self._of = {
             "collector": rights.collector,
@@ -70,6 +69,11 @@ class Spawner:
             "service": rights.service,
             "sql": rights.worker,
         }
+
+    def configure(self, config: Config) -> None:
+        """Gives ``config`` to the processes that start from now on."""
+        self._args = config.to_args()
+        self._service_args = service_config(config).to_args()
 
     def start(
         self, kind: str, *, connection: socket.socket | None = None, errors: int | None = None, restarted: str = ""

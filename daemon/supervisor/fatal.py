@@ -2,7 +2,7 @@
 
 The process writes to an inherited pipe (``PROBINGD_ERROR_FD``): empty lines while it starts, ANSWERS once it answers,
 and the error that ends it as one line of JSON, which the supervisor prints. Without a supervisor it prints ``error:``
-and ``hint:`` itself.
+and ``hint:`` itself, and sends them to systemd as its STATUS.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 from probing.api.errors import PrivilegeError, ProbingError, error_from
+from probing.daemon.supervisor.journal import line_of, print_error
+from probing.daemon.supervisor.notify import notify
 
-__all__ = ("ANSWERS", "ERROR_FD", "RESTARTED", "alive", "guard", "parse", "print_error", "report")
+__all__ = (
+    "ANSWERS",
+    "ERROR_FD",
+    "MAX_LINE",
+    "RESTARTED",
+    "alive",
+    "fields_of",
+    "guard",
+    "parse",
+    "report",
+    "result_of",
+)
 
 ERROR_FD = "PROBINGD_ERROR_FD"
 ANSWERS = b"answers"
@@ -26,17 +38,20 @@ RESTARTED = "PROBINGD_RESTARTED"
 MAX_LINE = 4096
 
 
-def report(error: ProbingError) -> None:
-    """Reports the error that ends this process to the supervisor, or to the terminal without one."""
+def report(error: ProbingError, more: str = "") -> None:
+    """Reports the error that ends this process to the supervisor; without one to stderr and systemd, with ``more``."""
     fd = os.environ.get(ERROR_FD, "")
-    if not fd.isdigit():
-        print_error(error)
-        return
-    fields = {"kind": error.kind, "message": error.message[:800], "hint": error.hint[:400]}
-    try:
-        os.write(int(fd), json.dumps(fields).encode()[: MAX_LINE - 1] + b"\n")
-    except OSError:
-        print_error(error)
+    if fd.isdigit():
+        with suppress(OSError):
+            os.write(int(fd), json.dumps(fields_of(error)).encode()[: MAX_LINE - 1] + b"\n")
+            return
+    print_error(error, more)
+    notify(f"STATUS={line_of(error)}{more}")
+
+
+def fields_of(error: ProbingError) -> dict[str, object]:
+    """Returns what ``parse`` takes, as JSON, within MAX_LINE."""
+    return {"kind": error.kind, "message": error.message[:800], "hint": error.hint[:400]}
 
 
 def alive(*, answers: bool) -> None:
@@ -57,29 +72,25 @@ def parse(line: bytes) -> ProbingError | None:
         return None
 
 
-def print_error(error: ProbingError) -> None:
-    """Prints ``error:`` and ``hint:`` to stderr, a line each."""
-    text = f"error: {_line(error.message)}\n"
-    if error.hint:
-        text += f"hint: {_line(error.hint)}\n"
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
-def guard(main: Callable[[], int]) -> int:
-    """Runs ``main``; reports a ProbingError, or a lack of descriptors, and returns its exit code."""
+def result_of(main: Callable[[], int]) -> int | ProbingError:
+    """Returns what ``main`` returns, or the ProbingError that it raises; a lack of descriptors is one, too."""
     try:
         return main()
     except ProbingError as e:
-        error = e
+        return e
     except OSError as e:
         if e.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         hint = "allow more open files: LimitNOFILE= in a unit, `ulimit -n` in a shell"
         error = PrivilegeError(f"no descriptor is left: {e.strerror}", hint=hint)
-    report(error)
-    return error.exit_code
+        error.__cause__ = e
+        return error
 
 
-def _line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+def guard(main: Callable[[], int]) -> int:
+    """Runs ``main``; reports the error that it raises, and returns its exit code."""
+    result = result_of(main)
+    if isinstance(result, int):
+        return result
+    report(result)
+    return result.exit_code

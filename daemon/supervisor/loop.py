@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from probing.api.errors import InternalError, ProbingError, StateLocked
@@ -21,8 +22,10 @@ from probing.daemon.bpf.pins import cleanup
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import Service, Spawner, describe, end
 from probing.daemon.supervisor.fatal import parse
+from probing.daemon.supervisor.journal import line_of
 from probing.daemon.supervisor.memory import MemoryLimits
 from probing.daemon.supervisor.notify import notify, watchdog_interval
+from probing.daemon.supervisor.reload import check_reload
 from probing.daemon.supervisor.requirements import raise_limits, require
 from probing.daemon.supervisor.rights import RightsTable
 from probing.daemon.supervisor.runtime import Runtime, pins_of
@@ -47,11 +50,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 class Supervisor:
     """Runs the daemon until a signal ends it; raises the error that ended a failed start.
 
-    SIGTERM and SIGINT stop it and remove every pin, SIGUSR1 stops it and keeps them, SIGHUP restarts the children.
+    SIGTERM and SIGINT stop it and remove every pin, SIGUSR1 stops it and keeps them, SIGHUP restarts the children with
+    what ``reread`` returns, unless that is wrong.
     """
 
-    def __init__(self, config: Config, rights: RightsTable, spawner: Spawner | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rights: RightsTable,
+        spawner: Spawner | None = None,
+        reread: Callable[[], Config] | None = None,
+    ) -> None:
         self._config = config
+        self._reread = reread
         self._rights = rights
         self._runtime = Runtime(config, rights)
         self._spawner = spawner or Spawner(rights, config)
@@ -150,13 +161,26 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             if number == signal.SIGHUP:
-                log.info("restarting the collector and the service")
-                for child in (self._service, self._collector):
-                    if child.process:
-                        child.process.terminate()
+                self._reload()
             else:
                 self._ending = signal.Signals(number)
         self._reap()
+
+    def _reload(self) -> None:
+        try:
+            if self._reread:
+                config = self._reread()
+                changed = check_reload(self._config, config, self._rights)
+                log.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+                self._config = config
+                self._spawner.configure(config)
+        except ProbingError as e:
+            log.error("not reloaded, the daemon goes on as it is: %s", line_of(e))
+            return
+        log.info("restarting the collector and the service")
+        for child in (self._service, self._collector):
+            if child.process:
+                child.process.terminate()
 
     def _accept(self, kind: str) -> None:
         try:

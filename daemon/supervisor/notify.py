@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
-__all__ = ("notify", "watchdog_interval")
+__all__ = ("Status", "notify", "watchdog_interval")
+
+# systemd reads at most PIPE_BUF bytes.
+_MAX_BYTES = 4000
 
 
 def notify(state: str) -> None:
@@ -18,10 +22,29 @@ def notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         try:
-            sock.sendto(state.encode(), address)
+            sock.sendto(state.encode()[:_MAX_BYTES].decode(errors="ignore").encode(), address)
         except OSError:
             # Not sent again: the next notification follows.
             return
+
+
+class Status:
+    """The line that `systemctl status` shows, by ``summary``; without systemd nothing is asked."""
+
+    def __init__(self, summary: Callable[[], str]) -> None:
+        self._summary = summary
+        self._sent = ""
+
+    def ready(self) -> None:
+        """Reports that the start is over."""
+        notify("READY=1")
+        self.tick()
+
+    def tick(self) -> None:
+        """Sends the line where it changed."""
+        if os.environ.get("NOTIFY_SOCKET") and (text := self._summary()) != self._sent:
+            notify(f"STATUS={text}")
+            self._sent = text
 
 
 def watchdog_interval() -> float | None:

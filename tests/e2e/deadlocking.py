@@ -36,12 +36,12 @@ def main() -> int:
 
 def _plant(kind: str, file: Path) -> int:
     if kind == "collector":
-        from probing.daemon.collector import __main__ as program
+        from probing.daemon.collector import process as program
         from probing.daemon.collector.drain import DrainLoop as Place
 
         method = "once"
     else:
-        from probing.daemon.service import __main__ as program
+        from probing.daemon.service import process as program
         from probing.daemon.service.collector_client import CollectorClient as Place
 
         method = "status"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import replace
 
 from probing.daemon.store.context import StoreContext
@@ -17,7 +16,6 @@ from probing.daemon.store.recovery.set_aside import SetAside
 
 __all__ = ("Space",)
 
-_log = logging.getLogger(__name__)
 # The share of max_bytes that corrupt/ may take: 1/20.
 _ASIDE_SHARE = 20
 
@@ -110,11 +108,8 @@ class Space:
         return on_file_system(limits, size)
 
     def _set_full(self, excess: str) -> None:
+        # Logged by the drain, which also sees a full disk that leaves free space for root.
         state = self._state
-        if excess and not state.full:
-            _log.warning("nothing is stored: %s", excess)
-        elif state.full and not excess:
-            _log.info("there is space again: rows are stored")
         state.problems.pop("full", None)
         state.full = bool(excess)
         if excess:

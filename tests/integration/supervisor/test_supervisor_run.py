@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from cgroup_support import memory_group
@@ -35,7 +36,8 @@ RUN = textwrap.dedent(
         config = Config.from_args(sys.argv[2:])
         rights = rights_table(config)
         programs = {kind: ("-I", sys.argv[1], kind) for kind in PROGRAMS}
-        return Supervisor(config, rights, Spawner(rights, config, programs)).run()
+        reread = lambda: Config.from_args(sys.argv[2:])
+        return Supervisor(config, rights, Spawner(rights, config, programs), reread).run()
     sys.exit(guard(main))
     """
 )
@@ -70,6 +72,8 @@ class Daemon:
         self.prefix: list[str] = []
         self.script = RUN
         self.hang_s = 30.0
+        self.config: Path | None = None
+        self.errors: IO[str] | int = subprocess.PIPE
 
     def options(self) -> list[str]:
         return [
@@ -81,14 +85,14 @@ class Daemon:
             "--users.service=60002",
             "--users.worker=60003",
             "--users.group=60004",
-            f"--hang_s={self.hang_s}",
+            f"--config={self.config}" if self.config else f"--hang_s={self.hang_s}",
         ]
 
     def start(self) -> Daemon:
         self.process = subprocess.Popen(
             [*self.prefix, sys.executable, "-c", self.script, str(CHILD), *self.options()],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
         return self
@@ -142,8 +146,7 @@ def daemon(open_tmp_path: Path) -> Iterator[Daemon]:
     if made.process:
         made.process.kill()
         made.process.wait()
-        for stream in (made.process.stdout, made.process.stderr):
-            assert stream is not None
+        for stream in filter(None, (made.process.stdout, made.process.stderr)):
             stream.close()
     for path in (made.bpffs / made.instance, made.bpffs):
         if path.exists():
@@ -244,6 +247,39 @@ def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., objec
     daemon.process.send_signal(signal.SIGHUP)
     for kind, pid in zip(("collector", "service"), before, strict=True):
         until(lambda kind=kind, pid=pid: daemon.child(kind) not in (None, pid))
+    assert daemon.end()[0] == 0
+
+
+def test_hangup_takes_a_new_configuration_and_refuses_a_wrong_one(
+    daemon: Daemon, until: Callable[..., object]
+) -> None:
+    file, log = daemon.base / "probingd.toml", daemon.base / "log"
+    file.write_text("hang_s = 30.0\n")
+    daemon.config = file
+    with log.open("w") as errors:
+        daemon.errors = errors
+        daemon.start().ready()
+    before = until(lambda: daemon.child("collector"))
+    assert isinstance(before, int)
+    assert daemon.process is not None
+    for text, wanted in (
+        ("lisen = 'x'\n", "error: unknown configuration key 'lisen'; hint: did you mean listen?"),
+        ("[store]\ntable_max_bytes = ['no.table=1']\n", "there is no stored table 'no.table'"),
+        ("node_name = 'n'\ntoken_file = '/nowhere'\nlisten = '127.0.0.1:1'\n", "error: "),
+        ("cgroup = '/x'\n[probes]\nforce_fallback = true\n", "a reload cannot change probes.force_fallback"),
+    ):
+        file.write_text(text)
+        seen = log.stat().st_size
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda seen=seen: "not reloaded" in log.read_text()[seen:])
+        assert wanted in log.read_text()[seen:]
+        assert daemon.child("collector") == before
+    file.write_text("hang_s = 31.0\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    after = until(lambda: daemon.child("collector") not in (None, before) and daemon.child("collector"))
+    assert isinstance(after, int)
+    assert "--hang_s=31.0" in arguments(after)
+    assert "changed: hang_s" in log.read_text()
     assert daemon.end()[0] == 0
 
 

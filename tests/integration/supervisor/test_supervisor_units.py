@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from probing.api.errors import InternalError, StoreFull
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import COLLECTOR_MEMORY, PROGRAMS
+from probing.daemon.supervisor.ready import error_paths
 from probing.daemon.supervisor.rights import COLLECTOR, READER
+from probing.daemon.supervisor.unit import ERROR_FILE, LASTING, status_of
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = ROOT / "packaging" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
 PYTHON = "/opt/probingd/bin/python"
+KINDS = ("collector", "service")
 # Hides from a reader what it is there to read.
 BLINDING = ("PrivateTmp", "ProtectProc", "PrivatePIDs", "PrivateUsers")
 
@@ -93,7 +97,38 @@ def test_rights_and_commands_are_those_of_the_supervisor(
 
 def test_the_collector_has_the_memory_settings_of_the_supervisor() -> None:
     given = dict(pair.split("=", 1) for pair in settings("probingd-collector.service")["Environment"].split())
+    del given[ERROR_FILE]
     assert given == {"MALLOC_ARENA_MAX": "2", **COLLECTOR_MEMORY}
+
+
+def lines(name: str, key: str) -> list[str]:
+    words = (line.partition("=") for line in (UNITS / name).read_text().splitlines())
+    return [value for found, _, value in words if found == key]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_restart_mends_is_not_restarted(kind: str) -> None:
+    unit = settings(f"probingd-{kind}.service")
+    words = ["systemd-analyze", "exit-status", *unit["RestartPreventExitStatus"].split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    numbers = {int(line.split()[1]) for line in done.stdout.splitlines()[1:]}
+    assert set(LASTING) <= numbers
+    # A bug, and what passes by itself, is started again.
+    assert not {0, 1, status_of(StoreFull("")), status_of(InternalError(""))} & numbers
+
+
+def test_the_error_of_a_unit_lies_where_ready_looks() -> None:
+    files = [dict([settings(f"probingd-{kind}.service")["Environment"].split()[0].split("=", 1)]) for kind in KINDS]
+    assert [found[ERROR_FILE] for found in files] == list(map(str, error_paths(Config.from_args([]))))
+
+
+def test_a_reload_checks_before_it_restarts() -> None:
+    check, restart, ready = lines("probingd.service", "ExecReload")
+    assert check.split()[1:6] == ["-I", "-m", "probing.daemon.cli", "check", "--only-config"]
+    # Its failure is what ``ready`` reports.
+    assert restart == "-+systemctl restart probingd-collector.service probingd-service.service"
+    assert [ready] == lines("probingd.service", "ExecStart")
+    assert settings("probingd.service")["NotifyAccess"] == "exec"
 
 
 def test_the_sockets_belong_to_those_who_connect() -> None:

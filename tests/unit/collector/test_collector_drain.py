@@ -250,6 +250,10 @@ def test_a_full_log_is_offered_the_same_record_ever_more_rarely(
     assert machine.outbox.rows["process.events"] == 23
     assert [r.message for r in caplog.records if "takes no rows" in r.message] == [caplog.messages[0]]
     assert loop.flush() == loop.failure == "no space"
+    # AND not again for other numbers of the same kind of error
+    machine.log.error = StoreFull("7 bytes are free")
+    until(lambda: loop.failure == "7 bytes are free")
+    assert len([r for r in caplog.records if "takes no rows" in r.message]) == 1
     # AND the pauses grow
     assert loop._retry_s >= 0.001 * 2**4
     # WHEN there is space again, all is in the log once, with what came meanwhile
@@ -259,6 +263,7 @@ def test_a_full_log_is_offered_the_same_record_ever_more_rarely(
     assert machine.seen == list(range(30))
     assert sum(rows["process.events"] for rows, _ in machine.log.records) == 30
     assert loop.failure is None
+    assert [r.message for r in caplog.records if "again" in r.message] == ["the log takes rows again"]
     until(lambda: loop.flush() == "")
 
 

@@ -152,7 +152,7 @@ def test_a_disk_smaller_than_what_is_to_stay_free_stores_by_default() -> None:
     assert f"keep_free_bytes is {1 << 30}" in store.status()["reason"]
 
 
-def test_a_store_that_is_full_from_its_start_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_full_from_its_start_says_so() -> None:
     files = support.MemoryFiles()
     files.free = 1000
     store = opened(files, support.clock(), StoreLimits(keep_free_bytes=1 << 20))
@@ -162,12 +162,8 @@ def test_a_store_that_is_full_from_its_start_says_so(caplog: pytest.LogCaptureFi
     for number in range(3):
         with pytest.raises(StoreFull):
             store.append({"t.small": [batch(number, 1)]}, {})
-    # Once, not each time.
-    assert caplog.text.count("nothing is stored") == 1
     files.free = 1 << 30
-    caplog.set_level("INFO")
     store.maintain()
-    assert "there is space again" in caplog.text
     assert store.status()["state"] == "running"
 
 

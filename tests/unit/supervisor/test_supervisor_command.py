@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from probing.api.errors import UsageError
+from probing.api.errors import AttachError, UsageError
+from probing.daemon.bpf.lockdown import explained
 from probing.daemon.cli import main
 from probing.daemon.cli.check import Finding, check, needed_is_missing, print_table
 from probing.daemon.config import Config, options
 from probing.daemon.supervisor import rights
+from probing.daemon.supervisor.unit import LASTING, status_of
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
@@ -87,13 +89,51 @@ def test_check_finds_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_shows_the_lockdown_of_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def lockdown(text: str) -> list[tuple[str, str]]:
         (tmp_path / "lockdown").write_text(text)
-        monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "lockdown")
+        monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "lockdown")
         return [(one.state, one.detail) for one in check(Config.from_args([])) if one.name == "lockdown"]
 
     assert lockdown("none integrity [confidentiality]\n") == [("limited", "confidentiality")]
     assert lockdown("none [integrity] confidentiality\n") == [("ok", "integrity")]
-    monkeypatch.setattr("probing.daemon.cli.check.LOCKDOWN", tmp_path / "none")
+    monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "none")
     assert "lockdown" not in {one.name for one in check(Config.from_args([]))}
+
+
+def test_a_refusal_by_a_locked_down_kernel_names_the_lockdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "lockdown")
+    refused = AttachError("process does not load (Invalid argument): unknown func bpf_probe_read_kernel#113")
+    assert explained(refused) is refused
+    (tmp_path / "lockdown").write_text("none [integrity] confidentiality\n")
+    assert explained(refused) is refused
+    (tmp_path / "lockdown").write_text("none integrity [confidentiality]\n")
+    found = explained(refused)
+    assert status_of(found) in LASTING
+    assert found.message.startswith("the kernel is locked down (confidentiality) and refuses our programs: process ")
+    assert "lockdown=integrity" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("lisen = 1\n", "unknown configuration key 'lisen'"),
+        ("hang_s = -1.0\n", "hang_s"),
+        ("listen = '0.0.0.0:1'\ntoken_file = 'x'\n", "in the clear"),
+        ("listen = '127.0.0.1:1'\ntoken_file = '/nowhere'\n", "/nowhere"),
+        ("[store]\ntable_max_age_days = ['no.table=1']\n", "no stored table"),
+        ("[users]\nservice = 'nobody-knows'\n", "no user 'nobody-knows'"),
+        ("", ""),
+    ],
+)
+def test_only_the_configuration_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, wanted: str
+) -> None:
+    file = tmp_path / "probingd.toml"
+    file.write_text(text)
+    user = [] if "[users]" in text else ["--users.service=0"]
+    assert run(monkeypatch, "check", "--only-config", f"--config={file}", *user) == (2 if wanted else 0)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert wanted in output.err
+    assert output.err.startswith("error: ") == bool(wanted)
 
 
 def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,60 @@
+"""The main function of the process that collects. The supervisor or a unit starts it with its rights."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+
+from probing.daemon.collector.collector import Collector
+from probing.daemon.config import Config
+from probing.daemon.confined.sandbox import restrict
+from probing.daemon.confined.seccomp import COLLECTOR
+from probing.daemon.supervisor.alive import Watch
+from probing.daemon.supervisor.asking import collector_status
+from probing.daemon.supervisor.journal import log_to_stderr
+from probing.daemon.supervisor.notify import Status
+
+__all__ = ("main",)
+
+_CHECK_S = 0.5
+# The status that systemd shows may be so old, in checks.
+_STATUS_CHECKS = 4
+
+
+def main() -> int:
+    """Collects until SIGTERM or SIGINT."""
+    log_to_stderr("collector: %(levelname)s %(name)s: %(message)s")
+    config = Config.from_args(sys.argv[1:])
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
+    gc.disable()
+    collector = Collector(config)
+    restrict(COLLECTOR)
+    watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
+    watch.start()
+    try:
+        collector.start()
+        gc.collect()
+        gc.freeze()
+        watch.step()
+        status = Status(collector.summary)
+        status.ready()
+        checks = 0
+        while not ended.wait(_CHECK_S):
+            collector.check()
+            watch.step()
+            checks += 1
+            if checks % _STATUS_CHECKS == 0:
+                status.tick()
+    finally:
+        watch.stop()
+        collector.stop()
+    return 0
+
+
+def _is_well(config: Config, seconds: float) -> bool:
+    return float(collector_status(config.control_socket, seconds)["drain_age_ms"]) < seconds * 1000

@@ -1,0 +1,42 @@
+"""Helpers that end at once, as when their Python cannot start."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from probing.daemon.processes import connections
+from probing.daemon.processes.connections import Connections
+
+
+def test_ever_fewer_are_started_until_one_works(
+    tmp_path: Path, until: Callable[..., object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "RETRY_S", 0.001)
+    started: list[float] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def close_each() -> None:
+            while True:
+                try:
+                    listener.accept()[0].close()
+                except OSError:
+                    return
+                started.append(0.0)
+
+        thread = threading.Thread(target=close_each)
+        thread.start()
+        pool = Connections(str(tmp_path / "s"), 1, "reader")
+        until(lambda: len(started) >= 6)
+        # The pause doubled each time, and the log has it once.
+        assert pool._retry_s >= 0.001 * 2**5
+        assert caplog.text.count("no reader can be started") == 1
+        pool.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
