@@ -39,6 +39,7 @@ class Features:
     uprobe_multi: bool
     attach_cookie: bool
     perf_link: bool
+    event_map: bool
     test_run: bool
     tp_btf: bool
     preempt: bool
@@ -46,13 +47,9 @@ class Features:
     cpu_clock: bool
     off_cpu: bool
 
-    def without_multi(self) -> Features:
-        """Returns the features without uprobe_multi, as in kernels before 6.6."""
-        return replace(self, uprobe_multi=False)
-
-    def without_preempt(self) -> Features:
-        """Returns the features without non-preemptible programs, as in kernels before 6.13."""
-        return replace(self, preempt=False)
+    def without(self, *names: str) -> Features:
+        """Returns the features without those of these names, as an older kernel has them."""
+        return replace(self, **dict.fromkeys(names, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +127,7 @@ def _try_all() -> dict[str, int]:
         "uprobe_multi": _uprobe_multi(),
         "attach_cookie": _errno(lambda: syscalls.load_program(_PROG_KPROBE, _READ_COOKIE)),
         "perf_link": _perf_link(),
+        "event_map": _errno(syscalls.create_event_map),
         "test_run": _test_run(),
         "tp_btf": _tracepoint(types, _EXEC_TYPE),
         "real_inode": 0 if _FIND_VMA in types else errno.ENOENT,
@@ -161,7 +159,12 @@ _LACKS = {
     ),
     "attach_cookie": ("one copy of a program for each symbol", _newer("5.15")),
     "perf_link": (
-        "where uprobe_multi is missing too, probes end with the daemon: a restart leaves a gap", _newer("5.15"),
+        "where uprobe_multi and event_map are missing too, probes end with the collector: a restart leaves a gap",
+        _newer("5.15"),
+    ),
+    "event_map": (
+        "where uprobe_multi and perf_link are missing too, probes end with the collector: a restart leaves a gap",
+        _newer("5.10"),
     ),
     "test_run": ("an operation that never ends is closed only when its process exits", _newer("5.10")),
     "tp_btf": (

@@ -1,4 +1,4 @@
-"""Attaches programs to code and tracepoints, by links that are pinned where the kernel can pin them."""
+"""Attaches programs to code and tracepoints, by pinned links, or by perf events in pinned maps."""
 
 from __future__ import annotations
 
@@ -44,15 +44,17 @@ class Link:
         while self.fds:
             os.close(self.fds.pop())
 
-    def detach(self) -> None:
-        """Ends the link, pinned or not: later calls are not seen."""
+    def detach(self) -> list[int]:
+        """Ends the link, pinned or not. Returns the ids of programs that end soon (``attach.wait_for_end``)."""
         for path in self.pins:
             # The kernel ends a link at once with its last descriptor, but some time after its last pin.
             with contextlib.suppress(OSError):
                 self.fds.append(syscalls.object_get(path))
             path.unlink(missing_ok=True)
         self.pins.clear()
+        programs = [program for fd in self.fds if (program := attach.program_in_map(fd)) is not None]
         self.release()
+        return programs
 
 
 class Links(dict[str, Link]):
@@ -111,9 +113,11 @@ class Links(dict[str, Link]):
         self._try(link, lambda: self._place(link, handle, fd, points, on_return, pid))
         return link
 
-    def end(self, link: Link) -> None:
-        link.detach()
-        self.pop(link.name, None)
+    def end(self, *links: Link) -> None:
+        """Ends links, pinned or not: later calls are not seen."""
+        attach.wait_for_end([program for link in links for program in link.detach()])
+        for link in links:
+            self.pop(link.name, None)
 
     def on_files(self) -> dict[str, Link]:
         """Returns the links on files that probe every process."""
@@ -123,10 +127,10 @@ class Links(dict[str, Link]):
         try:
             place()
         except OSError as e:
-            link.detach()
+            self.end(link)
             raise attach.refused(e, f"{link.program} cannot be attached") from e
         except BaseException:
-            link.detach()
+            self.end(link)
             raise
         self[link.name] = link
 
@@ -145,6 +149,8 @@ class Links(dict[str, Link]):
             try:
                 if features.perf_link:
                     keep(attach.attach_perf(program, fd, offset, cookie, on_return, pid))
+                elif features.event_map and not pid:
+                    keep(attach.attach_perf_in_map(program, fd, offset, on_return))
                 else:
                     link.fds.append(attach.attach_perf_by_ioctl(program, fd, offset, on_return, pid))
             finally:

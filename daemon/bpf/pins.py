@@ -22,10 +22,12 @@ from probing.daemon.bpf import syscalls
 
 __all__ = (
     "META",
+    "MOUNT_HINT",
     "PIN_ROOT",
     "cleanup",
     "layouts",
     "lock",
+    "possible",
     "prepare",
     "read_meta",
     "remove_layout",
@@ -35,8 +37,11 @@ __all__ = (
 )
 
 PIN_ROOT = Path("/sys/fs/bpf/probingd")
+MOUNT_HINT = "mount -t bpf bpf /sys/fs/bpf; in a container, mount the host's /sys/fs/bpf there"
 META = "meta_v1"
 _BPF_FS_MAGIC = 0xCAFE4A11
+# On all architectures.
+_FSOPEN = 430
 _MAP_ARRAY = 2
 _MAX_META = 1 << 20
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -64,9 +69,24 @@ def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | N
     return folder
 
 
-def _mount(pin_root: Path) -> None:
-    existing = next(path for path in (pin_root, *pin_root.parents) if path.exists())
+def possible(pin_root: Path = PIN_ROOT) -> bool:
+    """Returns whether there is a bpffs to write to, or one could be mounted. Changes nothing."""
+    existing = _existing(pin_root)
     if _filesystem(existing) == _BPF_FS_MAGIC:
+        return os.access(existing, os.W_OK)
+    # Needs what mount(2) needs, from Linux 5.2 on.
+    fd = int(ctypes.CDLL(None).syscall(_FSOPEN, b"bpf", 0))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+def _existing(pin_root: Path) -> Path:
+    return next(path for path in (pin_root, *pin_root.parents) if path.exists())
+
+
+def _mount(pin_root: Path) -> None:
+    if _filesystem(_existing(pin_root)) == _BPF_FS_MAGIC:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     # At the usual mount point when the folder lies below it, else at the folder itself.
@@ -78,7 +98,7 @@ def _mount(pin_root: Path) -> None:
         number = ctypes.get_errno()
         if number in (errno.EPERM, errno.EACCES):
             raise PermissionError(number, os.strerror(number))
-        raise PrivilegeError(f"no bpffs can be mounted on {place}: {os.strerror(number)}")
+        raise PrivilegeError(f"no bpffs can be mounted on {place}: {os.strerror(number)}", hint=MOUNT_HINT)
 
 
 def _let_through(pin_root: Path) -> None:

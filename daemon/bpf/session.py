@@ -65,13 +65,12 @@ class Session:
 
         Those of ``optional`` come last, and the session opens without the ones that the kernel refuses.
 
-        ``fallback`` attaches as on kernels without uprobe_multi, as does PROBINGD_FORCE_FALLBACK=1. ``constants``
-        sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries of maps. Raises AttachError,
-        PrivilegeError, StateLocked, NotFound.
+        ``fallback`` attaches as on kernels without uprobe_multi; PROBINGD_WITHOUT names features to do without, with
+        commas in between. ``constants`` sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries
+        of maps. Raises AttachError, PrivilegeError, StateLocked, NotFound.
         """
-        found = features or detect()
-        if fallback or os.environ.get("PROBINGD_FORCE_FALLBACK") == "1":
-            found = found.without_multi()
+        avoided = [name for name in os.environ.get("PROBINGD_WITHOUT", "").split(",") if name]
+        found = (features or detect()).without(*avoided, *(["uprobe_multi"] if fallback else []))
         if not found.ringbuf:
             raise PrivilegeError("no BPF ring buffer can be made: rights or kernel (5.8) are missing")
         if not found.btf:
@@ -90,7 +89,7 @@ class Session:
             if not found.preempt:
                 raise
             # The first kernels with preempt_disable allow no call of a global function after it.
-            return opened(found.without_preempt())
+            return opened(found.without("preempt"))
 
     @classmethod
     def _opened(cls, folder: Path, loader: Loader) -> Session:
@@ -301,9 +300,7 @@ class Session:
 
     def end_file(self, identity: tuple[int, int]) -> None:
         """End all links on a file that are for every process, so that the kernel releases the file."""
-        for link in self.links.on_files().values():
-            if link.file == identity:
-                self.links.end(link)
+        self.links.end(*(link for link in self.links.on_files().values() if link.file == identity))
 
     def _program(self, name: str) -> int:
         try:
@@ -313,11 +310,10 @@ class Session:
 
     def close(self, keep: bool = True) -> None:
         """Release everything. ``keep`` leaves the pins, and so the programs, to the next daemon."""
+        if not keep:
+            self.links.end(*self.links.values())
         for link in self.links.values():
-            if keep:
-                link.release()
-            else:
-                link.detach()
+            link.release()
         self.links.clear()
         for foreign in self.foreign:
             foreign.close()

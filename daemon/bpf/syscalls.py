@@ -17,6 +17,7 @@ from typing import NamedTuple
 __all__ = (
     "UPROBE_MULTI",
     "Info",
+    "create_event_map",
     "create_map",
     "ids",
     "link_info",
@@ -48,6 +49,7 @@ LINK_BY_ID, LINK_NEXT_ID = 30, 31
 UPROBE_MULTI = 48
 _NOEXIST = 1
 _PERF_EVENT = 41
+_MAP_PERF_EVENT_ARRAY, _PRESERVE_ELEMS = 4, 1 << 11
 _UPROBE_MULTI_RETURN = 1
 _MAX_ATTR = 256
 
@@ -78,10 +80,18 @@ def _address(buffer: ctypes.Array[ctypes.c_char] | None) -> int:
     return ctypes.addressof(buffer) if buffer is not None else 0
 
 
-def create_map(kind: int, key_size: int, value_size: int, entries: int, name: str = "") -> int:
+def create_map(kind: int, key_size: int, value_size: int, entries: int, name: str = "", flags: int = 0) -> int:
     """Returns the descriptor of a new map."""
     sizes = (kind, key_size, value_size, entries)
-    return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", *sizes, 0, 0, 0, name.encode()[:15]))
+    return _bpf(MAP_CREATE, struct.pack("<IIIIIII16s", *sizes, flags, 0, 0, name.encode()[:15]))
+
+
+def create_event_map(name: str = "") -> int:
+    """Returns the descriptor of a new map for one perf event, which stays open while the map exists (from 5.10).
+
+    Without BPF_F_PRESERVE_ELEMS the event would leave the map with the descriptor by which it was entered.
+    """
+    return create_map(_MAP_PERF_EVENT_ARRAY, 4, 4, 1, name, _PRESERVE_ELEMS)
 
 
 def load_program(kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0) -> int:

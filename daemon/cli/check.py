@@ -14,6 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
+from probing.daemon.bpf import pins
 from probing.daemon.bpf.library import library
 from probing.daemon.bpf.lockdown import CONFIDENTIALITY, REMEDY, lockdown_mode
 from probing.daemon.cli.options import Format, FormatOption, config_of, write_json
@@ -37,6 +38,8 @@ __all__ = ("Finding", "check", "check_config", "command", "needed_is_missing", "
 AS_ROOT = "start it as root or by its systemd unit"
 # Without these nothing can be collected; every other lack costs something, and the daemon runs.
 NEEDED_FEATURES = ("btf", "ringbuf")
+# Any of these keeps a pinned probe in place while no collector runs.
+LASTING_FEATURES = ("uprobe_multi", "perf_link", "event_map")
 RIGHTS_COST = {
     "BPF": "no program can be loaded: no collectives, no process events",
     "PERFMON": "no program can read what it watches: no collectives, no process events",
@@ -97,17 +100,19 @@ def check_config(config: Config) -> None:
 
 def check(config: Config) -> list[Finding]:
     """Look at everything. Changes nothing, and raises nothing for what is missing."""
+    features, pinned = list(_library_and_features()), _pins(config)
     return [
         _kernel(),
         *_lockdown(),
-        *_library_and_features(),
+        *features,
         _objects(),
         *_rights(config),
         _paranoid(),
         _tool("setpriv", "util-linux", "no process can be given its rights"),
         *_walls(),
         _state_dir(config),
-        _pins(config),
+        pinned,
+        *([_restart(features)] if pinned.state == "ok" else []),
         _socket(config),
     ]
 
@@ -248,23 +253,40 @@ def _state_dir(config: Config) -> Finding:
 
 
 def _pins(config: Config) -> Finding:
-    pins = pins_of(config)
-    there = pins
-    while not there.exists():
-        there = there.parent
-    return _asked("pins", lambda: "present" if pins.exists() else f"none, to be made under {there}")
+    folder = pins_of(config)
+
+    def ask() -> Finding:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        good = pins.possible(there)
+        detail = "present" if there == folder else f"none, to be made under {there}"
+        detail = detail if good else f"no BPF file system to write to at {there}"
+        remedy = pins.MOUNT_HINT if os.geteuid() == 0 else AS_ROOT
+        return _finding("pins", good, True, detail, "nothing can be loaded", remedy)
+
+    return _asked("pins", ask)
+
+
+def _restart(features: list[Finding]) -> Finding:
+    """What a kill or a restart of the collector costs."""
+    states = {finding.name: finding.state for finding in features if finding.name in LASTING_FEATURES}
+    lasting = [name for name in LASTING_FEATURES if states.get(name) == "ok"]
+    if not lasting and "unknown" in states.values():
+        return Finding("restart", "unknown", False, "cannot be tried without CAP_BPF and CAP_PERFMON")
+    detail = f"loses nothing: pinned probes record ({lasting[0]})" if lasting else "probes end with the collector"
+    cost = "calls while no collector runs are missing: probing.losses has a row for each process"
+    return Finding("restart", "ok" if lasting else "limited", False, detail, cost, "boot Linux 5.10 or newer")
 
 
 def _socket(config: Config) -> Finding:
-    def ask() -> str:
+    def ask() -> Finding:
         owner = owner_of(config)
-        return f"{config.socket}, served by pid {owner}" if owner else f"{config.socket}, free"
+        return Finding("socket", "ok", False, f"{config.socket}, {f'served by pid {owner}' if owner else 'free'}")
 
     return _asked("socket", ask)
 
 
-def _asked(name: str, ask: Callable[[], str]) -> Finding:
+def _asked(name: str, ask: Callable[[], Finding]) -> Finding:
     try:
-        return Finding(name, "ok", False, ask())
+        return ask()
     except (ProbingError, OSError) as e:
         return Finding(name, "limited", False, str(e), "its state is not known", "ask as root")

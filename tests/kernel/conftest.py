@@ -103,7 +103,7 @@ def pin_root() -> Iterator[Path]:
 @pytest.fixture(params=["uprobe_multi", "fallback"])
 def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both roads to a uprobe, whatever the environment asks for."""
-    monkeypatch.delenv("PROBINGD_FORCE_FALLBACK", raising=False)
+    monkeypatch.delenv("PROBINGD_WITHOUT", raising=False)
     return bool(request.param == "fallback")
 
 

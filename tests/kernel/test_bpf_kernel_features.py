@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,27 @@ def test_matrix_lists_every_feature_with_its_cost() -> None:
     found = detect()
     assert all(getattr(found, c.name) == c.present for c in listed)
     assert all(bool(c.reason) != c.present for c in listed)
+
+
+@pytest.mark.parametrize(
+    ("mount", "rights", "possible"),
+    [
+        ("mount -t bpf bpf", (), True),
+        ("mount -t bpf -o mode=0755 bpf", NO_RIGHTS, False),
+        ("mount -t bpf -o ro bpf", (), False),
+        ("mount -t tmpfs tmpfs", (), True),
+        ("mount -t tmpfs tmpfs", ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"), False),
+    ],
+    ids=["there", "of another user", "read-only", "may be mounted", "may not be mounted"],
+)
+def test_pins_are_possible(mount: str, rights: Sequence[str], possible: bool, open_tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from probing.daemon.bpf.pins import possible\n"
+    script += "print(possible(Path(sys.argv[1]) / 'instance'))"
+    mounted = ["unshare", "--mount", "sh", "-ec", f'{mount} "$1"; shift; exec "$@"', "-", str(open_tmp_path)]
+    command = [*mounted, *rights, sys.executable, "-c", script, str(open_tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert (done.stdout, done.stderr) == (f"{possible}\n", "")
+    assert not list(open_tmp_path.iterdir())
 
 
 def test_matrix_without_rights_says_why() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from probing.api.errors import AttachError, UsageError
+from probing.daemon.bpf.capabilities import Capability
 from probing.daemon.bpf.lockdown import explained
 from probing.daemon.cli import main
-from probing.daemon.cli.check import Finding, check, needed_is_missing, print_table
+from probing.daemon.cli.check import LASTING_FEATURES, Finding, check, needed_is_missing, print_table
 from probing.daemon.config import Config, options
 from probing.daemon.supervisor import rights
 from probing.daemon.supervisor.unit import LASTING, status_of
@@ -134,6 +135,29 @@ def test_only_the_configuration_is_checked(
     assert output.out == ""
     assert wanted in output.err
     assert output.err.startswith("error: ") == bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("features", "pins_work", "shown"),
+    [
+        ("uprobe_multi perf_link event_map", True, ("ok", "loses nothing: pinned probes record (uprobe_multi)")),
+        ("perf_link event_map", True, ("ok", "loses nothing: pinned probes record (perf_link)")),
+        ("event_map", True, ("ok", "loses nothing: pinned probes record (event_map)")),
+        ("", True, ("limited", "probes end with the collector")),
+        ("uprobe_multi", False, None),
+    ],
+)
+def test_check_says_what_a_restart_costs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, features: str, pins_work: bool, shown: tuple[str, str] | None
+) -> None:
+    found = [Capability(name, name in features.split(), "much", "more") for name in LASTING_FEATURES]
+    monkeypatch.setattr("probing.daemon.bpf.capabilities.capabilities", lambda: found)
+    monkeypatch.setattr("probing.daemon.cli.check.library", lambda: "libbpf")
+    monkeypatch.setattr("probing.daemon.bpf.pins.possible", lambda _: pins_work)
+    findings = {finding.name: finding for finding in check(Config.from_args([f"--probes.bpffs={tmp_path}"]))}
+    assert (findings["pins"].state, findings["pins"].needed) == ("ok" if pins_work else "missing", True)
+    restart = findings.get("restart")
+    assert (restart and (restart.state, restart.detail)) == shown
 
 
 def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
