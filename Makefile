@@ -202,12 +202,13 @@ wheel: | deps ## .build/wheels/probingd-VERSION-py3-none-manylinux_2_28_MACHINE.
 wheel-test: wheel ## install the wheel where there is no compiler and no libbpf, and watch a job there
 	packaging/wheel-test.sh $$(ls .build/wheels/probingd-*_$$(uname -m).whl)
 
+ARM64_KERNELS ?= 6.12
 # Not a part of `make test`: QEMU translates every instruction. Debian's files for the guest come into the user's cache.
-vm-test-arm64: install ## the arm64 wheel on kernels of arm64 under QEMU; also KERNELS="6.1 6.12"
+vm-test-arm64: install ## the arm64 wheel on kernels of arm64 under QEMU; also ARM64_KERNELS="6.1 6.12"
 	@command -v qemu-system-aarch64 qemu-img cpio depmod >/dev/null || { apt-get update -q && \
 		apt-get install -q -y --no-install-recommends cpio kmod qemu-system-arm qemu-utils; }
 	packaging/wheel.sh aarch64
-	PYTHONPATH=tests PROBINGD_VM_ARM64_KERNELS="$(or $(KERNELS),6.12)" $(PYTHON) -m pytest -s vm-tests/arm64_tests.py
+	PYTHONPATH=tests $(PYTHON) -m pytest -s --timeout 3600 --kernels "$(ARM64_KERNELS)" vm-tests/arm64_tests.py
 
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall

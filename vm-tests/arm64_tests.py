@@ -1,7 +1,7 @@
 """The wheel for arm64 on a kernel of arm64: its programs load, and see exactly what processes did there.
 
-``make vm-test-arm64`` runs them; they are no part of the tests of the other guests. PROBINGD_VM_ARM64_KERNELS names the
-kernels and PROBINGD_VM_ARM64_TESTS the tests that run in the guest, with spaces between.
+``make vm-test-arm64`` runs them; they are no part of the tests of the other guests. PROBINGD_VM_ARM64_TESTS names other
+tests to run in the guest, with spaces between.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import pytest
 from arm64 import PYTHON, Arm64Guest, payload_image, root_image
 from kernels import ROOT, kernel
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probingd/vm"
-KERNELS = os.environ.get("PROBINGD_VM_ARM64_KERNELS", "6.12").split()
 TESTS_S = 1800.0
-# A probe's arguments by both ways to attach it, NCCL's calls and communicators, samples of Python, starts and ends of
-# processes, and the daemon with a job.
+# A probe's arguments by both ways to attach it, starts and ends of processes, samples of Python, and NCCL's calls.
 TESTS = (
     "tests/kernel/test_bpf_session.py::test_counts_and_arguments_are_exact",
     "tests/kernel/test_bpf_lifecycle.py",
+    "tests/kernel/test_python_sampler.py::test_samples_are_what_a_walk_sees",
     "tests/kernel/test_nccl_operations.py",
-    "tests/e2e/test_nccl_job.py::test_operations_and_communicators_of_a_job",
 )
 
 
@@ -34,12 +31,17 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return payload_image(tmp_path_factory.mktemp("arm64"), wheel)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    kernels = metafunc.config.getoption("kernels").replace(",", " ").split()
+    metafunc.parametrize("machine", kernels, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def machine(
-    request: pytest.FixtureRequest, payload: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, cache: Path, payload: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Arm64Guest]:
     folder = tmp_path_factory.mktemp("machine")
-    made = Arm64Guest(folder, kernel(request.param, CACHE, "arm64"), root_image(CACHE), payload)
+    made = Arm64Guest(folder, kernel(request.param, cache, "arm64"), root_image(cache), payload)
     try:
         print(f"\nLinux {made.kernel.release} answers after {made.boot():.0f} s")
         yield made
@@ -60,7 +62,7 @@ def test_every_program_loads(machine: Arm64Guest) -> None:
 
 
 def test_programs_see_what_processes_do(machine: Arm64Guest) -> None:
-    python = "PROBINGD_TEST_PYTHONS=/usr/bin/python3 /payload/venv/bin/python3"
-    options = "-q -p no:cacheprovider --tb=short --durations=5"
+    settings = "PROBINGD_TEST_PYTHONS=/usr/bin/python3 PROBINGD_TEST_DEADLINE_S=600 HYPOTHESIS_STORAGE_DIRECTORY=/tmp"
+    options = "-v -p no:cacheprovider -o timeout=1200 --tb=short"
     tests = os.environ.get("PROBINGD_VM_ARM64_TESTS") or " ".join(TESTS)
-    print(machine.run(f"cd /payload && {python} -m pytest {options} {tests}", seconds=TESTS_S))
+    print(machine.run(f"cd /payload && {settings} {PYTHON} -m pytest {options} {tests}", seconds=TESTS_S))
