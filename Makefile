@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test wheel wheel-test image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -201,6 +201,14 @@ wheel: | deps ## .build/wheels/probingd-VERSION-py3-none-manylinux_2_28_MACHINE.
 # Not a part of `make test`: it makes a Debian in the user's cache and downloads compilers and dependencies.
 wheel-test: wheel ## install the wheel where there is no compiler and no libbpf, and watch a job there
 	packaging/wheel-test.sh $$(ls .build/wheels/probingd-*_$$(uname -m).whl)
+
+ARM64_KERNELS ?= 6.12
+# Not a part of `make test`: QEMU translates every instruction. Debian's files for the guest come into the user's cache.
+vm-test-arm64: install ## the arm64 wheel on kernels of arm64 under QEMU; also ARM64_KERNELS="6.1 6.12"
+	@command -v qemu-system-aarch64 qemu-img cpio depmod >/dev/null || { apt-get update -q && \
+		apt-get install -q -y --no-install-recommends cpio kmod qemu-system-arm qemu-utils; }
+	packaging/wheel.sh aarch64
+	PYTHONPATH=tests $(PYTHON) -m pytest -s --timeout 3600 --kernels "$(ARM64_KERNELS)" vm-tests/arm64_tests.py
 
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall

@@ -1,13 +1,15 @@
 """The verifier's counts of each BPF program, by kernel: ``python tests/verifier_record.py [FILE...]`` records new ones.
 
 Each FILE is what ``python -m probing.daemon.bpf.verifier_statistics`` printed on a kernel; without one it is run
-here, as root. docs/verifier.json holds the counts by the first two numbers of the release, docs/verifier.md shows them.
+here, as root. docs/verifier.json holds the counts by the first two numbers of the release, and the machine where it is
+not x86-64; docs/verifier.md shows them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +34,10 @@ that is recorded; `make verifier-record` accepts the counts of the running kerne
 """
 
 
-def series_of(release: str) -> str:
-    """Returns the series of a kernel release, as 6.12 of 6.12.117+deb13-amd64."""
-    return ".".join(release.split(".")[:2])
+def series_of(release: str, machine: str) -> str:
+    """Returns the series of a kernel release, as 6.12 of 6.12.117+deb13-amd64, or "6.12 aarch64" on such a machine."""
+    series = ".".join(release.split(".")[:2])
+    return series if machine == "x86_64" else f"{series} {machine}"
 
 
 def grown(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
@@ -49,7 +52,7 @@ def grown(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
 
 
 def _page(record: dict[str, Any]) -> str:
-    kernels = sorted(record, key=lambda series: [int(number) for number in series.split(".")])
+    kernels = sorted(record, key=_order)
     programs = sorted({(name, program) for seen in record.values() for name in seen for program in seen[name]})
     lines = [_HEAD, f"| object | program | {' | '.join(kernels)} |", f"|---|---|{'---|' * len(kernels)}"]
     for name, program in programs:
@@ -59,12 +62,17 @@ def _page(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _order(kernel: str) -> tuple[str, list[int]]:
+    series, _, machine = kernel.partition(" ")
+    return machine, [int(number) for number in series.split(".")]
+
+
 def main(files: list[str]) -> None:
     found = [json.loads(Path(file).read_text()) for file in files]
     if not found:
-        found = [{"kernel": os.uname().release, "objects": statistics(detect())}]
+        found = [{"kernel": os.uname().release, "machine": platform.machine(), "objects": statistics(detect())}]
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record.update({series_of(one["kernel"]): one["objects"] for one in found})
+    record.update({series_of(one["kernel"], one.get("machine", "x86_64")): one["objects"] for one in found})
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     (DOCS / "verifier.md").write_text(_page(record))
 

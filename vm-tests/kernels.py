@@ -17,7 +17,7 @@ __all__ = ("MODULES", "SUITES", "Kernel", "fetch_apt", "initrd", "kernel", "run"
 ROOT = Path(__file__).resolve().parents[1]
 # By series, the suite of Debian that has it as its kernel.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "7.2": "sid"}
-MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4")
+MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4", "overlay")
 # The root is the first disk.
 MOUNT_ROOT = """#!/bin/sh
 mount -t devtmpfs dev /dev
@@ -60,11 +60,11 @@ def fetch_apt(folder: Path, suite: str, architecture: str, *words: str) -> str:
 
 
 def initrd(path: Path, tree: Path, release: str, modules: tuple[str, ...], init: str) -> None:
-    """Writes an initial RAM disk: busybox, ``modules`` of the kernel below ``tree`` in order, and ``init``."""
+    """Writes an initial RAM disk: the busybox and ``modules`` (in order) below ``tree``, and ``init``."""
     content = tree / "initrd"
     for folder in ("bin", "dev", "modules", "root"):
         (content / folder).mkdir(parents=True)
-    shutil.copy("/bin/busybox", content / "bin/busybox")
+    shutil.copy(next(tree.glob("**/bin/busybox")), content / "bin/busybox")
     for applet in ("sh", "mount", "insmod", "switch_root"):
         (content / "bin" / applet).symlink_to("busybox")
     order = [_module(content, source) for source in _needed(tree, release, modules)]
@@ -92,7 +92,7 @@ def _unpack(suite: str, architecture: str, folder: Path) -> str:
     # Newer ones are split: image, binary and modules.
     packages = re.findall(r"^Inst (linux-\S*-\d\S*) ", plan, re.MULTILINE)
     (release,) = (name.removeprefix("linux-image-") for name in packages if name.startswith("linux-image-"))
-    for package in (name for name in packages if name.endswith(release)):
+    for package in ("busybox-static", *(name for name in packages if name.endswith(release))):
         fetch_apt(folder, suite, architecture, "download", package)
     for archive in folder.glob("*.deb"):
         run("dpkg-deb", "--extract", archive, tree)

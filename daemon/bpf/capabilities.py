@@ -13,6 +13,7 @@ from probing.daemon.bpf import syscalls
 from probing.daemon.bpf.cpu_clock import open_cpu_clock
 from probing.daemon.bpf.libbpf import kernel_types
 from probing.daemon.bpf.perf_events import online_cpus
+from probing.daemon.bpf.preemption import load_guarded
 
 __all__ = ("Capability", "Features", "capabilities", "detect")
 
@@ -118,6 +119,12 @@ def _tracepoint(types: dict[str, int], name: str) -> int:
     return _errno(lambda: syscalls.load_program(_PROG_TRACING, _RETURN_0, _TRACE_RAW_TP, types[name]))
 
 
+def _preempt(types: dict[str, int]) -> int:
+    if not all(name in types for name in _PREEMPT):
+        return errno.ENOENT
+    return _errno(lambda: load_guarded(*(types[name] for name in _PREEMPT)))
+
+
 def _try_all() -> dict[str, int]:
     """Returns the errno of each field of Features, 0 for one that works."""
     types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH)
@@ -131,7 +138,7 @@ def _try_all() -> dict[str, int]:
         "test_run": _test_run(),
         "tp_btf": _tracepoint(types, _EXEC_TYPE),
         "real_inode": 0 if _FIND_VMA in types else errno.ENOENT,
-        "preempt": 0 if all(name in types for name in _PREEMPT) else errno.ENOENT,
+        "preempt": _preempt(types),
         "cpu_clock": _cpu_clock(),
         "off_cpu": _tracepoint(types, _SWITCH_TYPE) if _FOR_EACH in types else errno.ENOENT,
     }
@@ -173,7 +180,7 @@ _LACKS = {
     ),
     "preempt": (
         "none before Linux 6.13; on later preemptible kernels without it, uprobe programs may be preempted",
-        "none is needed before Linux 6.13; later kernels have it with CONFIG_DEBUG_INFO_BTF",
+        "none is needed before Linux 6.13; with CONFIG_DEBUG_INFO_BTF, Linux 6.15 and newer have it",
     ),
     "cpu_clock": (
         "Python stacks are read on demand only: no samples of what runs", "grant the collector CAP_PERFMON",

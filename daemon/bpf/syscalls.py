@@ -23,6 +23,7 @@ __all__ = (
     "link_info",
     "link_perf_event",
     "link_uprobe_multi",
+    "load_btf",
     "load_program",
     "map_delete",
     "map_info",
@@ -44,7 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 (MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, PROG_LOAD, OBJ_PIN, OBJ_GET) = range(8)
 PROG_TEST_RUN, PROG_NEXT_ID, MAP_NEXT_ID, PROG_BY_ID, MAP_BY_ID, INFO_BY_FD = 10, 11, 12, 13, 14, 15
-RAW_TRACEPOINT_OPEN, MAP_LOOKUP_AND_DELETE, MAP_FREEZE, MAP_LOOKUP_BATCH, LINK_CREATE = 17, 21, 22, 24, 28
+RAW_TRACEPOINT_OPEN, BTF_LOAD, MAP_LOOKUP_AND_DELETE, MAP_FREEZE, MAP_LOOKUP_BATCH, LINK_CREATE = 17, 18, 21, 22, 24, 28
 LINK_BY_ID, LINK_NEXT_ID = 30, 31
 UPROBE_MULTI = 48
 _NOEXIST = 1
@@ -94,12 +95,25 @@ def create_event_map(name: str = "") -> int:
     return create_map(_MAP_PERF_EVENT_ARRAY, 4, 4, 1, name, _PRESERVE_ELEMS)
 
 
-def load_program(kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0) -> int:
-    """Returns the descriptor of a small hand-made program; used to probe for features."""
+def load_program(
+    kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0, *, btf: int = 0, functions: bytes = b""
+) -> int:
+    """Returns the descriptor of a small hand-made program; used to probe for features.
+
+    ``functions`` are struct bpf_func_info with types of ``btf``, for code with more than one function.
+    """
     instructions = ctypes.create_string_buffer(code, len(code))
     text = ctypes.create_string_buffer(b"GPL")
+    places = ctypes.create_string_buffer(functions, len(functions)) if functions else None
     head = struct.pack("<IIQQIIQII", kind, len(code) // 8, _address(instructions), _address(text), 0, 0, 0, 0, 0)
-    return _bpf(PROG_LOAD, head + struct.pack("<16sII36xI", b"", 0, attach_type, attach_btf))
+    name_and_types = struct.pack("<16sIIIIQI", b"", 0, attach_type, btf, 8, _address(places), len(functions) // 8)
+    return _bpf(PROG_LOAD, head + name_and_types + struct.pack("<16xI", attach_btf))
+
+
+def load_btf(data: bytes) -> int:
+    """Returns the descriptor of types in the BTF format."""
+    types = ctypes.create_string_buffer(data, len(data))
+    return _bpf(BTF_LOAD, struct.pack("<QQIII", _address(types), 0, len(data), 0, 0))
 
 
 def object_pin(path: Path, fd: int) -> None:

@@ -1,7 +1,7 @@
 """Counts the work of the kernel's verifier over each BPF program: ``python -m probing.daemon.bpf.verifier_statistics``.
 
-Prints JSON: the kernel, and for each program of each object [instructions processed, states kept at most]. The kernel
-refuses a program for which it processes more than a million instructions (BPF_COMPLEXITY_LIMIT_INSNS).
+Prints JSON: the kernel, the machine, and for each program of each object [instructions processed, states kept at most].
+The kernel refuses a program for which it processes more than a million instructions (BPF_COMPLEXITY_LIMIT_INSNS).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _counts_of(name: str, features: Features) -> Counts:
 
 def main() -> None:
     """Print the counts on the running kernel."""
-    print(json.dumps({"kernel": os.uname().release, "objects": statistics(detect())}))
+    kernel = {"kernel": os.uname().release, "machine": platform.machine()}
+    print(json.dumps({**kernel, "objects": statistics(detect())}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ __all__ = (
 HERE = Path(__file__).resolve().parent
 ENQUEUE_CHECK = "_Z16ncclEnqueueCheckP8ncclInfo"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-FLAGS = ("-std=gnu11", "-O2", "-g", "-fcf-protection=none", *WARNINGS)
+# The real libraries have no endbr64.
+_OF_MACHINE = ("-fcf-protection=none",) if platform.machine() == "x86_64" else ()
+FLAGS = ("-std=gnu11", "-O2", "-g", *_OF_MACHINE, *WARNINGS)
 # Frame pointers and no shrink wrapping give the functions the prologues of the real ones: push first.
 LIBRARY_FLAGS = ("-fPIC", "-shared", "-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from process_tree import arguments, family
+from waiting import DEADLINE_S
 
 from probing.client.cluster import Cluster
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 JOBS = ROOT / "tests" / "jobs"
 BIN = Path(sys.executable).parent
-PATIENCE = 60.0
+PATIENCE = DEADLINE_S
 
 
 class Daemon:

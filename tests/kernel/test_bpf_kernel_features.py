@@ -17,8 +17,10 @@ import pytest
 from probing.api.errors import StateLocked, UsageError
 from probing.daemon.bpf import pins, syscalls
 from probing.daemon.bpf.capabilities import Features, capabilities, detect
+from probing.daemon.bpf.libbpf import kernel_types
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
+from probing.daemon.bpf.preemption import load_guarded
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import read_symbol
@@ -113,6 +115,17 @@ def test_pins_are_possible(mount: str, rights: Sequence[str], possible: bool, op
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
     assert (done.stdout, done.stderr) == (f"{possible}\n", "")
     assert not list(open_tmp_path.iterdir())
+
+
+def test_preemption_is_a_feature_where_guarded_programs_may_call_global_functions() -> None:
+    types = kernel_types("bpf_preempt_disable", "bpf_preempt_enable", "schedule")
+    if not detect().preempt:
+        pytest.skip("this kernel refuses it")
+    os.close(load_guarded(types["bpf_preempt_disable"], types["bpf_preempt_enable"]))
+    # Preemption that stays disabled, and a function that is not for programs: the program has been verified.
+    for wrong, error in (("bpf_preempt_disable", errno.EINVAL), ("schedule", errno.EACCES)):
+        with pytest.raises(OSError, match=os.strerror(error)):
+            load_guarded(types["bpf_preempt_disable"], types[wrong])
 
 
 def test_matrix_without_rights_says_why() -> None:

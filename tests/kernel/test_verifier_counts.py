@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 
 import pytest
 from verifier_record import RECORD, grown, series_of
@@ -14,7 +15,7 @@ from probing.daemon.bpf.verifier_statistics import statistics
 
 def test_no_program_grew_by_a_tenth() -> None:
     record = json.loads(RECORD.read_text())
-    series = series_of(os.uname().release)
+    series = series_of(os.uname().release, platform.machine())
     if series not in record:
         pytest.skip(f"Linux {series} is not recorded")
     found = list(grown(statistics(detect()), record[series]))

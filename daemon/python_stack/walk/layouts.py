@@ -1,12 +1,13 @@
 """Offsets of CPython's structs that a stack walk reads, by version.
 
-Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version. From 3.13 on the
-target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
+Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version; on arm64 one differs.
+From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``), which is checked.
 """
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,13 +83,18 @@ class Layout:
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
+# The runtime has the GIL before that pointer, with two pthread_mutex_t: of 40 bytes, of 48 in glibc on arm64
+# (sysdeps/aarch64/nptl/bits/pthreadtypes-arch.h). Measured with 3.11 on arm64.
+_MUTEXES = 16 if platform.machine() == "aarch64" else 0
+
+
 def _before_311(minor: int, current: int, lasti: int) -> Layout:
     return Layout(
         version=(3, minor),
         interpreters_head=32,
         interp_next=0,
         interp_threads=8,
-        runtime_current=current,
+        runtime_current=current + _MUTEXES,
         thread_id=176,
         native_thread_id=None,
         thread_frame=24,
@@ -122,7 +128,7 @@ TABLE = {
         interpreters_head=40,
         interp_next=0,
         interp_threads=16,
-        runtime_current=576,
+        runtime_current=576 + _MUTEXES,
         thread_id=152,
         native_thread_id=160,
         thread_frame=56,

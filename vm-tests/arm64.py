@@ -1,0 +1,144 @@
+"""A guest of arm64 with the wheel for it: ``Arm64Guest``, ``root_image(cache)`` and ``payload_image(folder, wheel)``.
+
+Its Debian is unpacked and not configured, so that nothing of arm64 has to run on this machine; its init mounts what the
+daemon needs and runs QEMU's guest agent.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from debian_root import disk_of
+from guest import CPUS, MEMORY_MB, Guest
+from kernels import ROOT, fetch_apt, run
+
+__all__ = ("PYTHON", "Arm64Guest", "payload_image", "root_image")
+
+SUITE, PYTHON_VERSION = "bookworm", "3.11"
+# apt adds what these depend on, but nothing because it is essential. A compiler is for what the tests compile.
+PACKAGES = (
+    *("base-files", "base-passwd", "busybox-static", "coreutils", "dash", "findutils", "grep", "hostname", "mount"),
+    *("passwd", "procps", "python3", "qemu-guest-agent", "sed", "util-linux"),
+    *("binutils", "clang", "gcc", "libbpf-dev", "libc6-dev", "linux-libc-dev", "python3-dev"),
+)
+PYTHON = "/payload/venv/bin/python3"
+# What the tests import beside the daemon.
+TEST_PACKAGES = ("hypothesis>=6.150", "pytest>=9", "pytest-timeout>=2.4")
+# Of the checkout: what the tests read.
+TEST_FILES = ("examples", "pyproject.toml", "tests")
+# The names of wheels that pip shall take, from the newest glibc on.
+PLATFORMS = (*(f"manylinux_2_{minor}_aarch64" for minor in range(28, 16, -1)), "manylinux2014_aarch64")
+# `now` comes from the kernel's command line: the machine's clock has a driver that is not loaded.
+INIT = """#!/bin/sh
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t bpf -o mode=0711 bpf /sys/fs/bpf
+mount -t tracefs trace /sys/kernel/tracing
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t tmpfs -o mode=755 run /run
+mkdir /dev/pts /dev/shm
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t ext4 -o ro /dev/vdb /payload
+busybox ip link set lo up
+hostname arm64
+date -s "@$now"
+port=$(grep -l org.qemu.guest_agent.0 /sys/class/virtio-ports/*/name)
+qemu-ga -m virtio-serial -p "/dev/$(basename "$(dirname "$port")")"
+busybox poweroff -f
+"""
+
+
+class Arm64Guest(Guest):
+    """A guest whose kernel and root are of arm64."""
+
+    def _command(self, parameters: str) -> list[str]:
+        line = f"console=ttyAMA0 quiet panic=-1 random.trust_cpu=on now={int(time.time())} {parameters}"
+        port = "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"
+        return [
+            *("qemu-system-aarch64", "-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"),
+            # QEMU's own authentication of pointers: the architecture's takes half of the time.
+            *("-machine", "virt", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,pauth-impdef=on"),
+            *("-smp", str(CPUS), "-m", str(MEMORY_MB)),
+            *("-kernel", str(self.kernel.image), "-initrd", str(self.kernel.initrd), "-append", line),
+            *("-drive", f"file={self._disk},if=virtio"),
+            *("-drive", f"file={self._payload},if=virtio,format=raw,readonly=on"),
+            *("-serial", f"file:{self.console.with_name('serial.log')}"),
+            *("-chardev", f"socket,id=agent,path={self._agent_port},server=on,wait=off"),
+            *("-device", "virtio-serial-pci", "-device", port, "-device", "virtio-rng-pci"),
+        ]
+
+    def console_end(self) -> str:
+        """Returns what QEMU and then what the kernel wrote last."""
+        return super().console_end() + self.console.with_name("serial.log").read_text(errors="replace")[-3000:]
+
+
+def root_image(cache: Path) -> Path:
+    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it."""
+    image = cache / f"root-{SUITE}-arm64.ext4"
+    if not image.exists():
+        tree = cache / f"root-{SUITE}-arm64"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(parents=True)
+        _unpack(tree)
+        for name in ("dev", "payload", "proc", "run", "sys", "tmp", "var/tmp"):
+            (tree / name).mkdir(parents=True, exist_ok=True)
+        for name in ("passwd", "group"):
+            shutil.copy(tree / f"usr/share/base-passwd/{name}.master", tree / "etc" / name)
+        # A link that the package makes when it is configured.
+        (tree / "usr/bin/cc").symlink_to("gcc")
+        # The headers' package brings it; the wheel's own is to be used.
+        for library in tree.glob("usr/lib/*/libbpf.so*"):
+            library.unlink()
+        (tree / "sbin/init").write_text(INIT)
+        (tree / "sbin/init").chmod(0o755)
+        disk_of(tree, image, "4G")
+        shutil.rmtree(tree)
+    return image
+
+
+def payload_image(folder: Path, wheel: Path) -> Path:
+    """Returns an ext4 image with a virtual environment that has ``wheel``, and with the tests."""
+    tree = folder / "payload"
+    tree.mkdir()
+    environment = tree / "venv"
+    site = environment / f"lib/python{PYTHON_VERSION}/site-packages"
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    run(
+        *(sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"),
+        *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON_VERSION, *platforms),
+        *("--target", site, wheel, *TEST_PACKAGES),
+    )
+    # Newer than their sources, or the tests would compile them again.
+    for compiled in site.rglob("*.bpf.o"):
+        compiled.touch()
+    (site / "bin").rename(environment / "bin")
+    for script in (environment / "bin").iterdir():
+        _, _, text = script.read_text().partition("\n")
+        script.write_text(f"#!{PYTHON}\n{text}")
+    (environment / "bin/python3").symlink_to("/usr/bin/python3")
+    (environment / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    run(f"python{PYTHON_VERSION}", "-m", "compileall", "-q", "-s", tree, "-p", "/payload", site)
+    for name in TEST_FILES:
+        run("cp", "-r", ROOT / name, tree / name)
+    image = folder / "payload.ext4"
+    disk_of(tree, image, "2G")
+    shutil.rmtree(tree)
+    return image
+
+
+def _unpack(tree: Path) -> None:
+    packages = tree.with_name("packages-arm64")
+    shutil.rmtree(packages, ignore_errors=True)
+    packages.mkdir()
+    plan = fetch_apt(packages, SUITE, "arm64", "--simulate", "--no-install-recommends", "install", *PACKAGES)
+    names = re.findall(r"^Inst (\S+) ", plan, re.MULTILINE)
+    fetch_apt(packages, SUITE, "arm64", "download", *names)
+    for archive in packages.glob("*.deb"):
+        run("dpkg-deb", "--extract", archive, tree)
+    shutil.rmtree(packages)
