@@ -38,6 +38,8 @@ install_all() {
     # The directory must be readable for all: each process of the daemon runs as a user of its own.
     umask 022
     mkdir -p "$dest$prefix"
+    # setuptools keeps the modules of earlier builds there, and would install them.
+    rm -rf "$root/build"
     "$python" -m venv "$dest$prefix"
     "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
     # Files that pip writes into an image name their path there.

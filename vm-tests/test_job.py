@@ -17,7 +17,7 @@ DAC_READ_SEARCH, SYS_PTRACE, SYS_ADMIN, SYSLOG, PERFMON, BPF = 1 << 2, 1 << 19, 
 READER = SYS_PTRACE | DAC_READ_SEARCH
 COLLECTOR = READER | SYSLOG | PERFMON | BPF
 # The first kernel that has each, and what `check` says of it elsewhere.
-SINCE = {"uprobe_multi": (6, 6), "attach_cookie": (5, 15), "perf_link": (5, 15), "preempt": (6, 13)}
+SINCE = {"uprobe_multi": (6, 6), "attach_cookie": (5, 15), "perf_link": (5, 15), "preempt": (6, 15)}
 USERS = {"collector": "probing", "reader": "probing", "service": "probing-service"}
 
 
