@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from probing.daemon.config import Config
-from probing.daemon.supervisor.children import COLLECTOR_MEMORY, PROGRAMS
+from probing.daemon.supervisor.children import COLLECTOR_MEMORY, FEW_THREADS, PROGRAMS
 from probing.daemon.supervisor.rights import COLLECTOR, READER
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,9 +91,16 @@ def test_rights_and_commands_are_those_of_the_supervisor(
         assert not set(BLINDING) & set(unit)
 
 
-def test_the_collector_has_the_memory_settings_of_the_supervisor() -> None:
-    given = dict(pair.split("=", 1) for pair in settings("probingd-collector.service")["Environment"].split())
-    assert given == {"MALLOC_ARENA_MAX": "2", **COLLECTOR_MEMORY}
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("probingd-collector.service", {**FEW_THREADS, **COLLECTOR_MEMORY}),
+        ("probingd-service.service", FEW_THREADS),
+    ],
+)
+def test_the_units_give_the_environment_of_the_supervisor(name: str, wanted: dict[str, str]) -> None:
+    given = dict(pair.split("=", 1) for pair in settings(name)["Environment"].split())
+    assert given == wanted
 
 
 def test_the_sockets_belong_to_those_who_connect() -> None:
