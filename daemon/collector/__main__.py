@@ -39,6 +39,7 @@ def main() -> int:
         watch.step()
         notify("READY=1")
         while not ended.wait(0.5):
+            collector.complete()
             collector.check()
             watch.step()
     finally:

@@ -112,6 +112,7 @@ class Collector:
             fallback=config.probes.force_fallback,
             sizes=ring_sizes_of(self._kinds, config),
             optional=optional,
+            late=[name for kind in self._kinds for name in kind.late_objects],
         )
         self._undo.callback(self._session.close, True)
         self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
@@ -260,6 +261,10 @@ class Collector:
 
     def stop(self) -> None:
         self._undo.close()
+
+    def complete(self) -> None:
+        """Loads the programs that the start did not need. Raises AttachError, PrivilegeError."""
+        self._session.load_late()
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

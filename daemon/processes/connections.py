@@ -19,14 +19,16 @@ __all__ = ("Connections",)
 # A fresh process may take so long until its first answer on a busy machine.
 START_TIMEOUT_S = 20.0
 RETRY_S = 0.5
+# Only the first process is started with the daemon: the others would delay its start, unless a caller waits.
+AHEAD_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class Connections:
     """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
 
-    A thread in the background opens them ahead. With ``idle_s`` it opens one only when a caller waits for it, and
-    closes all after ``idle_s`` seconds without use.
+    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when a caller waits. With
+    ``idle_s`` it opens one only when a caller waits for it, and closes all after ``idle_s`` seconds without use.
     """
 
     def __init__(self, path: str, size: int, name: str, idle_s: float | None = None) -> None:
@@ -37,6 +39,7 @@ class Connections:
         self._changed = threading.Condition()
         self._waiting = 0
         self._used = 0.0
+        self._begun = time.monotonic()
         self._idle: list[Channel] = []
         self._live = 0
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -62,8 +65,7 @@ class Connections:
         """
         with self._changed:
             self._waiting += 1
-            if self._idle_s is not None:
-                self._changed.notify_all()
+            self._changed.notify_all()
             try:
                 while not self._idle:
                     if self._closed:
@@ -106,7 +108,7 @@ class Connections:
     def _keep(self) -> None:
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._idle_s):
+                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._pause()):
                     self._end_idle()
                     continue
                 if self._closed:
@@ -124,7 +126,16 @@ class Connections:
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
 
     def _lacks_one(self) -> bool:
-        return self._live < self._size and (self._idle_s is None or self._waiting > len(self._idle))
+        return self._live < self._size and (self._waiting > len(self._idle) or self._opens_ahead())
+
+    def _opens_ahead(self) -> bool:
+        return self._idle_s is None and (not self._live or time.monotonic() >= self._begun + AHEAD_S)
+
+    def _pause(self) -> float | None:
+        """Returns when the keeper looks again of itself, s."""
+        if self._idle_s is not None or self._live == self._size:
+            return self._idle_s
+        return max(0.0, self._begun + AHEAD_S - time.monotonic())
 
     def _end_idle(self) -> None:
         if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:

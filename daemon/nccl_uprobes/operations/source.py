@@ -55,6 +55,7 @@ class CollectivesSource(Source):
     name = "collectives"
     table = "comm.ops"
     objects = OBJECTS
+    late_objects = OBJECTS[1:]
     files = (*GLOO.files, *NCCL.files)
 
     def __init__(

@@ -68,6 +68,7 @@ class PythonSampler(Source):
     name = NAME
     table = "python.samples"
     optional_objects = OBJECTS
+    late_objects = OBJECTS
 
     def __init__(
         self,
