@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from probing.api.errors import InternalError, PrivilegeError
+from probing.api.errors import InternalError, PrivilegeError, ProbingError
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
@@ -40,7 +40,7 @@ from probing.daemon.collector.upgrade import take_over_layouts
 from probing.daemon.collector.versions import version_batch
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
-from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
+from probing.daemon.nccl_uprobes.operations.source import FIRST_OBJECT, CollectivesSource
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import is_alive
@@ -115,9 +115,18 @@ class Collector:
             late=[name for kind in self._kinds for name in kind.late_objects],
         )
         self._undo.callback(self._session.close, True)
+        # Beside the search for libraries, which takes as long: the probes of collectives come first.
+        ahead = threading.Thread(target=self._load_ahead, name="programs", daemon=True)
+        ahead.start()
+        self._undo.callback(ahead.join)
         self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
         # The main loop and the threads of clients follow a pause.
         self._pause_lock = threading.Lock()
+
+    def _load_ahead(self) -> None:
+        # The start itself asks again, and so gets the error.
+        with contextlib.suppress(ProbingError, OSError):
+            self._session.load_late(FIRST_OBJECT)
 
     def _make_sources(self) -> None:
         config, undo = self._config, self._undo
@@ -232,6 +241,7 @@ class Collector:
         for source in self._sources:
             undo.callback(source.finish)
         # Slow processes and files are not waited for.
+        self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._sources.sweep(is_alive)
