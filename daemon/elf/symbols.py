@@ -94,11 +94,14 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
     if table.strings.size > _MAX_STRINGS:
         raise UnsupportedTarget("the ELF file has too large a string table")
     strings = elf.read(table.strings.offset, table.strings.size)
-    order = np.argsort(table.rows["name"])
-    names = table.rows["name"][order]
+    order = names = np.empty(0, table.rows["name"].dtype)
     compared = 0
     for pattern, parts in patterns.items():
         for span in _occurrences(strings, max(parts, key=len)):
+            if not len(order):
+                # Only now: most searches of .symtab find nothing.
+                order = np.argsort(table.rows["name"])
+                names = table.rows["name"][order]
             # Of the same type as ``names``: numpy would convert all of them for each search.
             low, high = np.searchsorted(names, np.array(span, names.dtype))
             compared += 1 + int(high - low)
