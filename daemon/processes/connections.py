@@ -27,15 +27,19 @@ _log = logging.getLogger(__name__)
 class Connections:
     """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
 
-    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when a caller waits. With
-    ``idle_s`` it opens one only when a caller waits for it, and closes all after ``idle_s`` seconds without use.
+    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when a caller waits. Without
+    ``at_once`` the first is one of those others. With ``idle_s`` it opens one only when a caller waits for it, and
+    closes all after ``idle_s`` seconds without use.
     """
 
-    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None) -> None:
+    def __init__(
+        self, path: str, size: int, name: str, idle_s: float | None = None, *, at_once: bool = True
+    ) -> None:
         self._path = path
         self._size = size
         self._name = name
         self._idle_s = idle_s
+        self._at_once = at_once
         self._changed = threading.Condition()
         self._waiting = 0
         self._used = 0.0
@@ -129,7 +133,8 @@ class Connections:
         return self._live < self._size and (self._waiting > len(self._idle) or self._opens_ahead())
 
     def _opens_ahead(self) -> bool:
-        return self._idle_s is None and (not self._live or time.monotonic() >= self._begun + AHEAD_S)
+        at_once = self._at_once and not self._live
+        return self._idle_s is None and (at_once or time.monotonic() >= self._begun + AHEAD_S)
 
     def _pause(self) -> float | None:
         """Returns when the keeper looks again of itself, s."""
