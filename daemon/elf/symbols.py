@@ -60,7 +60,7 @@ def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
     """Returns the defined symbols whose whole name matches a pattern, by address, with all aliases.
 
     ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab, unless another
-    pattern found a method of the same C++ class in .dynsym: a class is exported with its methods.
+    pattern found a function of the same C++ class or inner namespace in .dynsym: a class is exported with its methods.
     Raises UnsupportedTarget for a damaged file, for over 512 matches, and for 65,536 names to compare.
     """
     found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
@@ -130,7 +130,7 @@ def _match(elf: Elf, row: Any, strings: bytes, parts: _Parts) -> Symbol | None:
 
 
 def _class_of(pattern: str) -> str:
-    """Returns the mangled class of a method that a pattern names in full; empty for all others."""
+    """Returns the mangled class, or inner namespace, of a function that a pattern names in full; else an empty text."""
     starts = [len(_METHOD)] if pattern.startswith(_METHOD) else []
     while starts and (length := _LENGTH.match(pattern, starts[-1])):
         starts.append(length.end() + int(length[0]))
