@@ -63,6 +63,9 @@ class SourceType(Protocol):
     @property
     def optional_objects(self) -> tuple[str, ...]: ...
 
+    @property
+    def late_objects(self) -> tuple[str, ...]: ...
+
     def ring_sizes(self, config: Config) -> Mapping[str, int]: ...
 
     def make(self, context: Context) -> Source:

@@ -176,6 +176,8 @@ class Source:
     """The table of which ``states`` counts the rows."""
     objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects without which the collector does not start."""
+    late_objects: ClassVar[tuple[str, ...]] = ()
+    """Those objects, of both kinds, whose programs load when one is first used, or shortly after the start."""
     optional_objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects that the kernel may refuse (``session.refused``)."""
 

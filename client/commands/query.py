@@ -111,7 +111,7 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
 
 def _other_engines(cluster: Cluster) -> str:
     """Returns which nodes run another version of the engine than this client; empty if none does."""
-    from probing.federation.sql.states import engine_version
+    from probing.federation.engine import engine_version
 
     others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]
     if not others:

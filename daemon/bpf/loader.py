@@ -38,6 +38,7 @@ class Loaded:
     """Descriptors of loaded programs and maps. ``sections``: program -> section, which names the attach point.
 
     ``on_demand``: programs that are not attached at the start. ``refused``: optional objects that did not load.
+    ``late``: objects whose maps are made, and whose programs are not loaded yet.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class Loaded:
         self.sections: dict[str, str] = {}
         self.on_demand: set[str] = set()
         self.refused: dict[str, AttachError | PrivilegeError] = {}
+        self.late: set[str] = set()
 
     def close(self) -> None:
         for found in self.maps.values():
@@ -58,6 +60,7 @@ class Loaded:
         for names in (self.maps, self.rings, self.programs, self.sections):
             names.clear()
         self.on_demand.clear()
+        self.late.clear()
 
 
 class Loader:
@@ -71,9 +74,11 @@ class Loader:
         constants: Mapping[str, int],
         sizes: Mapping[str, int],
         optional: Collection[str] = (),
+        late: Collection[str] = (),
     ) -> None:
         self.features = features
         self._optional = optional
+        self._late = late
         self._sizes = sizes
         self._sources = sources
         self._owner: dict[str, str] = {}
@@ -96,19 +101,19 @@ class Loader:
         return self.path / f"{kind}_{name}"
 
     def load(self, loaded: Loaded) -> bool:
-        """Opens what is pinned, loads and pins the rest. True when all was pinned. Raises AttachError, OSError."""
+        """Opens what is pinned, loads and pins the rest, but no programs of the late objects. True when all was pinned.
+
+        Raises AttachError, PrivilegeError, OSError.
+        """
         adopted = True
-        for name, data in self._sources.items():
-            with Object(name, data) as found:
-                try:
-                    adopted &= self._complete(name, found)
-                except (AttachError, PrivilegeError) as e:
-                    if name not in self._optional:
-                        raise
-                    loaded.refused[name] = e
-                    continue
-                self._collect(found, loaded)
+        for name in self._sources:
+            adopted &= self._load(name, loaded, late=name in self._late)
         return adopted
+
+    def load_late(self, name: str, loaded: Loaded) -> None:
+        """Loads the programs of a late object. Raises as ``load`` does."""
+        self._load(name, loaded, late=False)
+        loaded.late.discard(name)
 
     def copy(self, program: str, cookie: int) -> int:
         """Returns a copy of a program with its cookie built in, on the same maps."""
@@ -118,18 +123,45 @@ class Loader:
             found.load()
             return found.program_fd(program)
 
-    def _complete(self, name: str, found: Object) -> bool:
+    def owner(self, program: str) -> str:
+        """Returns the object that has a program. Raises NotFound."""
+        try:
+            return self._owner[program]
+        except KeyError as e:
+            raise NotFound(f"no object has a program {program}") from e
+
+    def _load(self, name: str, loaded: Loaded, *, late: bool) -> bool:
+        """Returns whether all of the object was pinned."""
+        with Object(name, self._sources[name]) as found:
+            try:
+                missing = self._missing(name, found)
+                if missing is not None:
+                    self._complete(found, () if late else missing)
+            except (AttachError, PrivilegeError) as e:
+                if name not in self._optional:
+                    raise
+                loaded.refused[name] = e
+                return True
+            if late and missing:
+                loaded.late.add(name)
+            self._collect(found, loaded)
+            for program in () if late and missing else found.sections:
+                loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
+        return missing is None
+
+    def _missing(self, name: str, found: Object) -> list[str] | None:
+        """Returns the programs that are not pinned; None when all of the object is."""
         for program in found.sections:
             if self._owner.setdefault(program, name) != name:
                 raise AttachError(f"program {program} is in both {name} and {self._owner[program]}")
         missing = [p for p in found.sections if not self.pin("prog", p).exists()]
-        if not missing and all(self.pin("map", m).exists() for m in found.maps):
-            return True
-        self._make_ready(found, missing, self._constants)
+        return missing if missing or not all(self.pin("map", m).exists() for m in found.maps) else None
+
+    def _complete(self, found: Object, programs: Sequence[str]) -> None:
+        self._make_ready(found, programs, self._constants)
         found.load()
-        for program in missing:
+        for program in programs:
             self._pin_program(found, program)
-        return False
 
     def _pin_program(self, found: Object, program: str) -> None:
         fd = found.program_fd(program)
@@ -157,8 +189,6 @@ class Loader:
         # ON_DEMAND() of guard.bpf.h marks them.
         variables = found.btf.variables(".rodata")
         loaded.on_demand.update(program for program in found.sections if f"{program}_on_demand" in variables)
-        for program in found.sections:
-            loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
         for name in found.maps:
             if name in loaded.maps or name in loaded.rings:
                 continue

@@ -42,11 +42,29 @@ static __always_inline __u64 start_ns_of(struct task_struct *task)
 	return BPF_CORE_READ(task, group_leader, start_boottime) / TICK_NS * TICK_NS;
 }
 
+#ifdef PROBING_PREEMPT
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+/*
+ * The verifier looks through all types of the kernel, twice, whenever a program follows a pointer of a trusted task:
+ * 1 ms each time, a quarter of the time to load all programs. The cast, of 6.2, takes the trust away and runs no code.
+ */
+static __always_inline struct task_struct *current_task(void)
+{
+	return bpf_rdonly_cast(bpf_get_current_task_btf(), bpf_core_type_id_kernel(struct task_struct));
+}
+#else
+static __always_inline struct task_struct *current_task(void)
+{
+	return bpf_get_current_task_btf();
+}
+#endif
+
 /* From 5.11 on a program may follow the calling task's pointers directly, at a fraction of the cost of a read. */
 static __always_inline __u64 current_start_ns(void)
 {
 	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_get_current_task_btf))
-		return bpf_get_current_task_btf()->group_leader->start_boottime / TICK_NS * TICK_NS;
+		return current_task()->group_leader->start_boottime / TICK_NS * TICK_NS;
 	return start_ns_of((struct task_struct *)bpf_get_current_task());
 }
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from probing.api.errors import AttachError, NotFound, PrivilegeError
+from probing.api.errors import AttachError, PrivilegeError
 from probing.daemon.bpf import attach, pins, syscalls
 from probing.daemon.bpf.btf import dtype_to_json
 from probing.daemon.bpf.capabilities import Features, detect
@@ -33,7 +34,7 @@ _CONTROL = struct.Struct("<QII")
 
 
 class Session:
-    """Made by ``open``. For one thread; ``heartbeat`` and ``counters`` are safe for any.
+    """Made by ``open``. For one thread; ``heartbeat``, ``counters`` and the loading of late objects are safe for any.
 
     ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
     ns) in which adopted programs did nothing, since no daemon ran. ``links`` starts with those of the daemon before us.
@@ -44,6 +45,7 @@ class Session:
         self._lock = -1
         self._paused = False
         self._generation = 0
+        self._loading = threading.Lock()
         self.links = Links(loader)
         self.foreign: list[Foreign] = []
         self.adopted = False
@@ -60,10 +62,12 @@ class Session:
         features: Features | None = None,
         sizes: Mapping[str, int] | None = None,
         optional: Sequence[str | Path] = (),
+        late: Collection[str] = (),
     ) -> Session:
         """Load ``objects`` (names of built objects, or paths) or adopt them, attach their tracepoints, and beat once.
 
-        Those of ``optional`` come last, and the session opens without the ones that the kernel refuses.
+        Those of ``optional`` come last, and the session opens without the ones that the kernel refuses. Of those named
+        in ``late`` only the maps are made: the programs load when one of them is used, or by ``load_late``.
 
         ``fallback`` attaches as on kernels without uprobe_multi; PROBINGD_WITHOUT names features to do without, with
         commas in between. ``constants`` sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries
@@ -81,7 +85,7 @@ class Session:
         def opened(found: Features) -> Session:
             extra = dict(read_object(name, found) for name in optional)
             sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
-            return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra))
+            return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra, late))
 
         try:
             return opened(found)
@@ -116,7 +120,7 @@ class Session:
         for program, section in self._loaded.sections.items():
             kind, _, tracepoint = section.partition("/")
             if tracepoint and kind in ("raw_tp", "tp_btf") and program not in self._loaded.on_demand:
-                self.links.tracepoint(program, self.programs[program], tracepoint if kind == "raw_tp" else None)
+                self.links.tracepoint(program, self.program(program), tracepoint if kind == "raw_tp" else None)
 
     def _describe(self) -> None:
         """Write the layouts of the records down for a later version."""
@@ -159,8 +163,27 @@ class Session:
 
     @property
     def programs(self) -> dict[str, int]:
-        """Name -> descriptor."""
+        """Name -> descriptor, of the programs that are loaded."""
         return self._loaded.programs
+
+    def program(self, name: str) -> int:
+        """Returns the descriptor of a program, loaded now if it is late. Raises NotFound, AttachError, PrivilegeError.
+        """
+        owner = self._loader.owner(name)
+        self.load_late(owner)
+        if (error := self.refused.get(owner)) is not None:
+            raise type(error)(error.message, hint=error.hint)
+        return self.programs[name]
+
+    def load_late(self, *names: str) -> None:
+        """Loads the programs of late objects, by default of all. Raises AttachError, PrivilegeError.
+
+        An optional object that the kernel refuses is in ``refused`` then.
+        """
+        for name in names or sorted(self._loaded.late):
+            with self._loading:
+                if name in self._loaded.late:
+                    self._loader.load_late(name, self._loaded)
 
     @property
     def paused(self) -> bool:
@@ -227,7 +250,7 @@ class Session:
     def run_program(self, name: str, context: bytes) -> int:
         """Run a raw tracepoint program once, with ``context`` (u64 arguments) as its own; returns what it returned."""
         try:
-            return syscalls.run_raw_tracepoint(self._program(name), context)
+            return syscalls.run_raw_tracepoint(self.program(name), context)
         except OSError as e:
             raise attach.refused(e, f"program {name} cannot be run") from e
 
@@ -236,7 +259,7 @@ class Session:
 
         State from an earlier attachment of the program is void. Raises AttachError, PrivilegeError, NotFound.
         """
-        handle = self._program(program)
+        handle = self.program(program)
         if program not in self.links:
             kind, _, tracepoint = self._loaded.sections[program].partition("/")
             if not tracepoint or kind not in ("raw_tp", "tp_btf"):
@@ -267,7 +290,7 @@ class Session:
         points = checked_points(program, offsets, cookie)
         status = os.fstat(fd)
         file = (status.st_dev, status.st_ino) if pid else self.identity(fd)
-        return self.links.uprobe(program, self._program(program), fd, file, points, key, on_return, pid)
+        return self.links.uprobe(program, self.program(program), fd, file, points, key, on_return, pid)
 
     def identity(self, fd: int) -> tuple[int, int]:
         """Returns (st_dev, st_ino) of the file that a probe belongs to: for an overlay, of the lower file (from 5.17).
@@ -301,12 +324,6 @@ class Session:
     def end_file(self, identity: tuple[int, int]) -> None:
         """End all links on a file that are for every process, so that the kernel releases the file."""
         self.links.end(*(link for link in self.links.on_files().values() if link.file == identity))
-
-    def _program(self, name: str) -> int:
-        try:
-            return self.programs[name]
-        except KeyError as e:
-            raise NotFound(f"no loaded object has a program {name}") from e
 
     def close(self, keep: bool = True) -> None:
         """Release everything. ``keep`` leaves the pins, and so the programs, to the next daemon."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from probing.api.errors import AttachError, InternalError, PrivilegeError
+from probing.api.errors import AttachError, InternalError, PrivilegeError, ProbingError
 from probing.daemon.bpf.lockdown import explained
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
@@ -41,7 +41,7 @@ from probing.daemon.collector.upgrade import take_over_layouts
 from probing.daemon.collector.versions import version_batch
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
-from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
+from probing.daemon.nccl_uprobes.operations.source import FIRST_OBJECT, CollectivesSource
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import is_alive
@@ -114,13 +114,23 @@ class Collector:
                 fallback=config.probes.force_fallback,
                 sizes=ring_sizes_of(self._kinds, config),
                 optional=optional,
+                late=[name for kind in self._kinds for name in kind.late_objects],
             )
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(self._session.close, True)
+        # Beside the search for libraries, which takes as long: the probes of collectives come first.
+        ahead = threading.Thread(target=self._load_ahead, name="programs", daemon=True)
+        ahead.start()
+        self._undo.callback(ahead.join)
         self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
         # The main loop and the threads of clients follow a pause.
         self._pause_lock = threading.Lock()
+
+    def _load_ahead(self) -> None:
+        # The start itself asks again, and so gets the error.
+        with contextlib.suppress(ProbingError, OSError):
+            self._session.load_late(FIRST_OBJECT)
 
     def _make_sources(self) -> None:
         config, undo = self._config, self._undo
@@ -235,6 +245,7 @@ class Collector:
         for source in self._sources:
             undo.callback(source.finish)
         # Slow processes and files are not waited for.
+        self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._sources.sweep(is_alive)
@@ -268,6 +279,10 @@ class Collector:
     def summary(self) -> str:
         """Returns the state in a line."""
         return summary_of(self._status.to_dict())
+
+    def complete(self) -> None:
+        """Loads the programs that the start did not need. Raises AttachError, PrivilegeError."""
+        self._session.load_late()
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

@@ -45,6 +45,7 @@ def main() -> int:
         status.ready()
         checks = 0
         while not ended.wait(_CHECK_S):
+            collector.complete()
             collector.check()
             watch.step()
             checks += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 
 import pyarrow as pa
 
@@ -38,6 +37,9 @@ def _versions() -> dict[str, str | None]:
 
 
 def _package(name: str) -> str | None:
+    # Imported late: it takes 10 ms, and few ask.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:

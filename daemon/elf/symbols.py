@@ -6,6 +6,7 @@ libtorch_cpu has 0.5 million symbols and 60 MB of names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ _MAX_NAME = 1024
 _MAX_COMPARED = 1 << 16
 _MAX_MATCHES = 512
 _HEAD = 32
+# A name within others, and the length before each name (Itanium C++ ABI, 5.1.3).
+_METHOD, _LENGTH = "_ZN", re.compile(r"[1-9]\d{0,3}")
 
 # The fixed parts of a pattern, in order; one part is a whole name.
 _Parts = list[bytes]
@@ -56,11 +59,17 @@ def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
 def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
     """Returns the defined symbols whose whole name matches a pattern, by address, with all aliases.
 
-    ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab.
+    ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab, unless another
+    pattern found a function of the same C++ class or inner namespace in .dynsym: a class is exported with its methods.
     Raises UnsupportedTarget for a damaged file, for over 512 matches, and for 65,536 names to compare.
     """
     found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
-    absent = {pattern: _parts(pattern) for pattern in patterns if pattern not in found}
+    exported = {_class_of(pattern) for pattern in found} - {""}
+    absent = {
+        pattern: _parts(pattern)
+        for pattern in patterns
+        if pattern not in found and _class_of(pattern) not in exported
+    }
     if absent:
         found |= _search(elf, SHT_SYMTAB, absent)
     every = {(symbol.address, symbol.name): symbol for symbols in found.values() for symbol in symbols}
@@ -85,11 +94,14 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
     if table.strings.size > _MAX_STRINGS:
         raise UnsupportedTarget("the ELF file has too large a string table")
     strings = elf.read(table.strings.offset, table.strings.size)
-    order = np.argsort(table.rows["name"])
-    names = table.rows["name"][order]
+    order = names = np.empty(0, table.rows["name"].dtype)
     compared = 0
     for pattern, parts in patterns.items():
         for span in _occurrences(strings, max(parts, key=len)):
+            if not len(order):
+                # Only now: most searches of .symtab find nothing.
+                order = np.argsort(table.rows["name"])
+                names = table.rows["name"][order]
             # Of the same type as ``names``: numpy would convert all of them for each search.
             low, high = np.searchsorted(names, np.array(span, names.dtype))
             compared += 1 + int(high - low)
@@ -115,6 +127,14 @@ def _match(elf: Elf, row: Any, strings: bytes, parts: _Parts) -> Symbol | None:
     offset = elf.file_offset(address)
     head = elf.read_upto(offset, _HEAD) if offset is not None else b""
     return Symbol(raw.decode(errors="replace"), address, offset, int(row["size"]), head)
+
+
+def _class_of(pattern: str) -> str:
+    """Returns the mangled class, or inner namespace, of a function that a pattern names in full; else an empty text."""
+    starts = [len(_METHOD)] if pattern.startswith(_METHOD) else []
+    while starts and (length := _LENGTH.match(pattern, starts[-1])):
+        starts.append(length.end() + int(length[0]))
+    return pattern[: starts[-2]] if len(starts) > 2 and pattern[starts[-1] :].startswith("E") else ""
 
 
 def _parts(pattern: str) -> _Parts:

@@ -20,24 +20,31 @@ __all__ = ("Connections",)
 START_TIMEOUT_S = 120.0
 # Between two attempts to start a process that cannot start, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
+# Only the first process is started with the daemon: the others would delay its start, unless a caller waits.
+AHEAD_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class Connections:
     """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
 
-    A thread in the background opens them ahead. With ``idle_s`` it opens one only when a caller waits for it, and
+    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when a caller waits. Without
+    ``at_once`` the first is one of those others. With ``idle_s`` it opens one only when a caller waits for it, and
     closes all after ``idle_s`` seconds without use.
     """
 
-    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None) -> None:
+    def __init__(
+        self, path: str, size: int, name: str, idle_s: float | None = None, *, at_once: bool = True
+    ) -> None:
         self._path = path
         self._size = size
         self._name = name
         self._idle_s = idle_s
+        self._at_once = at_once
         self._changed = threading.Condition()
         self._waiting = 0
         self._used = 0.0
+        self._begun = time.monotonic()
         self._idle: list[Channel] = []
         self._live = 0
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -64,8 +71,7 @@ class Connections:
         """
         with self._changed:
             self._waiting += 1
-            if self._idle_s is not None:
-                self._changed.notify_all()
+            self._changed.notify_all()
             try:
                 while not self._idle:
                     if self._closed:
@@ -108,7 +114,7 @@ class Connections:
     def _keep(self) -> None:
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._idle_s):
+                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._pause()):
                     self._end_idle()
                     continue
                 if self._closed:
@@ -127,7 +133,17 @@ class Connections:
                 self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _lacks_one(self) -> bool:
-        return self._live < self._size and (self._idle_s is None or self._waiting > len(self._idle))
+        return self._live < self._size and (self._waiting > len(self._idle) or self._opens_ahead())
+
+    def _opens_ahead(self) -> bool:
+        at_once = self._at_once and not self._live
+        return self._idle_s is None and (at_once or time.monotonic() >= self._begun + AHEAD_S)
+
+    def _pause(self) -> float | None:
+        """Returns when the keeper looks again of itself, s."""
+        if self._idle_s is not None or self._live == self._size:
+            return self._idle_s
+        return max(0.0, self._begun + AHEAD_S - time.monotonic())
 
     def _end_idle(self) -> None:
         if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:

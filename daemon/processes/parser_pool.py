@@ -23,12 +23,14 @@ MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
 class ParserPool:
     """Parses files in processes without rights at ``socket_path``. Safe for any thread.
 
-    ``size`` of them are kept warm. With ``idle_s`` they are started for a file, and end after ``idle_s`` seconds
-    without use.
+    ``size`` of them are kept warm; without ``at_once`` the first starts with the first file, or soon. With ``idle_s``
+    they are started for a file, and end after ``idle_s`` seconds without use.
     """
 
-    def __init__(self, socket_path: str, size: int = 1, *, idle_s: float | None = None) -> None:
-        self._pool = Connections(socket_path, size, "parser", idle_s)
+    def __init__(
+        self, socket_path: str, size: int = 1, *, idle_s: float | None = None, at_once: bool = True
+    ) -> None:
+        self._pool = Connections(socket_path, size, "parser", idle_s, at_once=at_once)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.api.errors import InternalError, ProbingError
 from probing.daemon.ipc import error_of
-from probing.daemon.query.gate import Checked
+from probing.daemon.query.checked import Checked
 
 __all__ = ("End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_end")
 

@@ -22,9 +22,9 @@ from probing.daemon.ipc import error_of
 from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd, end_of, statement_end
 from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.cancellation import stop_if
+from probing.daemon.query.checked import Checked
 from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.damaged import DamagedSegments, Segments
-from probing.daemon.query.gate import Checked
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot, Store

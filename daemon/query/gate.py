@@ -20,7 +20,6 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 
 from sqlglot import exp
@@ -34,9 +33,9 @@ from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
 from probing.daemon.query.bounds import check_sizes
+from probing.daemon.query.checked import Checked
 from probing.daemon.query.jobs import limit_to_jobs
 from probing.daemon.query.pruning import needs_of
-from probing.daemon.store.needs import Need
 from probing.federation.sql.dialect import evaluates_code, needs_helper
 from probing.federation.sql.filters import names_whole_rows
 from probing.federation.sql.names import GLOBAL, USER_VIEWS
@@ -45,7 +44,7 @@ from probing.federation.sql.states import has_states, is_export, require_export,
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns
 
-__all__ = ("Checked", "check")
+__all__ = ("check",)
 
 MAX_NODES = 10_000
 # DuckDB plans them recursively.
@@ -65,24 +64,6 @@ _ONE_NODE = "global. names the rows of all nodes, and this node was asked for it
 
 # Its messages about a query are in the error already.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
-    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, of which each
-    column that the statement uses is one; None: it uses whole rows."""
-
-    sql: str
-    needs: dict[str, Need]
-    users: dict[str, Table] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    columns: frozenset[str] | None = None
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The names of the tables, sorted."""
-        return tuple(sorted(self.needs))
 
 
 def check(

@@ -70,8 +70,8 @@ class WorkerPool:
         """Number of workers with a query."""
         return len(self._busy)
 
-    def fill(self) -> None:
-        """Connects warm workers, and ends those past their deadline. Call it about once a second.
+    def fill(self, most: int | None = None) -> None:
+        """Connects warm workers, ``most`` at most, and ends those past their deadline. Call it about once a second.
 
         Does nothing while nobody listens on the socket.
         """
@@ -83,7 +83,8 @@ class WorkerPool:
                     _hang_up(worker.channel)
             # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
-            missing = 0 if self._closed else max(self._warm - idle - busy, 1 - idle)
+            warm = self._warm if most is None else min(self._warm, most)
+            missing = 0 if self._closed else max(warm - idle - busy, 1 - idle)
         with contextlib.suppress(ChannelClosed):
             for _ in range(missing):
                 self._keep(self._start())

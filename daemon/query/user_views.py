@@ -14,9 +14,7 @@ from pathlib import Path
 from probing.api.errors import PeerError, ProbingError, QueryRejected
 from probing.api.tables import Table
 from probing.api.tables.schema import View
-from probing.daemon.query.gate import check
 from probing.federation.sql.names import USER_VIEWS
-from probing.federation.sql.views import base_tables
 
 __all__ = ("UserViews",)
 
@@ -88,6 +86,11 @@ class UserViews:
         return tuple(sorted(found)[:MAX_VIEWS])
 
     def _read(self, files: list[str]) -> dict[str, View]:
+        if not files:
+            return {}
+        # Imported late, here and below: the parser of SQL takes long, and most nodes have no views.
+        from probing.federation.sql.views import base_tables
+
         self._unasked = False
         views = [self._load(file) for file in files]
         pending = {view.name: view for view in views if not view.problem}
@@ -101,6 +104,8 @@ class UserViews:
         return dict(sorted(done.items()))
 
     def _load(self, file: str) -> View:
+        from probing.federation.sql.views import base_tables
+
         name = file.removesuffix(".sql")
         try:
             if not _NAME.fullmatch(name):
@@ -114,6 +119,8 @@ class UserViews:
         return view
 
     def _problem(self, view: View, others: Mapping[str, View]) -> str:
+        from probing.daemon.query.gate import check
+
         try:
             check(view.sql, time.time_ns(), self._users, lambda: others)
         except ProbingError as e:

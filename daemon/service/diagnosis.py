@@ -4,59 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.daemon.config import Config
 from probing.daemon.diagnose.coordination.coordinator import Coordinator
-from probing.daemon.diagnose.coordination.job_facts import JobFacts
 from probing.daemon.diagnose.coordination.peers import Peers
 from probing.daemon.diagnose.findings_store import FindingsStore
 from probing.daemon.diagnose.gather.gatherer import Gatherer
-from probing.daemon.diagnose.hooks import Hooks
-from probing.daemon.diagnose.watch import JobWatch
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.received_findings import take_findings
 from probing.daemon.source_state import SourceState, first_of
 
+if TYPE_CHECKING:
+    from probing.daemon.diagnose.coordination.job_facts import JobFacts
+    from probing.daemon.diagnose.hooks import Hooks
+    from probing.daemon.diagnose.watch import JobWatch
+
 __all__ = ("Diagnosis",)
 
 
+class _Started(NamedTuple):
+    hooks: Hooks
+    jobs: JobFacts
+    watch: JobWatch
+
+
 class Diagnosis:
-    """``gatherer`` makes the facts of jobs, also for requests of clients."""
+    """``gatherer`` makes the facts of jobs, also for requests of clients. The watch is made by ``start``."""
 
     def __init__(self, config: Config, collector: CollectorClient, engine: Engine, peers: Peers) -> None:
-        options, node = config.diagnose, config.node_name
-        self.gatherer = Gatherer(node, engine, collector, stall_s=options.stall_s)
-        self._enabled = options.enabled
-        self._hooks = Hooks(f"{config.runtime_dir}/hook.sock", config.node_name, options)
-        self._coordinator = Coordinator(node, peers)
-        self._jobs = JobFacts(node, self.gatherer, peers)
-        store = FindingsStore(collector, engine)
-        self._watch = JobWatch(node, options, store, self._jobs, self._hooks.post, self._coordinator)
+        self._node, self._options, self._peers = config.node_name, config.diagnose, peers
+        self._hook_socket = f"{config.runtime_dir}/hook.sock"
+        self.gatherer = Gatherer(self._node, engine, collector, stall_s=self._options.stall_s)
+        self._coordinator = Coordinator(self._node, peers)
+        self._store = FindingsStore(collector, engine)
+        self._started: _Started | None = None
 
     def start(self) -> None:
-        if self._enabled:
-            self._hooks.start()
-            self._coordinator.start()
-            self._watch.start()
+        if not self._options.enabled:
+            return
+        # Imported late: the rules take long, and the service answers without them.
+        from probing.daemon.diagnose.coordination.job_facts import JobFacts
+        from probing.daemon.diagnose.hooks import Hooks
+        from probing.daemon.diagnose.watch import JobWatch
+
+        hooks = Hooks(self._hook_socket, self._node, self._options)
+        jobs = JobFacts(self._node, self.gatherer, self._peers)
+        watch = JobWatch(self._node, self._options, self._store, jobs, hooks.post, self._coordinator)
+        self._started = _Started(hooks, jobs, watch)
+        hooks.start()
+        self._coordinator.start()
+        watch.start()
 
     def stop(self) -> None:
         self._coordinator.stop()
-        self._watch.stop()
-        self._jobs.close()
+        if self._started is not None:
+            self._started.watch.stop()
+            self._started.jobs.close()
 
     def take(self, findings: bytes) -> int:
         """Takes findings of another node. Returns how many. Raises FormatError and UsageError."""
-        return take_findings(self._watch, findings) if self._enabled else 0
+        return take_findings(self._started.watch, findings) if self._started is not None else 0
 
     def sources(self) -> list[SourceState]:
         """Returns the row of the watch in ``status`` and ``probing.sources``; none where it is switched off."""
-        if not self._enabled:
+        if not self._options.enabled:
             return []
-        found = self._watch.state()
-        reasons = [*filter(None, [found.reason]), *self._hooks.problems, *self._coordinator.problems]
-        detail = "; ".join(filter(None, [found.detail, self._hooks.detail]))
+        if self._started is None:
+            return [SourceState("diagnose", "running", detail="starts")]
+        hooks, found = self._started.hooks, self._started.watch.state()
+        reasons = [*filter(None, [found.reason]), *hooks.problems, *self._coordinator.problems]
+        detail = "; ".join(filter(None, [found.detail, hooks.detail]))
         state = "degraded" if reasons else found.state
         return [replace(found, state=state, reason=first_of(reasons), detail=detail)]
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Column, Table
-from probing.api.tables.schema import TEXT, View
+from probing.api.tables.schema import TEXT
 from probing.api.tables.views import VIEWS
 from probing.daemon.arrow import batch_of, ipc_bytes
-from probing.federation.sql.views import base_tables, known_columns, views_from
 
 __all__ = ("live_tables",)
 
@@ -50,8 +49,8 @@ def live_tables(
         return make
 
     return {
-        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known(), views_from(views()))),
-        "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known(), views_from(views()))),
+        "probing.table_docs": maker("probing.table_docs", lambda: _table_docs(known(), views())),
+        "probing.column_docs": maker("probing.column_docs", lambda: _column_docs(known(), views())),
         "probing.sources": maker("probing.sources", lambda: _sources(status())),
         "probing.views": maker("probing.views", views),
         "probing.settings": maker("probing.settings", settings),
@@ -60,7 +59,11 @@ def live_tables(
     }
 
 
-def _table_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
+def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
+    # Imported late, here and below: the parser of SQL takes long.
+    from probing.federation.sql.views import base_tables, views_from
+
+    own = views_from(own_rows)
     rows = [_table_doc(table.name, table.doc, "yes" if table.live else "no") for table in tables]
     for view in (*VIEWS.values(), *own.values()):
         doc = f"Cannot be used: {view.problem}" if view.problem else view.doc
@@ -76,7 +79,10 @@ def _table_doc(name: str, doc: str, live: str) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-def _column_docs(tables: Iterable[Table], own: Mapping[str, View]) -> Rows:
+def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
+    from probing.federation.sql.views import known_columns, views_from
+
+    own = views_from(own_rows)
     named: list[tuple[str, Iterable[Column]]] = [(table.name, table.columns) for table in tables]
     named += [(view.name, view.columns) for view in VIEWS.values()]
     rows = [_column_doc(name, column) for name, columns in named for column in columns]

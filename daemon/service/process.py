@@ -69,21 +69,25 @@ async def _serve(config: Config, doors: Doors) -> None:
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
     service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors)
     await server.start(service, _flight(service, server) if config.flight else None)
-    diagnosis.start()
     gossip.start()
     if metrics:
         await metrics.start()
     channel = grpc.insecure_channel(f"unix:{config.socket}")
     watch = Watch(config.hang_s, partial(_answers, channel))
     watch.start()
+    watch.step()
     also = f" and {config.listen}" if config.listen else ""
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
+    # First what an answer needs, and the rest a second later.
+    gate.fill()
+    pool.fill(1)
+    if not await _passed(stop):
+        await asyncio.to_thread(diagnosis.start)
     while not stop.is_set():
         watch.step()
         for workers in (gate, pool):
             await asyncio.to_thread(workers.fill)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), REFILL_S)
+        await _passed(stop)
     # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
@@ -96,6 +100,13 @@ async def _serve(config: Config, doors: Doors) -> None:
     gate.close()
     collector.close()
     service.close()
+
+
+async def _passed(stop: asyncio.Event) -> bool:
+    """Waits for the next round. Returns whether the service stops."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(stop.wait(), REFILL_S)
+    return stop.is_set()
 
 
 def _answers(channel: grpc.Channel, timeout: float) -> bool:

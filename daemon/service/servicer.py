@@ -36,7 +36,7 @@ from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.fatal import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
-from probing.federation.sql.states import engine_version
+from probing.federation.engine import engine_version
 
 __all__ = ("Node", "NodeService")
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from probing.daemon.store.limits import StoreLimits, TableLimits
-from probing.daemon.store.snapshot import StoreSnapshot
-from probing.daemon.store.store import Store
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probing.daemon.store.limits import StoreLimits, TableLimits
+    from probing.daemon.store.snapshot import StoreSnapshot
+    from probing.daemon.store.store import Store
 
 __all__ = ("Store", "StoreLimits", "StoreSnapshot", "TableLimits")
+_MODULES = {"Store": "store", "StoreLimits": "limits", "StoreSnapshot": "snapshot", "TableLimits": "limits"}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on use: the service and the workers read parts of the store, and do without the writer.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

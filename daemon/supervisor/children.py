@@ -37,6 +37,9 @@ log = logging.getLogger("probingd.supervisor")
 FIRST_SIGN = 4
 # A process that got SIGABRT writes its stacks within this time, s.
 ABORT_S = 3.0
+# An arena of malloc for each of its threads would cost the collector megabytes. The threads that OpenBLAS starts when
+# numpy is imported spin for 0.1 s of CPU, and nothing here multiplies matrices.
+FEW_THREADS = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
 # Freed memory goes back to the system: large blocks at once, instead of leaving holes in the heap.
 COLLECTOR_MEMORY = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -82,9 +85,7 @@ class Spawner:
 
         ``restarted``: how the process before it ended.
         """
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-        # An arena of malloc for each of its threads would cost the collector megabytes.
-        environment["MALLOC_ARENA_MAX"] = "2"
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **FEW_THREADS}
         if kind == "collector":
             environment |= COLLECTOR_MEMORY
         if errors is not None:

@@ -7,25 +7,17 @@ of the engine gave it, so that a node with another version refuses, and the aske
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import version
-
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.generators.duckdb import DuckDBGenerator
 
 from probing.api.errors import EngineDiffers, QueryRejected
+from probing.federation.engine import engine_version
 
-__all__ = ("engine_version", "exported", "has_states", "is_export", "require_export", "with_states")
+__all__ = ("exported", "has_states", "is_export", "require_export", "with_states")
 
 _NAME = "export_state"
 _KINDS = (exp.ApproxDistinct, exp.ApproxQuantile)
-
-
-@cache
-def engine_version() -> str:
-    """Returns the version of DuckDB here."""
-    return version("duckdb")
 
 
 def exported(call: str) -> str:

@@ -22,9 +22,10 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeSer
 from probing.api.tables import TABLES
 from probing.diagnosis.facts_file import encoded
 from probing.diagnosis.preflight.facts import NodeFacts
+from probing.federation.engine import engine_version
 from probing.federation.sql.dialect import parse
 from probing.federation.sql.errors import from_duckdb
-from probing.federation.sql.states import engine_version, with_states
+from probing.federation.sql.states import with_states
 from probing.federation.sql.times import fix_times
 
 SECOND = 1_000_000_000

@@ -20,6 +20,7 @@ import pytest
 from probing.api.errors import AttachError, NotFound, PrivilegeError, StateLocked
 from probing.daemon.bpf import pins, syscalls
 from probing.daemon.bpf.attach import program_in_map
+from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.capabilities import detect
 from probing.daemon.bpf.session import Session
 
@@ -154,6 +155,40 @@ def test_program_that_is_not_loaded_is_not_found(open_session: Open, probe_objec
         open_session(probe_object).attach_uprobe("no_such", target_fd, [1], 1)
 
 
+def test_programs_of_a_late_object_load_when_one_is_used(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object, late=["probe"])
+    assert not session.programs.keys() & {"on_call", "add"}
+    assert len(take(session)) == 0
+    attach(session, target_fd, target)
+    assert session.programs.keys() >= {"on_call", "add"}
+    target.call(3)
+    assert take(session)["number"].tolist() == [0, 1, 2]
+    session.close(keep=True)
+    session = open_session(probe_object, late=["probe"])
+    assert session.adopted
+    assert session.programs.keys() >= {"on_call", "add"}
+
+
+def test_late_objects_load_together_and_a_needed_one_must(
+    open_session: Open, probe_object: Path, tmp_path: Path
+) -> None:
+    refused = compile_object(_written(tmp_path / "refused.bpf.c", REFUSED))
+    session = open_session(probe_object, optional=[refused], late=["probe", "refused"])
+    assert session.refused == {}
+    session.load_late()
+    assert session.programs.keys() >= {"on_call", "add"}
+    assert list(session.refused) == ["refused"]
+    with pytest.raises((AttachError, PrivilegeError)):
+        session.program("follow")
+    session.close(keep=False)
+    session = open_session(probe_object, refused, late=["refused"])
+    for _ in range(2):
+        with pytest.raises((AttachError, PrivilegeError)):
+            session.load_late()
+
+
 def test_killed_loader_loses_nothing_and_its_links_are_adopted(
     open_session: Open,
     probe_object: Path,
@@ -213,6 +248,22 @@ def test_probe_in_a_map_is_placed_again_at_once_and_counts_once(
         assert len(take(session)) == 5
         session.close(keep=True)
     pins.cleanup("test", pin_root)
+
+
+REFUSED = """
+#include "guard.bpf.h"
+SEC("raw_tp")
+int follow(struct bpf_raw_tracepoint_args *ctx)
+{
+	return *(volatile int *)ctx->args[0];
+}
+char LICENSE[] SEC("license") = "GPL";
+"""
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 CRASHER = """

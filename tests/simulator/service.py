@@ -16,7 +16,7 @@ from probing.daemon.service.errors import abort, to_proto
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.query_many import QueryMany
-from probing.federation.sql.states import engine_version
+from probing.federation.engine import engine_version
 from simulator.answers import Answers
 from simulator.cast import Cast
 from simulator.relay import number_of

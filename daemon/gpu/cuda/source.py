@@ -71,6 +71,7 @@ class CudaSource(Source):
     name = "cuda"
     table = "cuda.syncs"
     objects = OBJECTS
+    late_objects = OBJECTS
     optional_objects = OPTIONAL
     files = (b"libcudart",)
 

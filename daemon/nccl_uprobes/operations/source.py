@@ -38,6 +38,7 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("OBJECTS", "RING", "CollectivesSource")
 
 OBJECTS = ("gloo", "nccl")
+FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
 # How often operations of processes that are gone are looked for, s.
 _SWEEP_S = 5.0
@@ -55,6 +56,7 @@ class CollectivesSource(Source):
     name = "collectives"
     table = "comm.ops"
     objects = OBJECTS
+    late_objects = OBJECTS
     files = (*GLOO.files, *NCCL.files)
 
     def __init__(

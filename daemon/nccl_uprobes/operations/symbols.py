@@ -139,8 +139,12 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    (f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"),
-)
+    # The last is in all builds: it shows that .dynsym would have the one before it, so that .symtab is not read.
+    (
+        f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE",
+        "_ZN2at4impl16HasVariableHooksEv",
+    ),
+)  # fmt: skip
 
 # ncclEnqueueCheck(ncclInfo *), through which all operations go. An internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"

@@ -66,7 +66,8 @@ class SamplingPrograms:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._processes = SampledProcesses(session)
-        self._clock = CpuClock(session.programs[_ON_CPU])
+        # Made with the first rate, when its program is loaded.
+        self._clock: CpuClock | None = None
         self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0
         self._setting = threading.Lock()
@@ -135,7 +136,7 @@ class SamplingPrograms:
         with self._setting:
             self._hz = hz
             self._tick()
-        wanted = off_cpu and self._away is not None
+        wanted = off_cpu and self._follows()
         if wanted and not self.off_cpu:
             # Threads may have run since the program saw them switch.
             if self._away is not None:
@@ -150,7 +151,19 @@ class SamplingPrograms:
         if self.off_cpu:
             self._session.run_program(_FLUSH, bytes(8))
 
+    def _follows(self) -> bool:
+        """Returns whether threads can be followed off the CPU, with the programs loaded that do it."""
+        if self._away is not None:
+            self._session.load_late(OBJECTS[1])
+            if self.off_cpu_refused:
+                self._away = None
+        return self._away is not None
+
     def _tick(self) -> None:
+        if self._clock is None:
+            if not self._hz:
+                return
+            self._clock = CpuClock(self._session.program(_ON_CPU))
         if self._clock.hz != self._hz:
             self._clock.set(self._hz)
         else:
@@ -159,4 +172,5 @@ class SamplingPrograms:
 
     def close(self) -> None:
         self.set_clock(0, False)
-        self._clock.close()
+        if self._clock is not None:
+            self._clock.close()

@@ -40,6 +40,8 @@ __all__ = ("PythonSampler", "SamplerKernel")
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
+# Between the start and the first visit of a process, s: visits beside a job would delay the start.
+START_PAUSE_S = 1.0
 # A reader that is blocked for so long is given up, s. One that waits for a CPU is not: its target would be left alone
 # for half a minute, and with it the stacks that a diagnosis needs.
 PATIENCE_S = 0.25
@@ -68,6 +70,7 @@ class PythonSampler(Source):
     name = NAME
     table = "python.samples"
     optional_objects = OBJECTS
+    late_objects = OBJECTS
 
     def __init__(
         self,
@@ -78,12 +81,13 @@ class PythonSampler(Source):
         sink: Sink,
         node: str,
         settings: Settings,
+        pause_s: float = 0.0,
     ) -> None:
         self._kernel = kernel
         self._readers = readers
         self._known = KnownProcesses(runtimes)
         enrolment = Enrolment(kernel, readers, self._known, self._checks, sink.lost)
-        self._watch = SampledWatch(enrolment, self._known, settings)
+        self._watch = SampledWatch(enrolment, self._known, settings, pause_s)
         self._rows = SampleRows(node, processes, self._known.find, sink)
         self._decoder: Decoder | None = None
 
@@ -100,7 +104,8 @@ class PythonSampler(Source):
         runtimes = context.find(PythonStacks)
         programs = SamplingPrograms(context.session)
         return cls(
-            programs, context.readers, runtimes, context.processes, context.sink, context.node, settings
+            programs, context.readers, runtimes, context.processes, context.sink, context.node, settings,
+            START_PAUSE_S,
         )
 
     @classmethod

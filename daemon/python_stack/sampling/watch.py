@@ -49,9 +49,12 @@ class _Watched:
 
 
 class SampledWatch:
-    """Safe for any thread; events of processes never wait."""
+    """Safe for any thread; events of processes never wait. ``pause_s``: between ``start`` and the first visit."""
 
-    def __init__(self, enrolment: Enrolment, known: KnownProcesses, settings: Settings) -> None:
+    def __init__(
+        self, enrolment: Enrolment, known: KnownProcesses, settings: Settings, pause_s: float = 0.0
+    ) -> None:
+        self._pause_s = pause_s
         self._enrolment = enrolment
         self._known = known
         self._settings = settings
@@ -154,6 +157,8 @@ class SampledWatch:
     def _run(self, workers: ThreadPoolExecutor) -> None:
         gone: set[ProcessKey] = set()
         present: set[ProcessKey] = set()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, self._pause_s)
         while True:
             with self._changed:
                 if not self._running:

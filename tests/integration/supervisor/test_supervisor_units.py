@@ -12,7 +12,7 @@ import pytest
 
 from probing.api.errors import InternalError, StoreFull
 from probing.daemon.config import Config
-from probing.daemon.supervisor.children import COLLECTOR_MEMORY, PROGRAMS
+from probing.daemon.supervisor.children import COLLECTOR_MEMORY, FEW_THREADS, PROGRAMS
 from probing.daemon.supervisor.ready import error_paths
 from probing.daemon.supervisor.rights import COLLECTOR, READER
 from probing.daemon.supervisor.unit import ERROR_FILE, LASTING, status_of
@@ -95,10 +95,17 @@ def test_rights_and_commands_are_those_of_the_supervisor(
         assert not set(BLINDING) & set(unit)
 
 
-def test_the_collector_has_the_memory_settings_of_the_supervisor() -> None:
-    given = dict(pair.split("=", 1) for pair in settings("probingd-collector.service")["Environment"].split())
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("probingd-collector.service", {**FEW_THREADS, **COLLECTOR_MEMORY}),
+        ("probingd-service.service", FEW_THREADS),
+    ],
+)
+def test_the_units_give_the_environment_of_the_supervisor(name: str, wanted: dict[str, str]) -> None:
+    given = dict(pair.split("=", 1) for pair in settings(name)["Environment"].split())
     del given[ERROR_FILE]
-    assert given == {"MALLOC_ARENA_MAX": "2", **COLLECTOR_MEMORY}
+    assert given == wanted
 
 
 def lines(name: str, key: str) -> list[str]:

@@ -62,6 +62,20 @@ def test_pattern_matches_the_whole_name(library: Path) -> None:
         assert [s.name for s in find_symbols(file.fileno(), ["se*d_f*n"])] == ["second_function"]
 
 
+def test_a_class_is_exported_with_its_methods(tmp_path: Path) -> None:
+    hidden = '__attribute__((visibility("hidden"), used))'
+    methods = f"void shown(); {hidden} void kept(); "
+    code = f"struct Both {{ {methods} }}; struct {hidden} Own {{ void kept(); }};"
+    bodies = "void Both::shown() {} void Both::kept() {} void Own::kept() {}"
+    source = tmp_path / "classes.cc"
+    source.write_text(f"namespace a {{ {code} {bodies} }}")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "classes.so", source], check=True)
+    shown, kept, own = "_ZN1a4Both5shownE*", "_ZN1a4Both4keptE*", "_ZN1a3Own4keptE*"
+    with (tmp_path / "classes.so").open("rb") as file:
+        names = [[s.name for s in find_symbols(file.fileno(), p)] for p in ([kept], [shown, kept], [shown, own])]
+    assert names == [["_ZN1a4Both4keptEv"], ["_ZN1a4Both5shownEv"], ["_ZN1a4Both5shownEv", "_ZN1a3Own4keptEv"]]
+
+
 def test_single_symbols(library: Path) -> None:
     with open(library, "rb") as file:
         counter = read_symbol(file.fileno(), "shared_counter")
