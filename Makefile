@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -172,16 +172,22 @@ package-test: deb ## install, upgrade, remove and purge the deb in a Debian of i
 # Images are kept in the user's cache; only Debian's packages are needed.
 VM_NEEDS = busybox-static cpio debootstrap e2fsprogs kmod qemu-system-x86 qemu-utils
 KERNELS ?= 5.10 6.1 6.12 7.2
-VM_TEST = $(PYTHON) -m pytest --timeout 1800 --kernels "$(KERNELS)" --before $$(ls .build/packages/probingd_[!9]*.deb) \
-	--deb $$(ls .build/packages/probingd_9999_*.deb)
+CUTS ?= 1
+VM_TESTS ?= vm-tests
 
 vm-packages: install deb
 	@dpkg-query -W $(VM_NEEDS) >/dev/null 2>&1 || { apt-get update -q && apt-get install -q -y --no-install-recommends $(VM_NEEDS); }
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
 
-vm-test: vm-packages ## the deb in guests with systemd, one for each of KERNELS="5.10 6.1 6.12 7.2", by QEMU without KVM
-	$(VM_TEST) vm-tests
+# In CI without the tests that take minutes each.
+vm-test: vm-packages ## the deb in guests with systemd, by QEMU without KVM; KERNELS="5.10 6.1 6.12 7.2", two at a time
+	@rm -f .build/vm-tests/figures-*
+	$(PYTHON) -m pytest -n 2 --dist loadgroup --timeout 1800 $(if $(CI),-m "not long") --kernels "$(KERNELS)" --cuts $(CUTS) \
+		--before $$(ls .build/packages/probingd_[!9]*.deb) --deb $$(ls .build/packages/probingd_9999_*.deb) $(VM_TESTS)
 	@$(PYTHON) vm-tests/figures.py .build/vm-tests
+
+vm-power-cut: ## 20 cuts of power in mid-write on one of KERNELS: each start has all rows up to the sync interval, each once
+	$(MAKE) vm-test CUTS=20 VM_TESTS=vm-tests/test_power_cut.py
 
 image: deb ## .build/image/probingd-VERSION.oci.tar, a container image, without a registry
 	@command -v buildah >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends buildah crun; }

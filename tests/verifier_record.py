@@ -1,8 +1,8 @@
 """The verifier's counts of each BPF program, by kernel: ``python tests/verifier_record.py [FILE...]`` records new ones.
 
-Each FILE is what ``python -m probing.daemon.bpf.verifier_statistics`` printed on a kernel; without one it is run
-here, as root. docs/verifier.json holds the counts by the first two numbers of the release, and the machine where it is
-not x86-64; docs/verifier.md shows them.
+It runs ``python -m probing.daemon.bpf.verifier_statistics`` here, as root; each FILE is what that printed on another
+kernel. docs/verifier.json holds the counts by the first two numbers of the release, and the machine where it is not
+x86-64; docs/verifier.md shows them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _HEAD = """# BPF programs and the verifier
 The kernel's verifier follows each program along all its ways before it loads it, and refuses one with more than a
 million instructions followed. The table has the instructions that it followed and, behind the slash, the most states
 that it kept at a time, by kernel. A test in `tests/kernel` fails when a program grows by more than a tenth on a kernel
-that is recorded; `make verifier-record` accepts the counts of the running kernel. For another kernel, run
-`/opt/probingd/bin/python -I -m probing.daemon.bpf.verifier_statistics` there and give its output to
-`tests/verifier_record.py`.
+that is recorded, as `make vm-test` does for the kernels of its guests. `make verifier-record` accepts the counts of the
+running kernel and of those guests. For another kernel, run `/opt/probingd/bin/python -I -m
+probing.daemon.bpf.verifier_statistics` there and give its output to `tests/verifier_record.py`.
 """
 
 
@@ -68,9 +68,8 @@ def _order(kernel: str) -> tuple[str, list[int]]:
 
 
 def main(files: list[str]) -> None:
-    found = [json.loads(Path(file).read_text()) for file in files]
-    if not found:
-        found = [{"kernel": os.uname().release, "machine": platform.machine(), "objects": statistics(detect())}]
+    found = [{"kernel": os.uname().release, "machine": platform.machine(), "objects": statistics(detect())}]
+    found += (json.loads(Path(file).read_text()) for file in files)
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     record.update({series_of(one["kernel"], one.get("machine", "x86_64")): one["objects"] for one in found})
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

@@ -31,10 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cuts", type=int, default=1, help="how often the power is cut")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes; not in CI")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guest" in metafunc.fixturenames:
         kernels = metafunc.config.getoption("kernels").replace(",", " ").split()
-        metafunc.parametrize("guest", kernels, indirect=True, scope="session")
+        # One process of pytest-xdist has all tests of a guest.
+        guests = [pytest.param(series, marks=pytest.mark.xdist_group(series)) for series in kernels]
+        metafunc.parametrize("guest", guests, indirect=True, scope="session")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,9 +16,9 @@ __all__ = ("JOB", "Host")
 JOB = "guest/127.0.0.1:29500"
 RANKS = (0, 1)
 CALLS_PER_S = 10
-# Where a removal may leave nothing: dpkg's own records and caches change with any package, /run with anything.
+# Where a removal may leave nothing. Records and caches of dpkg and apt change with any package.
 _FILES = (
-    "find / -xdev -not -path '/var/*/dpkg*' -not -path '/var/cache/*' -not -path '/var/log/*' -not -path '/srv/*'"
+    "find / -xdev -not -path '/var/*/dpkg*' -not -path '/var/*/apt/*' -not -path '/var/cache/*' -not -path '/var/log/*'"
     " -not -path '/tmp/*' -not -path '/var/tmp/*'; find /sys/fs/bpf; find /run -name 'probing*'"
 )
 _DEADLINE_S = 240.0

@@ -62,12 +62,14 @@ def test_a_wrong_configuration(host: Host, broken: Broken) -> None:
         assert line in host.show("probingd-service", "StatusText")
 
 
+@pytest.mark.long
 def test_a_missing_library(host: Host, broken: Broken) -> None:
     folder = "/usr/lib/$(uname -m)-linux-gnu"
     with broken(f"mkdir /root/kept; mv {folder}/libbpf.so.1* /root/kept", f"mv /root/kept/* {folder}"):
         check_failed(host, "probingd-collector", UNAVAILABLE, "error: there is no usable libbpf")
 
 
+@pytest.mark.long
 def test_a_full_disk_at_the_start(host: Host, broken: Broken) -> None:
     """A restart may find space, so the unit is tried again, slowly."""
     mount = f"mount -t tmpfs -o nr_inodes=1 tmpfs {STATE}; chown probing:probing {STATE}"
@@ -81,6 +83,7 @@ def test_a_full_disk_at_the_start(host: Host, broken: Broken) -> None:
         assert int(host.show("probingd-collector", "NRestarts")) < 23
 
 
+@pytest.mark.long
 def test_a_disk_that_becomes_full(host: Host, broken: Broken) -> None:
     with broken(f"mount -t tmpfs -o size=64m tmpfs {STATE}; chown probing:probing {STATE}", f"umount {STATE}"):
         host.start()
@@ -93,6 +96,7 @@ def test_a_disk_that_becomes_full(host: Host, broken: Broken) -> None:
         assert journal.count("the log takes no rows") == journal.count("the log takes rows again") == 1
 
 
+@pytest.mark.long
 def test_a_reload_refuses_a_wrong_configuration(host: Host, broken: Broken) -> None:
     with broken(f"cp {CONFIG} /root/kept", f"mv /root/kept {CONFIG}"):
         host.start()
@@ -106,6 +110,7 @@ def test_a_reload_refuses_a_wrong_configuration(host: Host, broken: Broken) -> N
         assert host.rows("SELECT value FROM probing.config WHERE key = 'node_name'") == [{"value": "other"}]
 
 
+@pytest.mark.long
 def test_a_locked_kernel(host: Host, broken: Broken) -> None:
     """The last one, as only a reboot takes it back. A kernel from which nothing may be read is refused, in one line."""
     with broken("echo integrity >/sys/kernel/security/lockdown", "true"):

@@ -72,7 +72,7 @@ def test_a_job_that_ran_before_is_known(watched: Host) -> None:
         (thread["rank"], frame["func"])
         for thread in watched.ctl(f"stacks --job {JOB}")
         for frame in thread["frames"]
-        if thread["thread"] == "MainThread"
+        if thread["tid"] == thread["pid"]
     }
     assert {(rank, "main") for rank in RANKS} <= functions
     (communicator,) = (one for one in watched.ctl(f"nccl --job {JOB}") if one["ops"])
@@ -93,12 +93,15 @@ def test_the_rank_that_stalls_is_named(watched: Host) -> None:
     watched.check_no_gap()
 
 
-@pytest.mark.parametrize("unit", ["probingd-collector", "probingd-service"])
+@pytest.mark.parametrize(
+    "unit", ["probingd-collector", pytest.param("probingd-service", marks=pytest.mark.long)]
+)
 def test_a_killed_process_comes_back(watched: Host, unit: str) -> None:
     watched.kill(unit)
     watched.check_no_gap()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["reader", "sql", "parser"])
 def test_a_killed_helper_comes_back(watched: Host, kind: str) -> None:
     units = watched.guest.run(f"systemctl list-units --plain --no-legend 'probingd-{kind}@*' | cut -d' ' -f1").split()
@@ -108,11 +111,13 @@ def test_a_killed_helper_comes_back(watched: Host, kind: str) -> None:
     watched.check_no_gap()
 
 
+@pytest.mark.long
 def test_a_restart_keeps_collecting(watched: Host) -> None:
     watched.guest.run("systemctl restart probingd")
     watched.check_no_gap()
 
 
+@pytest.mark.long
 def test_an_upgrade_keeps_collecting(watched: Host) -> None:
     begun = time.monotonic()
     watched.guest.run("apt-get install -q -y /payload/new.deb")

@@ -40,6 +40,7 @@ def cut(request: pytest.FixtureRequest, cache: Path, place: Path, payload: Path)
         guest.close()
 
 
+@pytest.mark.long
 def test_rows_outlive_cuts_of_power(cut: Host, request: pytest.FixtureRequest) -> None:
     chance = random.Random(23)
     before: tuple[float, list[int]] | None = None

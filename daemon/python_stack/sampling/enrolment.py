@@ -97,6 +97,7 @@ class Enrolment:
         self._lost = lost
         # One thread at a time changes the maps.
         self._maps = threading.Lock()
+        self._refused = ""
         self._adoption = Adoption(kernel, self._maps, readers, read_checks)
         self._clock = Rates()
 
@@ -199,7 +200,10 @@ class Enrolment:
             try:
                 change()
             except ProbingError as e:
-                _log.warning("the sampler's maps cannot be changed: %s", e.message)
+                # The same for each process and thread: `status` has it for as long as it lasts.
+                if e.message != self._refused:
+                    _log.warning("the sampler's maps cannot be changed: %s", e.message)
+                self._refused = e.message
 
 
 def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
