@@ -180,9 +180,9 @@ vm-packages: install deb
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
 
 # In CI without the tests that take minutes each.
-vm-test: vm-packages ## the deb in guests with systemd, by QEMU without KVM; KERNELS="5.10 6.1 6.12 7.2", two at a time
+vm-test: vm-packages ## the deb in guests with systemd, by QEMU without KVM; KERNELS="5.10 6.1 6.12 7.2"
 	@rm -f .build/vm-tests/figures-*
-	$(PYTHON) -m pytest -n 2 --dist loadgroup --timeout 1800 $(if $(CI),-m "not long") --kernels "$(KERNELS)" --cuts $(CUTS) \
+	$(PYTHON) -m pytest --timeout 1800 $(if $(CI),-m "not long") --kernels "$(KERNELS)" --cuts $(CUTS) \
 		--before $$(ls .build/packages/probingd_[!9]*.deb) --deb $$(ls .build/packages/probingd_9999_*.deb) $(VM_TESTS)
 	@$(PYTHON) vm-tests/figures.py .build/vm-tests
 

@@ -8,6 +8,7 @@ sizes from another process.
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -68,6 +69,11 @@ class Channel:
 
     def close(self) -> None:
         self._sock.close()
+
+    def hang_up(self) -> None:
+        """Ends the connection, but keeps the descriptor: a thread that reads from it gets ChannelClosed."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Channel:
         return self

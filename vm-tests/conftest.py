@@ -38,9 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guest" in metafunc.fixturenames:
         kernels = metafunc.config.getoption("kernels").replace(",", " ").split()
-        # One process of pytest-xdist has all tests of a guest.
-        guests = [pytest.param(series, marks=pytest.mark.xdist_group(series)) for series in kernels]
-        metafunc.parametrize("guest", guests, indirect=True, scope="session")
+        metafunc.parametrize("guest", kernels, indirect=True, scope="session")
 
 
 @pytest.hookimpl(wrapper=True)

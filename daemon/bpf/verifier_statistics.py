@@ -22,13 +22,19 @@ __all__ = ("Counts", "main", "statistics")
 
 # By program: instructions processed, peak states.
 Counts = dict[str, tuple[int, int]]
+# By object, the feature without which no session loads it.
+_NEEDED = {"identity": "real_inode", "python_off": "off_cpu"}
 _COUNTS = re.compile(r"processed (\d+) insns .* peak_states (\d+)")
 
 
 def statistics(features: Features) -> dict[str, Counts]:
-    """Returns the counts of each object's programs, as they load with ``features``. Raises AttachError, NotFound."""
+    """Returns the counts of each object's programs, as they load with ``features``.
+
+    Objects that need a feature which this kernel lacks are left out. Raises AttachError, NotFound.
+    """
     names = sorted(path.name.removesuffix(".bpf.c") for path in Path(__file__).parent.glob("*.bpf.c"))
-    return {name: _counts_of(name, features) for name in names}
+    lacking = {name for name, feature in _NEEDED.items() if not getattr(features, feature)}
+    return {name: _counts_of(name, features) for name in names if name not in lacking}
 
 
 def _counts_of(name: str, features: Features) -> Counts:

@@ -21,7 +21,7 @@ from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
 from probing.daemon.processes.connections import Connections
 from probing.daemon.processes.progress import Progress
 
-__all__ = ("GRACE_S", "PATIENCE_S", "Ask", "Blocked", "Failure", "ask_each", "ask_round", "seconds_left")
+__all__ = ("GRACE_S", "PATIENCE_S", "Ask", "Blocked", "Failure", "Slow", "ask_each", "ask_round", "seconds_left")
 
 # The transfer of a reader's answer may take so long, beyond the time that it spends on a process.
 _MARGIN_S = 0.05
@@ -46,6 +46,10 @@ class Failure:
 
 class Blocked(ChannelTimeout):
     """A reader neither runs nor waits for a CPU."""
+
+
+class Slow(ChannelTimeout):
+    """A reader runs, or waits for a CPU, and has not answered."""
 
 
 @dataclass(slots=True)
@@ -136,7 +140,7 @@ class _Round:
             if stuck or now > self._deadline:
                 self._forget(fd)
                 self._connections.discard(asked.channel)
-                yield asked.key, Blocked("a reader is blocked") if stuck else ChannelTimeout("no answer in time")
+                yield asked.key, Blocked("a reader is blocked") if stuck else Slow("no answer in time")
 
     def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
         """The error to yield. None: the request is sent again, since a reader can be killed at any time."""

@@ -47,6 +47,7 @@ class Connections:
         self._begun = time.monotonic()
         self._idle: list[Channel] = []
         self._live = 0
+        self._opening: Channel | None = None
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
         self._closed = False
         self._failure: ProbingError | None = None
@@ -59,6 +60,9 @@ class Connections:
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
+            if self._opening is not None:
+                # Its process may not start any more: systemd starts none of a socket that is about to stop.
+                self._opening.hang_up()
             self._changed.notify_all()
         for channel in idle:
             channel.close()
@@ -124,7 +128,7 @@ class Connections:
                 self.release(self._fresh())
                 self._failure, self._retry_s = None, RETRY_S
             except ProbingError as e:
-                if self._failure is None:
+                if self._failure is None and not self._closed:
                     _log.warning("no %s can be started: %s", self._name, e.message)
                 self._failure = e
                 with self._changed:
@@ -157,10 +161,17 @@ class Connections:
 
     def _fresh(self) -> Channel:
         channel = connect(self._path)
+        with self._changed:
+            self._opening = channel
+            if self._closed:
+                channel.hang_up()
         try:
             answer = channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
             self._pids[channel] = int(answer.header.get("pid", 0))
         except BaseException:
             channel.close()
             raise
+        finally:
+            with self._changed:
+                self._opening = None
         return channel

@@ -10,7 +10,7 @@ from typing import Any
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
-from probing.daemon.processes.ask_many import Ask, Blocked, ask_round
+from probing.daemon.processes.ask_many import Ask, Blocked, Slow, ask_round
 from probing.daemon.processes.connections import Connections
 from probing.daemon.processes.progress import Progress
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
@@ -18,8 +18,11 @@ from probing.daemon.processes.quarantine import Quarantine, Quarantines
 __all__ = ("ReaderPool",)
 
 QUARANTINE_S = 30.0
-# The first one of a target whose caller has a ``patience``: the target may only have been swapped out.
+# The first one of a target whose caller has a ``patience``, since it may only have been swapped out, and of one whose
+# reader is slow, since the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
+# Between the two looks at a reader that has not answered in time, ms.
+_LOOK_MS = 20
 _Key = tuple[int, int]
 
 
@@ -119,29 +122,34 @@ class ReaderPool:
     def _request(
         self, channel: Channel, header: dict[str, Any], deadline: float, patience: float | None
     ) -> Message:
-        if patience is None:
-            return channel.request(header, timeout=max(0.001, deadline - time.monotonic()))
         channel.send(header)
         readable = select.poll()
         readable.register(channel.fileno(), select.POLLIN)
         progress = Progress(self._pool.pid_of(channel))
+        if patience is None:
+            if readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return channel.answer(max(0.001, deadline - time.monotonic()))
+            progress.none_since_last()
+            if not readable.poll(_LOOK_MS) and progress.none_since_last():
+                raise ChannelTimeout("a reader does not come back")
+            raise Slow("no answer in time")
         # Two looks, so that one is over when the patience is.
         while not readable.poll(patience * 500):
             if progress.none_since_last():
                 raise Blocked("a reader is blocked")
             if time.monotonic() > deadline:
-                raise ChannelTimeout("no answer in time")
+                raise Slow("no answer in time")
         return channel.answer(max(0.001, deadline - time.monotonic()))
 
     def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:
+        soon = isinstance(why, (Blocked, Slow))
+        if key[0]:
+            self._quarantines.add(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s) if soon else self._quarantine_s)
         if isinstance(why, Blocked):
-            self._quarantines.add(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
             return TargetTimeout(
                 f"process {key[0]} does not let itself be read ({op})",
                 hint="its memory may lie on storage, or behind a handler, that does not answer",
             )
-        if key[0]:
-            self._quarantines.add(*key, op, self._quarantine_s)
         return TargetTimeout(f"process {key[0]} could not be read in {timeout:g} s ({op})")
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,7 +78,7 @@ class WorkerPool:
             for worker in (*self._idle, *self._busy):
                 end = worker.deadline + GRACE_S if worker.warm else worker.started + START_S
                 if end < now:
-                    _hang_up(worker.channel)
+                    worker.channel.hang_up()
             # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
             warm = self._warm if most is None else min(self._warm, most)
@@ -212,12 +210,6 @@ def _hung_up(channel: Channel) -> bool:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def _hang_up(channel: Channel) -> None:
-    # Not close(): another thread may be about to read from it, and then sees the end of the stream.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as sock:
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _no_worker() -> QueryError:

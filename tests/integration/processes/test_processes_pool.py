@@ -22,7 +22,7 @@ from processes_helpers import Listener, listening, start_ns_of, started
 from waiting import until
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
-from probing.daemon.ipc import Channel, Message
+from probing.daemon.ipc import Channel, ChannelClosed, Message
 from probing.daemon.processes.connections import Connections
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
@@ -292,6 +292,21 @@ def test_no_readers_at_all(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"nobody\.sock"):
         pool.call("identity", pid=os.getpid(), timeout=0.3)
     pool.close()
+
+
+def test_a_close_does_not_wait_for_a_reader_that_starts(tmp_path: Path) -> None:
+    """systemd takes connections of a socket that is about to stop, and starts no process for them."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "reader.sock"))
+        listener.listen()
+        pool = ReaderPool(str(tmp_path / "reader.sock"))
+        connection, _ = listener.accept()
+        with Channel(connection) as channel:
+            assert channel.receive(60).header == {"op": "ping"}
+            # Without an answer; the time-out of a test is shorter than that of a start.
+            pool.close()
+            with pytest.raises(ChannelClosed):
+                channel.receive(60)
 
 
 def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
