@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import grpc
-from running import BenchDaemon, job
+from running import BenchDaemon, cpu_ns, job, tree
 from statistics_of_blocks import table
 
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
@@ -37,33 +38,39 @@ def main() -> None:
     for beside, pause in (("leaves the CPU idle for a while each step", "0.02"), ("uses all of the CPU", "0")):
         ready, event = measure(options.rounds, pause)
         for name, values in (("ready", ready), ("the first operation in an answer", event)):
+            seconds, cpu = zip(*values, strict=True)
             rows.append(
                 {
                     "from exec of probingd to": name,
                     "beside a job that": beside,
-                    "median": f"{statistics.median(values):.2f} s",
-                    "worst": f"{max(values):.2f} s",
+                    "median": f"{statistics.median(seconds):.2f} s",
+                    "worst": f"{max(seconds):.2f} s",
+                    "CPU, median": f"{statistics.median(cpu):.2f} s",
                     "rounds": options.rounds,
                 }
             )
     print(table(rows))
 
 
-def measure(rounds: int, pause: str) -> tuple[list[float], list[float]]:
-    """Seconds to `ready` and to the first row, for each round."""
-    ready: list[float] = []
-    event: list[float] = []
+def measure(rounds: int, pause: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Seconds to `ready` and to the first row, and those of CPU that the processes of the daemon had by then."""
+    ready: list[tuple[float, float]] = []
+    event: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
     with job(HERE / "timed_job.py", folder / "steps", "64", pause):
         while not (folder / "steps").exists() or not (folder / "steps").stat().st_size:
             time.sleep(0.1)
         for _ in range(rounds):
-            daemon = BenchDaemon()
-            begin = time.monotonic()
-            ready.append(daemon.start())
-            event.append(first_row(daemon, begin))
-            daemon.close()
+            with contextlib.closing(BenchDaemon()) as daemon:
+                begin = time.monotonic()
+                ready.append((daemon.start(), _cpu_s(daemon)))
+                event.append((first_row(daemon, begin), _cpu_s(daemon)))
     return ready, event
+
+
+def _cpu_s(daemon: BenchDaemon) -> float:
+    assert daemon.process is not None
+    return cpu_ns(tree(daemon.process.pid)) / 1e9
 
 
 if __name__ == "__main__":

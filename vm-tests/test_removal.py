@@ -14,7 +14,7 @@ def test_a_stop_ends_everything(host: Host) -> None:
     host.guest.run("systemctl stop probingd")
     until(lambda: not host.processes(), what="the end of all processes", poll_s=0.5)
     # bpffs has directories of ours, without a pin in them.
-    assert not host.guest.run("find /sys/fs/bpf/probingd -type f")
+    until(lambda: not host.guest.run("find /sys/fs/bpf/probingd -type f"), what="the end of all pins", poll_s=0.5)
 
 
 def test_a_removal_leaves_the_rows(host: Host) -> None:

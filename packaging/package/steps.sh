@@ -15,7 +15,7 @@ removing() {
     runs_systemd || return 0
     systemctl --quiet disable --now probingd.service || true
     # Removes the probes, which hold on to libraries of jobs.
-    systemctl stop probingd.target probingd-pins.service || true
+    systemctl stop probingd.target probingd-pins.service probingd.slice || true
 }
 
 removed() {
