@@ -17,7 +17,11 @@ __all__ = ("MODULES", "SUITES", "Kernel", "fetch_apt", "initrd", "kernel", "run"
 ROOT = Path(__file__).resolve().parents[1]
 # By series, the suite of Debian that has it as its kernel.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "7.2": "sid"}
-MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4", "overlay")
+MODULES = (
+    *("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4", "overlay"),
+    # The root has no modules, from which the kernel would load these when they are first needed.
+    *("inet_diag", "tcp_diag"),
+)
 # The root is the first disk.
 MOUNT_ROOT = """#!/bin/sh
 mount -t devtmpfs dev /dev
@@ -41,16 +45,17 @@ class Kernel:
 
 
 def kernel(series: str, cache: Path, architecture: str = "amd64") -> Kernel:
-    """Returns the kernel of ``series``, one of SUITES; it is fetched when the cache lacks it."""
+    """Returns the kernel of ``series``, one of SUITES; it is fetched when the cache lacks it with these modules."""
     folder = cache / f"kernel-{series}-{architecture}"
     made = folder / "made"
-    if not made.exists():
+    found = made.read_text().split() if made.exists() else []
+    if found[1:] != list(MODULES):
         shutil.rmtree(folder, ignore_errors=True)
-        release = _unpack(SUITES[series], architecture, folder)
-        initrd(folder / "initrd", folder / "tree", release, MODULES, MOUNT_ROOT)
+        found = [_unpack(SUITES[series], architecture, folder), *MODULES]
+        initrd(folder / "initrd", folder / "tree", found[0], MODULES, MOUNT_ROOT)
         shutil.rmtree(folder / "tree")
-        made.write_text(release)
-    return Kernel(series, made.read_text(), folder / "vmlinuz", folder / "initrd")
+        made.write_text(" ".join(found))
+    return Kernel(series, found[0], folder / "vmlinuz", folder / "initrd")
 
 
 def fetch_apt(folder: Path, suite: str, architecture: str, *words: str) -> str:
