@@ -29,6 +29,8 @@ _FIND_VMA = "bpf_find_vma"
 _SWITCH_TYPE = "btf_trace_sched_switch"
 # Since 5.13, as the walk over a map; atomics that fetch are older.
 _FOR_EACH = "bpf_for_each_map_elem"
+# The allocator, of 6.1, without which maps of tracing programs may not grow: the kernel warns of them.
+_ALLOCATOR = "bpf_mem_cache_alloc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Features:
     real_inode: bool
     cpu_clock: bool
     off_cpu: bool
+    growing_maps: bool
 
     def without(self, *names: str) -> Features:
         """Returns the features without those of these names, as an older kernel has them."""
@@ -127,7 +130,7 @@ def _preempt(types: dict[str, int]) -> int:
 
 def _try_all() -> dict[str, int]:
     """Returns the errno of each field of Features, 0 for one that works."""
-    types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH)
+    types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH, _ALLOCATOR)
     return {
         "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
         "ringbuf": _errno(lambda: syscalls.create_map(_MAP_RINGBUF, 0, 0, os.sysconf("SC_PAGESIZE"))),
@@ -141,6 +144,7 @@ def _try_all() -> dict[str, int]:
         "preempt": _preempt(types),
         "cpu_clock": _cpu_clock(),
         "off_cpu": _tracepoint(types, _SWITCH_TYPE) if _FOR_EACH in types else errno.ENOENT,
+        "growing_maps": 0 if _ALLOCATOR in types else errno.ENOENT,
     }
 
 
@@ -186,6 +190,7 @@ _LACKS = {
         "Python stacks are read on demand only: no samples of what runs", "grant the collector CAP_PERFMON",
     ),
     "off_cpu": ("no time of Python threads off the CPU in the samples", _newer("5.13")),
+    "growing_maps": ("maps of CUDA's probes are allocated whole, with a sixteenth of their entries", _newer("6.1")),
     "real_inode": ("a library that several containers share is counted once for each of them", _newer("5.17")),
 }  # fmt: skip
 

@@ -19,6 +19,8 @@ _LOG_BYTES = 1 << 20
 # BPF_LOG_STATS of linux/bpf_verifier.h: the counts at the end of the verifier's work, and nothing else.
 _LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
 _MESSAGES = 40
+# include/uapi/linux/bpf.h: BPF_F_NO_PREALLOC. A map that is allocated whole has so many times fewer entries.
+_NO_PREALLOC, _LESS = 1, 16
 _BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
 _MAP_TYPE_RINGBUF = 27
 _messages: list[str] = []
@@ -119,6 +121,13 @@ class Object:
         """Sets the entries of a map, or the bytes of a ring (a power of two and of pages), before loading."""
         if self._lib.bpf_map__set_max_entries(self._maps[name], entries):
             raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
+
+    def preallocate(self, name: str) -> None:
+        """Has a map that would grow allocated whole, and so with fewer entries, before loading."""
+        flags = self._lib.bpf_map__map_flags(self._maps[name])
+        if flags & _NO_PREALLOC:
+            self._lib.bpf_map__set_map_flags(self._maps[name], flags & ~_NO_PREALLOC)
+            self.resize(name, self._lib.bpf_map__max_entries(self._maps[name]) // _LESS)
 
     def load(self) -> None:
         """Raises AttachError with the last lines of the verifier, PrivilegeError for a missing right."""

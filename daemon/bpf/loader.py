@@ -181,6 +181,8 @@ class Loader:
                 found.set_attach_type(program, syscalls.UPROBE_MULTI)
         for map_name in found.maps:
             found.pin_map(map_name, self.pin("map", map_name))
+            if not self.features.growing_maps:
+                found.preallocate(map_name)
             if map_name in self._sizes:
                 found.resize(map_name, self._sizes[map_name])
 

@@ -44,6 +44,8 @@ def _counts_of(name: str, features: Features) -> Counts:
         for program, section in found.sections.items():
             if features.uprobe_multi and section.startswith(("uprobe", "uretprobe")):
                 found.set_attach_type(program, syscalls.UPROBE_MULTI)
+        for map_name in () if features.growing_maps else found.maps:
+            found.preallocate(map_name)
         for ring in found.rings:
             found.resize(ring, os.sysconf("SC_PAGESIZE"))
         logs = found.load_with_statistics()

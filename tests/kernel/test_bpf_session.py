@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -264,6 +265,19 @@ char LICENSE[] SEC("license") = "GPL";
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize(("without", "entries", "flags"), [("", 262144, 1), ("growing_maps", 16384, 0)])
+def test_maps_do_not_grow_where_the_kernel_warns_of_it(
+    monkeypatch: pytest.MonkeyPatch, pin_root: Path, without: str, entries: int, flags: int
+) -> None:
+    monkeypatch.setenv("PROBINGD_WITHOUT", without)
+    session = Session.open("test", ["cuda_memory"], pin_root)
+    (pin,) = pin_root.glob("test/*/map_cuda_memory_live")
+    shown = subprocess.run(["bpftool", "-j", "map", "show", "pinned", pin], capture_output=True, check=True).stdout
+    found = json.loads(shown)
+    assert (found["max_entries"], found["flags"]) == (entries, flags)
+    session.close(keep=False)
 
 
 CRASHER = """
