@@ -66,14 +66,17 @@ class StreamDecoder:
         try:
             while self._feed.has_more and not self.problem:
                 if self._reader is None:
-                    self._reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
+                    reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
+                    # Arrow does not check that names are text, and fails where they are first read.
+                    _ = reader.schema.names
+                    self._reader = reader
                 batch = self._reader.read_next_batch()
                 # In full: an index beyond its dictionary would read from elsewhere in memory.
                 batch.validate(full=True)
                 batches.append(batch)
         except StopIteration:
             self.problem = "the stream ends before its rows"
-        except (pa.ArrowException, OSError) as e:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as e:
             self.problem = f"{e}"
         return batches
 

@@ -186,6 +186,7 @@ STREAM = stream_of()
 
 
 @MANY
+@example(632, 2)
 @given(st.integers(0, 1 << 32), st.integers(1, 6))
 def test_a_stream_with_other_bytes_in_it(seed: int, count: int) -> None:
     chance, data = random.Random(seed), bytearray(STREAM)
