@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import FormatError, PrivilegeError, StateLocked, UsageError
-from probing.daemon.bpf import syscalls
+from probing.daemon.bpf import attach, syscalls
 
 __all__ = (
     "META",
@@ -172,11 +172,25 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def remove_links(layout: Path) -> int:
-    """Detaches the pinned links of a layout; the rings stay."""
+    """Detaches the pinned links of a layout, and waits for the end of perf events in maps; the rings stay."""
     pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
+    events = [program for path in pins if (program := _event_in(path)) is not None]
     for path in pins:
         path.unlink(missing_ok=True)
+    attach.wait_for_end(events)
     return len(pins)
+
+
+def _event_in(path: Path) -> int | None:
+    try:
+        fd = syscalls.object_get(path)
+    except OSError:
+        # It is removed all the same.
+        return None
+    try:
+        return attach.program_in_map(fd)
+    finally:
+        os.close(fd)
 
 
 def remove_layout(layout: Path) -> None:
