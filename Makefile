@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -164,26 +164,31 @@ rpm: | deps ## .build/packages/probingd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends rpm; }
 	packaging/package.sh rpm
 
-# Not a part of `make test`: it takes some minutes, and makes a Debian in the user's cache.
-package-test: deb ## install, upgrade, remove and purge the deb in a Debian of its own
+# The same as a newer version, for tests of upgrades.
+newer-deb: deb
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
-	packaging/package/test.sh $$(ls .build/packages/probingd_[!9]*.deb) .build/packages/probingd_9999_*.deb
+
+OLDER_DEB = $$(ls .build/packages/probingd_[!9]*.deb)
+NEWER_DEB = $$(ls .build/packages/probingd_9999_*.deb)
+
+# Not a part of `make test`: it takes some minutes, and makes a Debian in the user's cache.
+package-test: newer-deb ## install, upgrade, remove and purge the deb in a Debian of its own
+	packaging/package/test.sh $(OLDER_DEB) $(NEWER_DEB)
 
 # Images are kept in the user's cache; only Debian's packages are needed.
-VM_NEEDS = busybox-static cpio debootstrap e2fsprogs kmod qemu-system-x86 qemu-utils
+VM_NEEDS = cpio debootstrap e2fsprogs kmod qemu-system-x86 qemu-utils
 KERNELS ?= 5.10 6.1 6.12 7.2
 CUTS ?= 1
 VM_TESTS ?= vm-tests
 
-vm-packages: install deb
+vm-packages: install newer-deb
 	@dpkg-query -W $(VM_NEEDS) >/dev/null 2>&1 || { apt-get update -q && apt-get install -q -y --no-install-recommends $(VM_NEEDS); }
-	VERSION=9999 packaging/package.sh deb .build/packages/tree
 
 # In CI without the tests that take minutes each.
 vm-test: vm-packages ## the deb in guests with systemd, by QEMU without KVM; KERNELS="5.10 6.1 6.12 7.2"
 	@rm -f .build/vm-tests/figures-*
 	$(PYTHON) -m pytest --timeout 1800 $(if $(CI),-m "not long") --kernels "$(KERNELS)" --cuts $(CUTS) \
-		--before $$(ls .build/packages/probingd_[!9]*.deb) --deb $$(ls .build/packages/probingd_9999_*.deb) $(VM_TESTS)
+		--before $(OLDER_DEB) --deb $(NEWER_DEB) $(VM_TESTS)
 	@$(PYTHON) vm-tests/figures.py .build/vm-tests
 
 vm-power-cut: ## 20 cuts of power in mid-write on one of KERNELS: each start has all rows up to the sync interval, each once

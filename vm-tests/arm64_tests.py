@@ -54,8 +54,9 @@ def test_every_program_loads(machine: Arm64Guest) -> None:
     checked = machine.run("/payload/venv/bin/probingd check")
     assert "own: the host has no libbpf.so.1" in checked
     counts = machine.run(f"{PYTHON} -I -m probing.daemon.bpf.verifier_statistics")
-    # For tests/verifier_record.py.
-    kept = ROOT / f".build/verifier-{machine.kernel.series}-arm64.json"
+    # For `make verifier-record`.
+    kept = ROOT / f".build/vm-tests/verifier-{machine.kernel.series}-arm64.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(counts)
     objects = json.loads(counts)["objects"]
     assert set(objects) == {path.name.removesuffix(".bpf.c") for path in (ROOT / "daemon/bpf").glob("*.bpf.c")}

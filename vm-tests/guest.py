@@ -28,10 +28,15 @@ class GuestFailed(AssertionError):
 class Guest:
     """A machine in ``folder``, which keeps its disk between boots. ``payload`` is mounted read-only at /payload."""
 
+    QEMU, CONSOLE = "qemu-system-x86_64", "ttyS0"
+    MACHINE: tuple[str, ...] = ("-cpu", "max,la57=off")
+
     def __init__(self, folder: Path, kernel: Kernel, root: Path, payload: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kernel = kernel
-        self.console = folder / "console.log"
+        # What QEMU writes, and what the guest's kernel does.
+        self._log = folder / "qemu.log"
+        self._serial = folder / "serial.log"
         self._agent_port = folder / "agent"
         self._disk = folder / "disk.qcow2"
         self._payload = payload
@@ -43,7 +48,7 @@ class Guest:
         """Starts the machine; returns the seconds until its agent answered. Raises GuestFailed."""
         begun = time.monotonic()
         self._agent_port.unlink(missing_ok=True)
-        with self.console.open("ab") as log:
+        with self._log.open("ab") as log:
             self._qemu = subprocess.Popen(self._command(parameters), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         while not self._agent_answers():
             if self._qemu.poll() is not None:
@@ -79,7 +84,7 @@ class Guest:
         self._forget_agent()
 
     def cut_power(self) -> None:
-        """Ends QEMU in whatever it does; the disk holds what the guest had written to it by then."""
+        """Kills QEMU; the disk keeps what the guest had written by then."""
         assert self._qemu is not None
         self._qemu.kill()
         self._qemu.wait()
@@ -90,7 +95,9 @@ class Guest:
             self.cut_power()
 
     def console_end(self) -> str:
-        return self.console.read_text(errors="replace")[-3000:]
+        """Returns what QEMU and the guest's kernel wrote last."""
+        logs = (path for path in (self._log, self._serial) if path.exists())
+        return "".join(path.read_text(errors="replace")[-3000:] for path in logs)
 
     def _agent_answers(self) -> bool:
         if self._agent is None:
@@ -106,17 +113,16 @@ class Guest:
             self._agent = None
 
     def _command(self, parameters: str) -> list[str]:
-        line = f"console=ttyS0 quiet panic=-1 random.trust_cpu=on {parameters}"
+        line = f"console={self.CONSOLE} quiet panic=-1 random.trust_cpu=on {parameters}"
         port = "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"
-        # Flushes reach the image file, or a cut of power would lose what the guest had synced.
         return [
-            *("qemu-system-x86_64", "-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"),
-            *("-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,la57=off"),
-            *("-smp", str(CPUS), "-m", str(MEMORY_MB)),
+            *(self.QEMU, "-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"),
+            *("-accel", "tcg,thread=multi,tb-size=512", *self.MACHINE, "-smp", str(CPUS), "-m", str(MEMORY_MB)),
             *("-kernel", str(self.kernel.image), "-initrd", str(self.kernel.initrd), "-append", line),
+            # Flushes reach the image file, or a cut of power would lose what the guest had synced.
             *("-drive", f"file={self._disk},if=virtio,cache=writeback,discard=unmap"),
             *("-drive", f"file={self._payload},if=virtio,format=raw,readonly=on"),
-            *("-serial", f"file:{self.console.with_name('serial.log')}"),
+            *("-serial", f"file:{self._serial}"),
             *("-chardev", f"socket,id=agent,path={self._agent_port},server=on,wait=off"),
-            *("-device", "virtio-serial", "-device", port, "-device", "virtio-rng-pci"),
+            *("-device", "virtio-serial-pci", "-device", port, "-device", "virtio-rng-pci"),
         ]

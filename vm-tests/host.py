@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from typing import Any
@@ -52,7 +53,7 @@ class Host:
         until(lambda: min(self.calls()) > 1, _DEADLINE_S, what="calls of both ranks", poll_s=0.5)
 
     def job_unit(self, rank: int) -> str:
-        """The text of a unit that runs a rank."""
+        """Returns the text of a unit that runs a rank."""
         size = len(RANKS)
         environment = f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={size} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
         return f"""[Service]
@@ -67,7 +68,7 @@ WantedBy=multi-user.target
         self.guest.run("systemctl stop rank0 rank1; rm -rf /run/job")
 
     def calls(self) -> list[int]:
-        """The number of calls that have returned in each rank."""
+        """Returns the number of calls that have returned in each rank."""
         found = self.guest.run("cat /run/job/calls-*", check=False).split()
         return [int(number) for number in found] if len(found) == len(RANKS) else [0] * len(RANKS)
 
@@ -96,7 +97,7 @@ WantedBy=multi-user.target
         until(there, _DEADLINE_S, what=lambda: f"calls {wanted}; there are {self.spans()}", poll_s=1.0)
 
     def spans(self, where: str = "true") -> list[dict[str, Any]]:
-        """For each rank the first and last sequence number of its operations, and how many rows it has."""
+        """Returns for each rank the first and last sequence number of its operations, and how many rows it has."""
         return self.rows(
             "SELECT rank, min(seq) AS lo, max(seq) AS hi, count(*) AS n, count(DISTINCT seq) AS different"
             f" FROM comm.ops WHERE job = '{JOB}' AND op = 'all_reduce' AND {where} GROUP BY rank ORDER BY rank"
@@ -111,7 +112,7 @@ WantedBy=multi-user.target
             assert span["n"] == span["different"] == span["hi"] - span["lo"] + 1, spans
 
     def show(self, unit: str, name: str) -> str:
-        """A property of a unit."""
+        """Returns a property of a unit."""
         return self.guest.run(f"systemctl show --value -p {name} {unit}").strip()
 
     def kill(self, unit: str) -> None:
@@ -126,12 +127,13 @@ WantedBy=multi-user.target
         )
 
     def processes(self) -> list[dict[str, str]]:
-        """The processes of the daemon: the ``unit`` of each, its ``user``, and its ``capabilities`` as a mask."""
+        """Returns the ``kind`` (collector, reader...) of each process, its ``user``, and two masks of capabilities."""
         script = (
             "for group in /sys/fs/cgroup/probingd.slice/*; do for pid in $(cat $group/cgroup.procs 2>/dev/null); do"
             " echo $(basename $group) $(stat -c %U /proc/$pid) $(sed -n 's/^CapPrm:\\t//p' /proc/$pid/status)"
             " $(sed -n 's/^CapBnd:\\t//p' /proc/$pid/status); done; done"
         )
         lines = (line.split() for line in self.guest.run(script).splitlines())
-        names = ("unit", "user", "permitted", "bounding")
-        return [dict(zip(names, words, strict=True)) for words in lines if len(words) == len(names)]
+        names = ("kind", "user", "permitted", "bounding")
+        found = [dict(zip(names, words, strict=True)) for words in lines if len(words) == len(names)]
+        return [{**one, "kind": re.split("[@.]", one["kind"].removeprefix("probingd-"))[0]} for one in found]

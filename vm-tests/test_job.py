@@ -53,10 +53,9 @@ def test_each_process_has_its_user_and_rights(watched: Host) -> None:
     old = watched.guest.kernel.numbers < SINCE["uprobe_multi"]
     wanted = {"collector": COLLECTOR | SYS_ADMIN * old, "reader": READER}
     processes = watched.processes()
-    kinds = {process["unit"].removeprefix("probingd-").split("@")[0].split(".")[0] for process in processes}
-    assert {"collector", "reader", "parser", "service", "sql"} <= kinds
+    assert {"collector", "reader", "parser", "service", "sql"} <= {process["kind"] for process in processes}
     for process in processes:
-        kind = process["unit"].removeprefix("probingd-").split("@")[0].split(".")[0]
+        kind = process["kind"]
         assert process["user"] == USERS.get(kind, "probing-worker"), process
         for name in ("permitted", "bounding"):
             assert int(process[name], 16) == wanted.get(kind, 0), process

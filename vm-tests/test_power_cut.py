@@ -25,7 +25,7 @@ BOOT_S = 240.0
 
 @pytest.fixture
 def cut(request: pytest.FixtureRequest, cache: Path, place: Path, payload: Path) -> Iterator[Host]:
-    """A guest, shut down, with the daemon and a job, both of which start with it."""
+    """A guest that is off; the daemon and a job start when it boots."""
     series = request.config.getoption("kernels").replace(",", " ").split()[-1]
     guest = Guest(place / "power", kernel(series, cache), root_image(cache), payload)
     try:

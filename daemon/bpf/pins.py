@@ -25,6 +25,7 @@ __all__ = (
     "MOUNT_HINT",
     "PIN_ROOT",
     "cleanup",
+    "existing",
     "layouts",
     "lock",
     "possible",
@@ -71,9 +72,9 @@ def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | N
 
 def possible(pin_root: Path = PIN_ROOT) -> bool:
     """Returns whether there is a bpffs to write to, or one could be mounted. Changes nothing."""
-    existing = _existing(pin_root)
-    if _filesystem(existing) == _BPF_FS_MAGIC:
-        return os.access(existing, os.W_OK)
+    there = existing(pin_root)
+    if _filesystem(there) == _BPF_FS_MAGIC:
+        return os.access(there, os.W_OK)
     # Needs what mount(2) needs, from Linux 5.2 on.
     fd = int(ctypes.CDLL(None).syscall(_FSOPEN, b"bpf", 0))
     if fd >= 0:
@@ -81,12 +82,13 @@ def possible(pin_root: Path = PIN_ROOT) -> bool:
     return fd >= 0
 
 
-def _existing(pin_root: Path) -> Path:
+def existing(pin_root: Path) -> Path:
+    """Returns ``pin_root`` or the nearest folder above it that exists."""
     return next(path for path in (pin_root, *pin_root.parents) if path.exists())
 
 
 def _mount(pin_root: Path) -> None:
-    if _filesystem(_existing(pin_root)) == _BPF_FS_MAGIC:
+    if _filesystem(existing(pin_root)) == _BPF_FS_MAGIC:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     # At the usual mount point when the folder lies below it, else at the folder itself.

@@ -256,7 +256,7 @@ def _pins(config: Config) -> Finding:
     folder = pins_of(config)
 
     def ask() -> Finding:
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        there = pins.existing(folder)
         good = pins.possible(there)
         detail = "present" if there == folder else f"none, to be made under {there}"
         detail = detail if good else f"no BPF file system to write to at {there}"

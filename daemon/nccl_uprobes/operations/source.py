@@ -35,9 +35,10 @@ from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, ProcessKey, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
-__all__ = ("OBJECTS", "RING", "CollectivesSource")
+__all__ = ("FIRST_OBJECT", "OBJECTS", "RING", "CollectivesSource")
 
 OBJECTS = ("gloo", "nccl")
+# Loaded with the start; the other one is late.
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
 # How often operations of processes that are gone are looked for, s.
