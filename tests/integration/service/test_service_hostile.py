@@ -221,7 +221,7 @@ def test_a_token_file_that_cannot_serve_is_an_error(tmp_path: Path, text: str, m
     path.chmod(mode)
     done = start(tmp_path, "--listen=127.0.0.1:0", option)
     out, err = done.communicate(timeout=60)
-    assert (done.returncode, out) == (2, "")
+    assert (done.returncode, out) == (78, "")
     assert err.startswith(f"error: token_file {path} ")
     assert err.splitlines()[1].startswith("hint: ")
 

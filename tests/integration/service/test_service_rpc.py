@@ -302,7 +302,7 @@ def test_many_calls_at_once_are_all_answered(service: Service) -> None:
 def test_a_socket_that_is_taken_is_an_error_and_a_hint(service: Service) -> None:
     done = start(service.root)
     out, err = done.communicate(timeout=60)
-    assert (done.returncode, out) == (2, "")
+    assert (done.returncode, out) == (78, "")
     assert err.splitlines()[0] == f"error: {service.root}/s.sock is taken: a daemon answers on it"
     assert err.splitlines()[1].startswith("hint: ")
     assert service.query("SELECT 1")[1].rows == 1
@@ -311,14 +311,14 @@ def test_a_socket_that_is_taken_is_an_error_and_a_hint(service: Service) -> None
 def test_the_clear_off_loopback_is_refused(tmp_path: Path) -> None:
     done = start(tmp_path, "--listen=0.0.0.0:0", token_file(tmp_path))
     out, err = done.communicate(timeout=60)
-    assert (done.returncode, out) == (2, "")
+    assert (done.returncode, out) == (78, "")
     assert err.startswith("error: listen = 0.0.0.0:0 would answer in the clear off loopback\nhint: ")
 
 
 def test_loopback_without_a_token_is_refused(tmp_path: Path) -> None:
     done = start(tmp_path, "--listen=127.0.0.1:0")
     out, err = done.communicate(timeout=60)
-    assert (done.returncode, out) == (2, "")
+    assert (done.returncode, out) == (78, "")
     assert err.startswith("error: listen = 127.0.0.1:0 would answer everybody who can connect")
     assert "token_file" in err.splitlines()[1]
 
