@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,8 @@ SCAN_TIMEOUT_S = 10.0
 DAY_NS = 86_400_000_000_000
 TICK_S = 1.0
 LIBRARIES_TIMEOUT_S = 5.0
+# After the start, s: the first answer comes before.
+LATE_S = 2.0
 
 
 class Collector:
@@ -249,6 +252,7 @@ class Collector:
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._sources.sweep(is_alive)
+        self._begun = time.monotonic()
         status.ready = True
         found = status.to_dict()
         if found["state"] == "degraded":
@@ -281,8 +285,12 @@ class Collector:
         return summary_of(self._status.to_dict())
 
     def complete(self) -> None:
-        """Loads the programs that the start did not need. Raises AttachError, PrivilegeError."""
-        self._session.load_late()
+        """Called as ``check``: soon after the start, loads the programs that it did not need.
+
+        Raises AttachError, PrivilegeError.
+        """
+        if time.monotonic() >= self._begun + LATE_S:
+            self._session.load_late()
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

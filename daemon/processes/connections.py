@@ -20,15 +20,16 @@ __all__ = ("Connections",)
 START_TIMEOUT_S = 120.0
 # Between two attempts to start a process that cannot start, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
-# Only the first process is started with the daemon: the others would delay its start, unless a caller waits.
-AHEAD_S = 2.0
+# Only the first process is started with the daemon: the others would delay its start. Until AHEAD_S another one starts
+# when no connection was free for BLOCKED_S, about what a process needs to start.
+AHEAD_S, BLOCKED_S = 2.0, 0.2
 _log = logging.getLogger(__name__)
 
 
 class Connections:
     """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
 
-    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when a caller waits. Without
+    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when none is free. Without
     ``at_once`` the first is one of those others. With ``idle_s`` it opens one only when a caller waits for it, and
     closes all after ``idle_s`` seconds without use.
     """
@@ -43,6 +44,8 @@ class Connections:
         self._at_once = at_once
         self._changed = threading.Condition()
         self._waiting = 0
+        # Since when callers wait and no connection became free, on time.monotonic().
+        self._blocked: float | None = None
         self._used = 0.0
         self._begun = time.monotonic()
         self._idle: list[Channel] = []
@@ -75,7 +78,9 @@ class Connections:
         """
         with self._changed:
             self._waiting += 1
-            self._changed.notify_all()
+            if not self._idle and self._blocked is None:
+                self._blocked = time.monotonic()
+                self._changed.notify_all()
             try:
                 while not self._idle:
                     if self._closed:
@@ -87,6 +92,7 @@ class Connections:
                 return self._idle.pop()
             finally:
                 self._waiting -= 1
+                self._freed()
 
     def try_acquire(self) -> Channel | None:
         """An idle connection, or None without waiting."""
@@ -98,6 +104,7 @@ class Connections:
             if not self._closed:
                 self._idle.append(channel)
                 self._used = time.monotonic()
+                self._freed()
                 # All: the keeper waits for the same condition, and would swallow a single wake-up.
                 self._changed.notify_all()
                 return
@@ -118,7 +125,9 @@ class Connections:
     def _keep(self) -> None:
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._closed or self._lacks_one(), self._pause()):
+                if not self._closed and not self._lacks_one():
+                    # Each change may change the time of the next look.
+                    self._changed.wait(self._pause())
                     self._end_idle()
                     continue
                 if self._closed:
@@ -136,18 +145,26 @@ class Connections:
                     self._changed.wait_for(lambda: self._closed, self._retry_s)
                 self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
-    def _lacks_one(self) -> bool:
-        return self._live < self._size and (self._waiting > len(self._idle) or self._opens_ahead())
+    def _freed(self) -> None:
+        self._blocked = time.monotonic() if self._waiting > len(self._idle) else None
 
-    def _opens_ahead(self) -> bool:
-        at_once = self._at_once and not self._live
-        return self._idle_s is None and (at_once or time.monotonic() >= self._begun + AHEAD_S)
+    def _lacks_one(self) -> bool:
+        if self._idle_s is not None:
+            return self._live < self._size and self._waiting > len(self._idle)
+        return self._live < self._size and time.monotonic() >= self._due()
+
+    def _due(self) -> float:
+        """Returns when the next connection is opened ahead, on time.monotonic()."""
+        if not self._live and (self._at_once or self._blocked is not None):
+            return self._begun
+        ahead = self._begun + AHEAD_S
+        return ahead if self._blocked is None else min(ahead, self._blocked + BLOCKED_S)
 
     def _pause(self) -> float | None:
         """Returns when the keeper looks again of itself, s."""
-        if self._idle_s is not None or self._live == self._size:
+        if self._idle_s is not None or self._live >= self._size:
             return self._idle_s
-        return max(0.0, self._begun + AHEAD_S - time.monotonic())
+        return max(0.0, self._due() - time.monotonic())
 
     def _end_idle(self) -> None:
         if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:

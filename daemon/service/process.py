@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
@@ -39,7 +40,7 @@ from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.notify import notify
-from probing.daemon.supervisor.ready import service_state
+from probing.daemon.supervisor.ready import RUNNING, service_state
 
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ("main",)
 
 REFILL_S = 1.0
+# After so many rounds all is started, with or without the collector.
+MOST_ROUNDS = 10
 
 
 def main() -> int:
@@ -78,16 +81,19 @@ async def _serve(config: Config, doors: Doors) -> None:
     watch.step()
     also = f" and {config.listen}" if config.listen else ""
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
-    # First what an answer needs, and the rest a second later.
-    gate.fill()
-    pool.fill(1)
-    if not await _passed(stop):
-        await asyncio.to_thread(diagnosis.start)
+    # First what an answer needs, and the rest a round after the collector is ready.
+    rounds, whole = 0, False
     while not stop.is_set():
         watch.step()
         for workers in (gate, pool):
-            await asyncio.to_thread(workers.fill)
-        await _passed(stop)
+            await asyncio.to_thread(workers.fill, None if whole else 1)
+        ready = whole or rounds == MOST_ROUNDS or await asyncio.to_thread(_collects, collector)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), REFILL_S)
+        rounds += 1
+        if ready and not whole:
+            whole = True
+            await asyncio.to_thread(diagnosis.start)
     # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
@@ -102,11 +108,11 @@ async def _serve(config: Config, doors: Doors) -> None:
     service.close()
 
 
-async def _passed(stop: asyncio.Event) -> bool:
-    """Waits for the next round. Returns whether the service stops."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(stop.wait(), REFILL_S)
-    return stop.is_set()
+def _collects(collector: CollectorClient) -> bool:
+    try:
+        return collector.status(REFILL_S).get("state") in RUNNING
+    except ProbingError:
+        return False
 
 
 def _answers(channel: grpc.Channel, timeout: float) -> bool:

@@ -22,7 +22,7 @@ from probing.daemon.supervisor.unit import left_error, run
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ("Units", "error_paths", "main", "service_state")
+__all__ = ("RUNNING", "Units", "error_paths", "main", "service_state")
 
 RUNNING = ("running", "degraded", "paused")
 INTERVAL_S = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -40,7 +40,7 @@ __all__ = ("PythonSampler", "SamplerKernel")
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
-# Between the start and the first visit of a process, s: visits beside a job would delay the start.
+# Between the end of the start and the first visit of a process, s: visits beside a job delay the first answer.
 START_PAUSE_S = 1.0
 # A reader that is blocked for so long is given up, s. One that waits for a CPU is not: its target would be left alone
 # for half a minute, and with it the stacks that a diagnosis needs.
@@ -137,6 +137,9 @@ class PythonSampler(Source):
         self._watch.start()
         self._decoder = Decoder(self._kernel.ring, self._known.find, self._fetch, self._watch.unresolved)
         self._decoder.start()
+
+    def sweep(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
+        self._watch.begin()
 
     def stop(self) -> None:
         """What the ring still holds stays there for the next daemon."""

@@ -49,12 +49,15 @@ class _Watched:
 
 
 class SampledWatch:
-    """Safe for any thread; events of processes never wait. ``pause_s``: between ``start`` and the first visit."""
+    """Safe for any thread; events of processes never wait.
+
+    ``pause_s``: with one, the first visit is so many seconds after ``begin``.
+    """
 
     def __init__(
         self, enrolment: Enrolment, known: KnownProcesses, settings: Settings, pause_s: float = 0.0
     ) -> None:
-        self._pause_s = pause_s
+        self._pause_s, self._begun = pause_s, not pause_s
         self._enrolment = enrolment
         self._known = known
         self._settings = settings
@@ -72,6 +75,11 @@ class SampledWatch:
         self._running = True
         self._thread = threading.Thread(target=self._run, args=(self._workers,), name="python-samples", daemon=True)
         self._thread.start()
+
+    def begin(self) -> None:
+        with self._changed:
+            self._begun = True
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Sample nothing any more; ``start`` samples the same processes again."""
@@ -158,6 +166,7 @@ class SampledWatch:
         gone: set[ProcessKey] = set()
         present: set[ProcessKey] = set()
         with self._changed:
+            self._changed.wait_for(lambda: self._begun or not self._running)
             self._changed.wait_for(lambda: not self._running, self._pause_s)
         while True:
             with self._changed:

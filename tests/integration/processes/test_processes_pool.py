@@ -314,7 +314,7 @@ def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
     pool = Connections.__new__(Connections)
     pool._changed = threading.Condition()
     pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
-    pool._waiting, pool._used, pool._idle_s = 0, 0.0, None
+    pool._waiting, pool._used, pool._idle_s, pool._blocked = 0, 0.0, None, None
     keeper_waits = threading.Event()
 
     def keeper() -> None:
@@ -375,6 +375,17 @@ def test_many_at_once_when_readers_are_killed(
         process.wait(10)
     answers = dict(pool.call_each("maps", dict.fromkeys(keys, dict), timeout=PATIENCE, patience=PATIENCE))
     assert all(isinstance(answers[key], Message) for key in keys)
+
+
+def test_another_process_starts_where_none_is_free(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.processes.connections.AHEAD_S", 1e6)
+    for at_once in (True, False):
+        pool = Connections(listener.path, 2, "reader", at_once=at_once)
+        channels = [pool.acquire(time.monotonic() + PATIENCE) for _ in range(2)]
+        assert len({pool.pid_of(channel) for channel in channels} - {0}) == 2
+        pool.close()
+        for channel in channels:
+            pool.release(channel)
 
 
 def test_many_at_once_without_readers(tmp_path: Path) -> None:
