@@ -2,10 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
+# The versions that all tests passed with; other Pythons than 3.11 take what pyproject.toml allows.
+CONSTRAINTS := packaging/constraints.txt
 # As root, with the daemon's users able to read the checkout.
 HOST := packaging/dev/as-daemon-host.sh
 PACKAGES := client diagnosis federation daemon
@@ -21,9 +23,9 @@ deps: ## system packages and users
 .venv/bin/python:
 	/usr/bin/python3 -m venv .venv
 
-.build/install.stamp: pyproject.toml setup.py | .venv/bin/python
+.build/install.stamp: pyproject.toml setup.py $(CONSTRAINTS) | .venv/bin/python
 	@mkdir -p .build
-	$(PYTHON) -m pip install -q --disable-pip-version-check -e '.[dev]' $(TORCH)
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]' $(TORCH)
 	@touch $@
 
 install: | deps ## .venv with the package, and the BPF programs
@@ -31,6 +33,10 @@ install: | deps ## .venv with the package, and the BPF programs
 	@$(PYTHON) -m probing.daemon.bpf.build >/dev/null
 # The daemon's users may not write here: without this each of their processes compiles all it imports.
 	@$(PYTHON) -m compileall -q sdk $(PACKAGES) api
+
+constraints: install ## packaging/constraints.txt anew: the newest versions that pyproject.toml allows
+	$(PYTHON) -m pip install -q --disable-pip-version-check --dry-run --ignore-installed --report .build/newest.json -e '.[dev]' $(TORCH)
+	$(PYTHON) packaging/constraints.py .build/newest.json >$(CONSTRAINTS)
 
 # One folder that looks as the installed package does, for the tools that read source.
 tree:

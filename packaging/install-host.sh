@@ -41,7 +41,8 @@ install_all() {
     # setuptools keeps the modules of earlier builds there, and would install them.
     rm -rf "$root/build"
     "$python" -m venv "$dest$prefix"
-    "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+    "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -c "$root/packaging/constraints.txt" "$root"
     # Files that pip writes into an image name their path there.
     [ -z "$dest" ] || grep -rlI -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" | while read -r file; do
         sed -i "s#$dest$prefix#$prefix#g" "$file"
