@@ -41,7 +41,7 @@ class GuestAgent:
             end = time.monotonic() + seconds
             while self._line(end).get("return") != number:
                 pass
-        except (AgentSilent, OSError):
+        except AgentSilent:
             return False
         return True
 
@@ -65,7 +65,10 @@ class GuestAgent:
         return answer["return"]
 
     def _send(self, request: dict[str, Any]) -> None:
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            raise AgentSilent("the guest has ended") from None
 
     def _line(self, end: float) -> dict[str, Any]:
         while b"\n" not in self._left:
@@ -74,6 +77,8 @@ class GuestAgent:
                 more = self._socket.recv(1 << 16)
             except TimeoutError:
                 raise AgentSilent("the guest agent does not answer") from None
+            except ConnectionError:
+                more = b""
             if not more:
                 raise AgentSilent("the guest has ended")
             self._left += more
