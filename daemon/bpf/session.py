@@ -82,18 +82,9 @@ class Session:
         own = ["identity"] if found.real_inode and found.test_run else []
         folder = pins.prepare(instance, pin_root)
 
-        def opened(found: Features) -> Session:
-            extra = dict(read_object(name, found) for name in optional)
-            sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
-            return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra, late))
-
-        try:
-            return opened(found)
-        except AttachError:
-            if not found.preempt:
-                raise
-            # The first kernels with preempt_disable allow no call of a global function after it.
-            return opened(found.without("preempt"))
+        extra = dict(read_object(name, found) for name in optional)
+        sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
+        return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra, late))
 
     @classmethod
     def _opened(cls, folder: Path, loader: Loader) -> Session:
