@@ -107,6 +107,7 @@ def test_a_killed_process_comes_back(watched: Host, unit: str) -> None:
 @pytest.mark.parametrize("kind", ["reader", "sql", "parser"])
 def test_a_killed_helper_comes_back(watched: Host, kind: str) -> None:
     units = watched.guest.run(f"systemctl list-units --plain --no-legend 'probingd-{kind}@*' | cut -d' ' -f1").split()
+    assert units
     for unit in units:
         watched.guest.run(f"systemctl kill -s KILL {unit}", check=False)
     assert watched.ctl(f"stacks --job {JOB}")

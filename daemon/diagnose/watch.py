@@ -253,7 +253,7 @@ class JobWatch:
                 one.absent = 0
                 if one.schedule.update(job, now) and self._leads(one):
                     self._outbox.put(one.findings.advanced(utc))
-            elif job.living and self._make_room(job, utc):
+            elif (job.living or self._died_unseen(job, now)) and self._make_room(job, utc):
                 self._watched[key] = self._new(job, now)
         for key, one in list(self._watched.items()):
             one.absent += key not in found
@@ -267,6 +267,11 @@ class JobWatch:
             # Those that are left ended while no daemon ran.
             for key in list(self._restored):
                 self._outbox.put(self._findings_of(key).ended(utc))
+
+    def _died_unseen(self, job: JobNow, now: float) -> bool:
+        """Returns whether ranks failed shortly before the watch began, or began again, and no watch knew the job."""
+        assert self._started is not None
+        return job.failed > 0 and now <= self._started + START_S and job.key not in self._restored
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
         """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several

@@ -335,6 +335,21 @@ def test_a_rank_that_fails_before_the_first_poll_is_looked_at() -> None:
     assert len(scene.looks) == 2
 
 
+def test_a_job_that_failed_before_the_first_poll_is_looked_at_unless_a_watch_before_knew_it() -> None:
+    died = finding("rank_died", 1, group="death")
+    job = Job(begins=1, ends={0: (9, 15), 1: (8, 9)}, finds=lambda *_: [died])
+    first = Scene(job, at=10).run(60)
+    assert [state for _, state, _ in first.states()] == ["open", "closed"]
+    assert len(first.hooked) == 1
+    for before in first.rows:
+        assert Scene(job, before=[before], at=62).run(90).looks == []
+    # Nothing had failed, or long ago.
+    assert Scene(Job(begins=1, ends={0: (9, None), 1: (8, None)}), at=10).run(60).looks == []
+    late = Scene(at=10).run(20)
+    late.jobs = [job]
+    assert late.run(60).looks == []
+
+
 def test_a_gather_that_fails_is_named_and_tried_again() -> None:
     scene = Scene(Job(begins=10, stops=30, finds=hangs(30)))
     scene.fails["facts"] = ZeroDivisionError("x")
