@@ -48,6 +48,9 @@ class GuestAgent:
     def shell(self, command: str, seconds: float) -> tuple[int, str, str]:
         """Runs ``command`` by sh as root; returns its exit status (-signal), and what it wrote to stdout and stderr."""
         end = time.monotonic() + seconds
+        # A command that was interrupted leaves an answer that nobody has read.
+        if not self.answers(seconds):
+            raise AgentSilent("the guest agent does not answer")
         words = {"path": "/bin/sh", "arg": ["-c", command], "capture-output": True}
         pid = self._call("guest-exec", words, end)["pid"]
         while not (state := self._call("guest-exec-status", {"pid": pid}, end))["exited"]:

@@ -25,11 +25,11 @@ def broken(host: Host) -> Broken:
 
     @contextmanager
     def changed(before: str, after: str) -> Iterator[None]:
-        host.guest.run(f"{STOP}; {before}")
+        host.guest.run(f"set -e; {STOP}; {before}")
         try:
             yield
         finally:
-            host.guest.run(f"{STOP}; {after}; systemctl reset-failed")
+            host.guest.run(f"set -e; {STOP}; {after}; systemctl reset-failed")
 
     return changed
 
@@ -67,7 +67,8 @@ def test_a_wrong_configuration(host: Host, broken: Broken) -> None:
 @pytest.mark.long
 def test_a_missing_library(host: Host, broken: Broken) -> None:
     folder = "/usr/lib/$(uname -m)-linux-gnu"
-    with broken(f"mkdir /root/kept; mv {folder}/libbpf.so.1* /root/kept", f"mv /root/kept/* {folder}"):
+    away, back = f"mkdir /root/libbpf; mv {folder}/libbpf.so.1* /root/libbpf", f"mv /root/libbpf/* {folder}"
+    with broken(away, back):
         check_failed(host, "probingd-collector", UNAVAILABLE, "error: there is no usable libbpf")
 
 
