@@ -48,6 +48,8 @@ def test_rows_outlive_cuts_of_power(cut: Host, request: pytest.FixtureRequest) -
         # The guest's clock begins with the host's.
         begun = time.time()
         cut.guest.boot()
+        # Waits for the start that the boot has begun.
+        cut.start()
         until(lambda begun=begun: len(_spans(cut, begun)) == len(RANKS), BOOT_S, what="rows of this boot", poll_s=1.0)
         if before is not None:
             _check(cut, *before, until_s=begun)
