@@ -139,6 +139,7 @@ class PythonSampler(Source):
         self._decoder.start()
 
     def sweep(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
+        """The last call of a start: processes may be visited from now on. Samples of dead processes need no sweep."""
         self._watch.begin()
 
     def stop(self) -> None:
