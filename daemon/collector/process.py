@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 import threading
 
@@ -15,6 +14,7 @@ from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.asking import collector_status
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.notify import Status
+from probing.daemon.supervisor.stopping import stop_on_signal
 
 __all__ = ("main",)
 
@@ -28,8 +28,7 @@ def main() -> int:
     log_to_stderr("collector: %(levelname)s %(name)s: %(message)s")
     config = Config.from_args(sys.argv[1:])
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    stop_on_signal(ended.set)
     # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
     gc.disable()
     collector = Collector(config)

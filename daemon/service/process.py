@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -41,6 +40,7 @@ from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.notify import notify
 from probing.daemon.supervisor.ready import RUNNING, service_state
+from probing.daemon.supervisor.stopping import stop_on_signal
 
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
@@ -64,8 +64,7 @@ def main() -> int:
 
 async def _serve(config: Config, doors: Doors) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop_on_signal(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
     collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")

@@ -169,7 +169,7 @@ def serving(root: Path, *args: str, log: Path | None = None) -> Iterator[Service
     out, err = process.communicate(timeout=30)
     collector.stop()
     inetd.close()
-    assert process.returncode == 0
-    assert out == ""
     text = err if log is None else log.read_text()
+    assert process.returncode == 0, text
+    assert out == ""
     assert "Traceback" not in text, text
