@@ -165,8 +165,8 @@ class RingConsumer:
 class Source:
     """One watched thing. A source overrides what it has.
 
-    The collector builds all sources and calls ``start``, then ``sweep`` when it has looked at all running processes. At
-    the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
+    The collector builds all sources and calls ``start``, then ``started`` when it has looked at all running processes.
+    At the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
     ``process_`` methods, the draining thread ``assemble`` of the rings: neither may wait. A thread of tickers calls
     ``tick``; any thread calls the rest.
     """
@@ -241,8 +241,9 @@ class Source:
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
         """Operations begun before ``before_ns`` (CLOCK_MONOTONIC), of one process or all, may have ended unseen."""
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> object:
-        """Drop the state of processes that ended unseen: those for which ``alive(pid, start_ns)`` is False."""
+    def started(self, alive: Callable[[int, int], bool]) -> None:
+        """The last call of a start: drop the state of processes that ended unseen, those that are not
+        ``alive(pid, start_ns)``."""
 
     def process_identified(self, process: Identity) -> None:
         """A process is new, or has another identity than before."""

@@ -251,7 +251,7 @@ class Collector:
         self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
-        self._sources.sweep(is_alive)
+        self._sources.started(is_alive)
         self._begun = time.monotonic()
         status.ready = True
         found = status.to_dict()

@@ -101,9 +101,9 @@ class SourceSet:
         for source in self._sources:
             source.ends_missed(before_ns, pid)
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+    def started(self, alive: Callable[[int, int], bool]) -> None:
         for source in self._sources:
-            source.sweep(alive)
+            source.started(alive)
 
     def states(self, totals: Totals) -> list[SourceState]:
         return [state for source in self._sources for state in source.states(totals)]

@@ -210,7 +210,7 @@ class JobWatch:
         self._end_looks()
         now = self._clocks.mono()
         due = self._due(now) if len(self._looking) < MAX_LOOKS else None
-        pause = START_POLL_S if self._started is None or now < self._started + START_S else POLL_S
+        pause = START_POLL_S if self._is_early(now) else POLL_S
         if due is None or due[0] > now:
             return pause if due is None else min(pause, due[0] - now)
         self._begin_look(*due[1:])
@@ -268,10 +268,13 @@ class JobWatch:
             for key in list(self._restored):
                 self._outbox.put(self._findings_of(key).ended(utc))
 
+    def _is_early(self, now: float) -> bool:
+        """Returns whether the watch is in its first seconds."""
+        return self._started is None or now <= self._started + START_S
+
     def _died_unseen(self, job: JobNow, now: float) -> bool:
         """Returns whether ranks failed shortly before the watch began, or began again, and no watch knew the job."""
-        assert self._started is not None
-        return job.failed > 0 and now <= self._started + START_S and job.key not in self._restored
+        return job.failed > 0 and self._is_early(now) and job.key not in self._restored
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
         """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several
@@ -291,9 +294,8 @@ class JobWatch:
         self._problems.forget(_about(key[0]))
 
     def _new(self, job: JobNow, now: float) -> _Watched:
-        assert self._started is not None
-        late = now <= self._started + START_S
-        schedule = Schedule(job, now, stall_s=self._config.stall_s, review_s=self._config.review_s, late=late)
+        stall_s, review_s = self._config.stall_s, self._config.review_s
+        schedule = Schedule(job, now, stall_s=stall_s, review_s=review_s, late=self._is_early(now))
         return _Watched(schedule, self._findings_of(job.key))
 
     def _findings_of(self, key: _Key) -> JobFindings:

@@ -44,7 +44,7 @@ class Connections:
         self._at_once = at_once
         self._changed = threading.Condition()
         self._waiting = 0
-        # Since when callers wait and no connection became free, on time.monotonic().
+        # Since when more callers wait than connections are free, on time.monotonic().
         self._blocked: float | None = None
         self._used = 0.0
         self._begun = time.monotonic()
@@ -92,19 +92,23 @@ class Connections:
                 return self._idle.pop()
             finally:
                 self._waiting -= 1
-                self._freed()
+                self._note_blocked()
 
     def try_acquire(self) -> Channel | None:
         """An idle connection, or None without waiting."""
         with self._changed:
-            return self._idle.pop() if self._idle and not self._closed else None
+            if not self._idle or self._closed:
+                return None
+            channel = self._idle.pop()
+            self._note_blocked()
+            return channel
 
     def release(self, channel: Channel) -> None:
         with self._changed:
             if not self._closed:
                 self._idle.append(channel)
                 self._used = time.monotonic()
-                self._freed()
+                self._note_blocked()
                 # All: the keeper waits for the same condition, and would swallow a single wake-up.
                 self._changed.notify_all()
                 return
@@ -123,16 +127,7 @@ class Connections:
         return TargetTimeout(f"no {self._name} was free in time", hint="other processes are slow to read; ask again")
 
     def _keep(self) -> None:
-        while True:
-            with self._changed:
-                if not self._closed and not self._lacks_one():
-                    # Each change may change the time of the next look.
-                    self._changed.wait(self._pause())
-                    self._end_idle()
-                    continue
-                if self._closed:
-                    return
-                self._live += 1
+        while self._await_due():
             try:
                 self.release(self._fresh())
                 self._failure, self._retry_s = None, RETRY_S
@@ -145,26 +140,33 @@ class Connections:
                     self._changed.wait_for(lambda: self._closed, self._retry_s)
                 self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
-    def _freed(self) -> None:
-        self._blocked = time.monotonic() if self._waiting > len(self._idle) else None
+    def _await_due(self) -> bool:
+        """Waits until a connection is to be opened, and counts it. Returns False when all are closed."""
+        with self._changed:
+            while not self._closed:
+                due, now = self._due(), time.monotonic()
+                if due is not None and due <= now:
+                    self._live += 1
+                    return True
+                # Each change may change when the next one is due.
+                self._changed.wait(self._idle_s if due is None else due - now)
+                self._end_idle()
+            return False
 
-    def _lacks_one(self) -> bool:
+    def _due(self) -> float | None:
+        """Returns when the next connection is to be opened, on time.monotonic(). None: not as things are."""
+        if self._live >= self._size:
+            return None
         if self._idle_s is not None:
-            return self._live < self._size and self._waiting > len(self._idle)
-        return self._live < self._size and time.monotonic() >= self._due()
-
-    def _due(self) -> float:
-        """Returns when the next connection is opened ahead, on time.monotonic()."""
+            return self._blocked
         if not self._live and (self._at_once or self._blocked is not None):
             return self._begun
         ahead = self._begun + AHEAD_S
         return ahead if self._blocked is None else min(ahead, self._blocked + BLOCKED_S)
 
-    def _pause(self) -> float | None:
-        """Returns when the keeper looks again of itself, s."""
-        if self._idle_s is not None or self._live >= self._size:
-            return self._idle_s
-        return max(0.0, self._due() - time.monotonic())
+    def _note_blocked(self) -> None:
+        """Notes the moment when callers wait for more connections than are free, or that none does."""
+        self._blocked = time.monotonic() if self._waiting > len(self._idle) else None
 
     def _end_idle(self) -> None:
         if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:

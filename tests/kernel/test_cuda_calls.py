@@ -173,7 +173,7 @@ def test_the_end_of_a_process_ends_its_sums(started: Callable[[CudaConfig], Cuda
     pid = script.process.pid
     keys, _ = cuda.session.maps["cuda_memory_sums"].items()
     script.close()
-    cuda.source.sweep(lambda found, start_ns: (found, start_ns) != (pid, int(keys[0]["start_ns"])))
+    cuda.source.started(lambda found, start_ns: (found, start_ns) != (pid, int(keys[0]["start_ns"])))
     cuda.source.round(cuda.clock.pair(), memory=False)
     assert sum(row["live"] for row in cuda.sink.rows("cuda.memory")) == 17
     for name in ("cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks"):

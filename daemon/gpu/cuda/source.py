@@ -234,7 +234,7 @@ class CudaSource(Source):
         """Write its last rows in the next round, and forget it."""
         self._ended.append(process.key)
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> None:
+    def started(self, alive: Callable[[int, int], bool]) -> None:
         """Like ``process_exited``, for all processes with entries in the maps that are not alive."""
         maps = self._session.maps
         found = processes_in(maps[_STREAMS])

@@ -42,7 +42,7 @@ OBJECTS = ("gloo", "nccl")
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
 # How often operations of processes that are gone are looked for, s.
-_SWEEP_S = 5.0
+_CHECK_S = 5.0
 _MAX_ENDED = 16384
 
 
@@ -87,7 +87,7 @@ class CollectivesSource(Source):
         # Used by the draining thread: processes that ended, and those that had ended at the drain before.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
-        self._next_sweep = 0.0
+        self._next_check = 0.0
         # Guards ``_live_decoder`` only.
         self._asking = threading.Lock()
 
@@ -144,9 +144,9 @@ class CollectivesSource(Source):
     def tick(self) -> None:
         """Find processes of which no exit was reported: nobody could read them, or the event was lost."""
         self._report_open()
-        if time.monotonic() >= self._next_sweep:
-            self._next_sweep = time.monotonic() + _SWEEP_S
-            self.sweep(is_alive)
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _CHECK_S
+            self.close_ended(is_alive)
 
     def states(self, totals: Totals) -> list[SourceState]:
         off = [f"switched off, hit too often: {name}" for name in totals.probes_off]
@@ -269,7 +269,11 @@ class CollectivesSource(Source):
         self._ended.append((pid, start_ns))
         return closed
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> int:
+    def started(self, alive: Callable[[int, int], bool]) -> None:
+        self.close_ended(alive)
+
+    def close_ended(self, alive: Callable[[int, int], bool]) -> int:
+        """Closes the open operations of processes that are not ``alive(pid, start_ns)``, and returns how many."""
         return self._open.close_ended(alive)
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> int:

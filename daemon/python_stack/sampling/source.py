@@ -138,8 +138,8 @@ class PythonSampler(Source):
         self._decoder = Decoder(self._kernel.ring, self._known.find, self._fetch, self._watch.unresolved)
         self._decoder.start()
 
-    def sweep(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
-        """The last call of a start: processes may be visited from now on. Samples of dead processes need no sweep."""
+    def started(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
+        """Visits processes from now on. The samples of processes that ended unseen stay."""
         self._watch.begin()
 
     def stop(self) -> None:

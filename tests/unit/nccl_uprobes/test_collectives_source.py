@@ -118,11 +118,11 @@ def test_an_exit_closes_the_operations_of_that_process_only(session: Session, so
     assert session.ran == [(3, 9, 20, 100)]
 
 
-def test_a_sweep_closes_operations_of_ended_processes(session: Session, source: CollectivesSource) -> None:
-    assert source.sweep(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
+def test_operations_of_ended_processes_are_closed(session: Session, source: CollectivesSource) -> None:
+    assert source.close_ended(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
     assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]
     session.maps["operations"] = Map()
-    assert source.sweep(lambda *_: False) == 0
+    assert source.close_ended(lambda *_: False) == 0
 
 
 def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tmp_path: Any) -> None:
