@@ -95,7 +95,7 @@ promtool: | deps ## what checks the page of /metrics, for the tests
 # In CI a few tests that failed are run again, three times and alone; elsewhere a failure is one at once.
 PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear)
 AGAIN = $(if $(CI),|| $(HOST) $(PYTHON) tests/run_again.py)
-# Unit tests share nothing of the machine and run in two processes, as do integration tests of these rooms; the others
+# Unit tests share nothing of the machine and run in two processes, as do integration tests of these folders; the others
 # run one at a time.
 APART = $(addprefix tests/integration/,client python_stack query service store test_install_host.py)
 ifeq ($(TESTS),)

@@ -21,7 +21,7 @@ TESTS = (
     "tests/kernel/test_bpf_session.py::test_counts_and_arguments_are_exact",
     "tests/kernel/test_bpf_lifecycle.py",
     "tests/kernel/test_python_sampler.py::test_samples_are_what_a_walk_sees",
-    "tests/kernel/test_python_sampler.py::test_holder_of_the_gil_is_told",
+    "tests/kernel/test_python_sampler.py::test_holder_of_the_gil_is_recorded",
     "tests/kernel/test_nccl_operations.py",
 )
 

@@ -108,7 +108,7 @@ TORCH_TRACE = view(
         Column("stage", TEXT, "Always post step.", "'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
-        _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache is not told from what is in use."),
+        _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
         Column("time_offset", F64, "From the begin of the step to the row, s: as duration.", "s.duration_ns / 1e9"),
         Column("duration", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),

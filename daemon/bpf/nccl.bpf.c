@@ -452,7 +452,7 @@ UPROBE(nccl_async_error)
 	thread->asked_where = argument(ctx, 1);
 }
 
-UPROBE(nccl_async_error_told)
+UPROBE(nccl_async_error_reported)
 {
 	struct nccl_thread *thread = this_thread();
 	__u32 result = 0;

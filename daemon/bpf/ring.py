@@ -164,7 +164,7 @@ class Ring:
         return Drained(copied, start + count * slot)
 
     def commit(self, position: int) -> None:
-        """Give the room before ``position`` back. Raises FormatError for a position that is not in the backlog."""
+        """Free the space before ``position``. Raises FormatError for a position that is not in the backlog."""
         self._check(position)
         self._memory.consumer[0] = position
 

@@ -1,4 +1,4 @@
-"""What other rooms know of the cluster: its members, safe to be read from any thread."""
+"""The members of the cluster, for other packages: safe to read from any thread."""
 
 from __future__ import annotations
 

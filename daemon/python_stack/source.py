@@ -1,4 +1,4 @@
-"""The source of stacks and variables on demand. Other sources of this room share its stacks and values."""
+"""The source of stacks and variables on demand. Other sources of this package share its stacks and values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StacksOnDemand(Source):
     @classmethod
     def make(cls, context: Context) -> StacksOnDemand:
         made = cls(context.readers, context.parsers, context.processes, context.node)
-        # The other sources of this room read processes by these.
+        # The other sources of this package read processes by these.
         context.share(made.stacks)
         context.share(made.values)
         return made

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * One rank of a job that calls NCCL and CUDA as ProcessGroupNCCL does (ProcessGroupNCCL.cpp: collective, Watchdog). It
- * does what it is told, a line at a time, and answers each line with "done" and what it has to say.
+ * executes commands, a line each, and answers each with "done" and its results.
  *
  * Environment: RANK, WORLD_SIZE, NCCL_DOUBLE_DIR, WATCHDOG_MS (100).
  */

@@ -684,7 +684,7 @@ WEAK(ncclGetErrorString);
 const char *pncclGetLastError(ncclComm_t comm)
 {
 	(void)comm;
-	return "the double failed as it was told";
+	return "the double failed as it was asked to";
 }
 WEAK(ncclGetLastError);
 

@@ -74,7 +74,7 @@ def test_state_directory_full(make_daemon: MakeDaemon, run_job: Callable[..., An
         env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29998"}
         job = run_job(sys.executable, "-c", "input()", env=env, stdin=subprocess.PIPE)
         status = until(
-            lambda: (s := daemon.json("status"))["state"] == "degraded" and s, what="the lack of space to be told"
+            lambda: (s := daemon.json("status"))["state"] == "degraded" and s, what="the report of the lack of space"
         )
         assert "full" in status["reason"] or "No space" in status["reason"]
         filler.unlink()

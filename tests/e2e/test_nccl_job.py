@@ -122,8 +122,7 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     # THEN the first query has all rows of the job, without a warning
     where = f"job = '{job.name}' AND count = 1009"
     done = daemon.ctl("-f", "json", "--strict", "query", f"SELECT count(*) AS n FROM comm.ops WHERE {where}")
-    assert json.loads(done.stdout) == [{"n": 101 * SIZE}]
-    assert done.stderr == ""
+    assert (json.loads(done.stdout), done.stderr) == ([{"n": 101 * SIZE}], "")
     # AND each child has its row, in the job of its parent, and nothing stays in flight
     sql = f"SELECT pid, job, rank, count FROM comm.ops WHERE pid IN ({', '.join(map(str, children))}) ORDER BY pid"
     rows = until(lambda: len(found := daemon.query(sql)) == 23 and found, what="rows of all children")

@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("PROBINGD_TEST_KILLS", "7"))
 
 
 class DirectJob:
-    """Two ranks of tests/jobs/direct_calls.py, told what to do over their standard input."""
+    """Two ranks of tests/jobs/direct_calls.py, with commands on their standard input."""
 
     def __init__(
         self, run_job: Callable[..., subprocess.Popen[bytes]], folder: Path, python_path: Path | None = None
@@ -132,7 +132,7 @@ def test_daemon_in_the_middle(make_daemon: Callable[..., Daemon], run_job: Any, 
     calls = job.calls()
     later = [c for path in job.lists for c in map(json.loads, path.read_text().splitlines()[before // 2 :])]
     assert len(calls) == before + len(later)
-    # What lay before is not claimed, and the gap is told.
+    # What lay before is not claimed, and the gap is reported.
     assert_equal(daemon, job, later)
     gaps = daemon.query("SELECT pid, source, stage FROM probing.losses WHERE table_name = 'comm.ops'")
     assert {r.pid for r in job.ranks} & {g["pid"] for g in gaps}
@@ -250,6 +250,6 @@ def test_a_recording_replays_to_the_same_rows(
     columns = ["pid", "comm_rank", *FIELDS[1:]]
     operations = [batch.select(columns) for table, batch in replayed(path) if table == "comm.ops"]
     rows = [row for batch in operations for row in batch.to_pylist()]
-    # A recording has no identities, so the ranks are told apart by their place in the group.
+    # A recording has no identities, so the ranks are distinguished by their place in the group.
     found = Counter((r["comm_rank"], *(r[f] for f in FIELDS[1:])) for r in rows if r["pid"] in pids)
     assert found == keys(job.calls())

@@ -109,7 +109,7 @@ def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch
     until(lambda: functions(daemon, one) and functions(daemon, other), what="samples of both jobs")
     for key in ("sampling.hz=0", "sampling.off_cpu=false"):
         daemon.ctl("config", key, "--job", one)
-    # What was on its way is told once the other job has new samples.
+    # What was on its way is stored once the other job has new samples.
     behind = last_ns(daemon, other)
     until(lambda: last_ns(daemon, other) > behind, what="newer samples of the other job")
     stopped = last_ns(daemon, one)

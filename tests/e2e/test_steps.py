@@ -89,7 +89,7 @@ class Trainings:
             f"WHERE job = '{self.made[name].job}' AND rank = {rank} ORDER BY ts"
         )
 
-    def all_told(self) -> bool:
+    def all_reported(self) -> bool:
         self.steps()
         return all(
             len(self.told(name, rank)) >= 40
@@ -115,7 +115,7 @@ def trainings(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp
 
 
 def test_steps_equal_those_of_the_jobs(trainings: Trainings) -> None:
-    until(trainings.all_told, what="steps of all jobs")
+    until(trainings.all_reported, what="steps of all jobs")
     for name in ("plain", "no_sync", "fused", "foreach", "single"):
         check(trainings, name)
     for name, source in (("plain", "collective_period"), ("no_sync", "collective_period")):

@@ -106,7 +106,7 @@ class Files:
         self.parts: list[tuple[str, int]] = []
         self.live_rows: dict[str, bytes] = {}
         self.held = 0
-        self.told_damaged: list[str] = []
+        self.reported_damaged: list[str] = []
 
     def segment(self, table: str, rows: pa.Table | Sequence[Mapping[str, Any]]) -> Path:
         data = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([batch_of(table, rows)])
@@ -142,7 +142,7 @@ class Files:
         return self.live_rows[table]
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
-        self.told_damaged.extend(paths)
+        self.reported_damaged.extend(paths)
 
 
 @dataclass

@@ -76,7 +76,7 @@ class Collector:
         return {}, b""
 
     def damaged(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self.files.told_damaged.extend(request["paths"])
+        self.files.reported_damaged.extend(request["paths"])
         return {}, b""
 
     def live(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

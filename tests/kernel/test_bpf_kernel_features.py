@@ -29,7 +29,7 @@ UNPRIVILEGED = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 NO_RIGHTS = [*UNPRIVILEGED, "--bounding-set=-all"]
 
 
-def test_new_mapping_is_told_with_its_build_id(target_path: Path, until: Callable[..., object]) -> None:
+def test_new_mapping_is_reported_with_its_build_id(target_path: Path, until: Callable[..., object]) -> None:
     name = os.fsencode(target_path)
     with MmapWatch(lambda path: path == name) as watch:
         pids = []

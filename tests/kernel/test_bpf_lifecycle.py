@@ -66,7 +66,7 @@ class Events:
         return every[every["tgid"] == pid]
 
     def complete(self, pid: int) -> np.ndarray[Any, Any]:
-        """Once its end is told; a process can be waited for before its last thread is through."""
+        """Once its end is reported; a process can be waited for before its last thread has ended."""
         self._until(lambda: EXIT in self.of(pid)["type"])
         return self.of(pid)
 

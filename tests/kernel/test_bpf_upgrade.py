@@ -126,7 +126,7 @@ def test_records_of_another_layout_come_into_the_log_once(
             with pytest.raises(Killed):
                 start()
     start()
-    # THEN each call has one row, whatever the record looked like, and what it lacked is told
+    # THEN each call has one row, whatever the record looked like, and what it lacked is reported
     with open_store(tmp_path / "state") as store:
         found = sorted(store.rows("process.events", ["pid"]).column("pid").to_pylist())
         assert found == list(range(CALLS))

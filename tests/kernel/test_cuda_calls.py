@@ -148,7 +148,7 @@ int other(void) { int r = allocate(400); asm volatile("" : "+r"(r)); return r; }
 """
 
 
-def test_leaks_are_told_apart_by_their_stacks(started: Callable[[CudaConfig], Cuda], tmp_path: Path) -> None:
+def test_leaks_differ_by_their_stacks(started: Callable[[CudaConfig], Cuda], tmp_path: Path) -> None:
     cuda = started(CudaConfig())
     (tmp_path / "leak.c").write_text(LEAK)
     flags = ["-O1", "-shared", "-fPIC", "-fno-omit-frame-pointer", "-fno-inline", f"-I{DOUBLES}"]

@@ -85,7 +85,7 @@ say(ends=[ops.end_of(0), ops.end_of(1)])
     assert rows[0]["hi"] == rows[1]["hi"] > ends[1]
 
 
-def test_a_caller_that_polls_itself_is_told_apart(cuda: Cuda) -> None:
+def test_a_caller_that_polls_itself_is_recognized(cuda: Cuda) -> None:
     cuda.run("""
 s, e = stream(), event()
 witness()

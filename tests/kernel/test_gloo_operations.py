@@ -134,7 +134,7 @@ def test_a_copy_of_torch_never_seen_before(watch: Callable[[], Watcher], jobs: l
     shutil.rmtree(copy.parent)
 
 
-def test_a_stalled_operation_is_in_flight_and_its_end_is_told_once(watch: Callable[[], Watcher], job: Job) -> None:
+def test_a_stalled_operation_is_in_flight_and_its_end_is_reported_once(watch: Callable[[], Watcher], job: Job) -> None:
     job.hear("ready")
     watcher = watch()
     watcher.attach(torch_library())

@@ -1,4 +1,4 @@
-"""Communicators from their making to their end, on the double of libnccl: each call that makes one is told."""
+"""Communicators from their making to their end, on the double of libnccl: each call that makes one is recorded."""
 
 from __future__ import annotations
 

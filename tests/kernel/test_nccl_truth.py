@@ -164,7 +164,7 @@ def check_sequence(found: list[tuple[Row, Call]], known: bool) -> None:
 
 
 def knows_comm(version: str, variant: str) -> bool:
-    """Whether the communicator of a process that we come late to can be told: where magic words guard the layout."""
+    """Whether a communicator made before the probes is recognized: where magic words guard the layout."""
     return version != "2.18.3"
 
 
@@ -294,7 +294,7 @@ def check_children(found: list[tuple[Row, Call]], derived: bool) -> None:
         assert all(seen == {comm} for comm, seen in names.items())
 
 
-def test_errors_are_told_of_the_operation_that_had_them(
+def test_errors_belong_to_the_operation_that_had_them(
     tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
 ) -> None:
     doubles = built(tmp_path)
@@ -316,7 +316,7 @@ def test_errors_are_told_of_the_operation_that_had_them(
         assert (row["state"], row["error"]) == errors.get(call.count, ("done", None)), (row, call)
 
 
-def test_asynchronous_errors_are_told_once(
+def test_asynchronous_errors_are_reported_once(
     tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
 ) -> None:
     doubles = built(tmp_path)

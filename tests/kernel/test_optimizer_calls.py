@@ -144,7 +144,7 @@ def test_calls_and_steps_are_those_of_the_job(start: Callable[[str], tuple[Job, 
     # A step ends with its optimizer, before the next one begins.
     own = [sum(begin < end for begin in begun) - 1 for end in last]
     assert own == list(range(own[0], own[0] + len(rows)))
-    # Of several groups, those before the first step that no other thread interrupts are not told.
+    # Of several groups, those before the first step that no other thread interrupts are not reported.
     assert own[0] <= 10
     assert len(begun) - own[-1] <= 3
     assert [row["step"] for row in rows] == list(range(len(rows)))

@@ -98,7 +98,7 @@ def test_samples_are_what_a_walk_sees(sampling: Sampling, python: str) -> None:
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_holder_of_the_gil_is_told(sampling: Sampling, python: str) -> None:
+def test_holder_of_the_gil_is_recorded(sampling: Sampling, python: str) -> None:
     with started(python, MAIN) as target:
         gil = 0
         if target.layout.interp_gil is not None:
@@ -142,7 +142,7 @@ def test_deep_stacks_are_cut_and_say_so(sampling: Sampling, depth: int) -> None:
             sampling.processes.clear()
 
 
-def test_thread_that_is_not_known_is_unresolved_until_it_is_told_of(sampling: Sampling) -> None:
+def test_thread_that_is_not_known_is_unresolved_until_it_is_registered(sampling: Sampling) -> None:
     with started(INTERPRETERS[-1], MAIN) as target:
         sampling.add(target)
         sampling.processes.set_threads(target.pid, target.start_ns, {})
@@ -168,7 +168,7 @@ def nothing_comes(sampling: Sampling, target: Any) -> None:
     assert len(sampling.samples(target)) == before
 
 
-def test_what_runs_no_python_is_not_told_of(sampling: Sampling) -> None:
+def test_a_thread_without_python_has_no_sample(sampling: Sampling) -> None:
     with started(INTERPRETERS[-1], MAIN) as target:
         sampling.add(target)
         sampling.processes.set_threads(target.pid, target.start_ns, {target.pid: (0, 0)})
@@ -260,7 +260,7 @@ def test_clock_without_links_runs_the_program_too(sampling: Sampling, monkeypatc
         sampling.wait(target, 5)
 
 
-def test_clear_forgets_what_another_daemon_told(sampling: Sampling) -> None:
+def test_clear_removes_what_another_daemon_registered(sampling: Sampling) -> None:
     with started(INTERPRETERS[-1], MAIN) as target:
         sampling.add(target)
         again = Sampling(sampling.session, sampling._until)

@@ -1,4 +1,4 @@
-"""Threads that were off the CPU before anybody looked: told of like all others, exactly once, and never wrongly."""
+"""Threads that were off the CPU before the sampler started: sampled like others, exactly once, and never wrongly."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_an_entry_is_what_the_kernel_would_have_made(sampling: Sampling, python:
         assert ours["frames"][:depth].tolist() == theirs["frames"][:depth].tolist()
 
 
-def test_one_that_slept_before_is_told_of_while_it_sleeps_and_when_it_wakes(sampling: Sampling) -> None:
+def test_an_earlier_sleeper_is_reported_while_it_sleeps_and_when_it_wakes(sampling: Sampling) -> None:
     with asleep(sampling) as (target, away):
         put(sampling, target, away)
         for parts in (1, 2):
@@ -169,7 +169,7 @@ def test_one_that_slept_before_is_told_of_while_it_sleeps_and_when_it_wakes(samp
         assert len(set(parts["hash"].tolist())) == 1
 
 
-def test_one_that_woke_before_it_was_told_of_is_not_told_of(sampling: Sampling) -> None:
+def test_a_sleeper_that_woke_before_its_registration_is_not_reported(sampling: Sampling) -> None:
     with asleep(sampling) as (target, away):
         old = away._replace(switches=away.switches - 1)
         threads = put(sampling, target, old)
@@ -191,7 +191,7 @@ def test_one_that_woke_before_it_was_told_of_is_not_told_of(sampling: Sampling) 
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_long_waits_count_once(sampling: Sampling, flushed: bool) -> None:
-    """And the rest of one that was told of in part, too, however short that is."""
+    """And the rest of one that was reported in part, too, however short that is."""
     with asleep(sampling) as (target, away):
         left = weighted(sampling, target, away, 2 * SECOND)
         if flushed:
@@ -235,7 +235,7 @@ def test_a_pause_voids_what_is_put(sampling: Sampling) -> None:
         assert entry(sampling, away.tid) is None
 
 
-def test_a_full_map_is_told(sampling: Sampling) -> None:
+def test_a_full_map_is_reported(sampling: Sampling) -> None:
     with asleep(sampling) as (target, away):
         threads = OffCpuEntries(sampling.session)
         generation = threads.generation
@@ -275,10 +275,10 @@ class Reader:
 
 
 @pytest.mark.parametrize("python", [INTERPRETERS[0], sys.executable])
-def test_what_is_told_of_a_thread_that_keeps_waking_is_true(sampling: Sampling, python: str, tmp_path: Path) -> None:
+def test_reports_of_a_thread_that_keeps_waking_are_true(sampling: Sampling, python: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with started(python, TURNS, log) as target:
-        # The kernel knows no thread of it, so all that is told was found from outside.
+        # The kernel knows no thread of it, so every report comes from outside.
         sampling.processes.add(target.pid, target.start_ns, target.layout, target.runtime.runtime, 0, 0, 1000)
         sampling.session.attach_tracepoint("python_switch")
         kernel, codes = Kernel(sampling), dict[int, str]()

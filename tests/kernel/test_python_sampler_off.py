@@ -115,7 +115,7 @@ def test_part_of_the_switches_stands_for_all(sampling: Sampling) -> None:
         assert (samples["duration_ns"] > 5_000_000).any()
 
 
-def test_long_sleeper_is_told_of_before_it_wakes(sampling: Sampling) -> None:
+def test_long_sleeper_is_reported_before_it_wakes(sampling: Sampling) -> None:
     with started(INTERPRETERS[-1], LONG) as target:
         stdin, stdout = target.process.stdin, target.process.stdout
         sampling.add(target, rate=0, off_rate=1000)

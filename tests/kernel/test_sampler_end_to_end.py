@@ -300,13 +300,13 @@ def test_a_collector_that_is_killed_loses_nothing(pin_root: Path, until: Until) 
 
 
 def off_cpu_ns(found: Daemon, func: str, **chosen: Any) -> int:
-    """What was told so far of the time in which ``func`` was off the CPU."""
+    """Returns how long ``func`` was off the CPU, as reported so far, ns."""
     found.drain()
     rows = [s for s in found.samples if not s["on_cpu"] and all(s[k] == v for k, v in chosen.items())]
     return sum(s["duration_ns"] for s in rows if func in {name for name, _, _ in found.told[s["stack_id"]]})
 
 
-def test_threads_that_hung_before_are_told_of(pin_root: Path, until: Until) -> None:
+def test_threads_that_hung_before_are_reported(pin_root: Path, until: Until) -> None:
     with running(HANGS, sys.executable, "-u") as process:
         tid = int(line(process))
         began, counted = time.monotonic_ns(), 0

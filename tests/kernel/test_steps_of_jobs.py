@@ -109,13 +109,13 @@ def start(open_session: Open, tmp_path: Path) -> Iterator[Callable[..., tuple[Ra
 
 
 def run(job: Ranks, observer: Observer) -> list[dict[str, Any]]:
-    """Have steps made until those of all ranks are told, and some more."""
+    """Have steps made until those of all ranks are reported, and some more."""
 
-    def all_told() -> bool:
+    def all_reported() -> bool:
         job.do("steps 15")
         return len({row["rank"] for row in observer.look()}) == len(job.ranks)
 
-    until(all_told)
+    until(all_reported)
     job.do("steps 15")
     return observer.look()
 

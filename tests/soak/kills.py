@@ -3,8 +3,8 @@
 ``store``: writers of a numbered stream are killed at random instants: between records, in sealing, merging and in
 their start. After each kill (after some, only a second one) the store has all that was acknowledged, once, and takes
 a row more. ``collector``: the real daemon as root, and processes that call NCCL (the doubles of tests/doubles) as
-quickly as they are told; its collector is killed while they do. After each kill the rows in the log and the losses
-that are told make the calls, exactly while no other job calls NCCL, and no call has two rows; with ``--whole`` (a ring
+quickly as they can; its collector is killed while they do. After each kill the rows in the log and the reported
+losses add up to the calls, exactly while no other job calls NCCL, and no call has two rows; with ``--whole`` (a ring
 that holds what comes while nobody drains it) each call has its row. On stdout is a summary in JSON; the first check
 that does not hold ends the run with an error and keeps the directory.
 """
@@ -195,7 +195,7 @@ def kill_under_load(
         rows, lost = ingest.settled(daemon, pids, calls)
         others = ingest.rows_of_others(daemon, pids)
         exact = exact and not others
-        # What the ring lost may be theirs: then only what is missing without a word can be told from it.
+        # What the ring lost may be theirs: then only rows missing without a reported loss count.
         if rows > calls or rows + lost < calls or (exact and rows + lost > calls):
             print(daemon.ctl("-f", "json", "query", LOSSES), file=sys.stderr)
             raise AssertionError(f"{rows} rows, {lost} lost, {calls} calls, {others} of others, after {kills} kills")

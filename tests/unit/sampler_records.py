@@ -64,7 +64,7 @@ class Peeked(NamedTuple):
 
 
 class FakeRing:
-    """A ring of records in a list; ``push`` wakes the reader when it is told to."""
+    """A ring of records in a list; ``push`` wakes the reader on request."""
 
     def __init__(self) -> None:
         self.records: list[np.ndarray[Any, Any]] = []

@@ -133,7 +133,7 @@ def test_the_architecture_names_the_rooms_and_processes_that_exist() -> None:
     found = (path.parent for top in FOLDERS.values() for path in (ROOT / top).rglob("__init__.py"))
     packages = {name for path in found if not (name := str(path.relative_to(ROOT))).startswith("api/proto")}
     packages |= {"sdk", "api/proto"}
-    assert packages - named == set(), "docs/architecture.md has no line for these rooms"
+    assert packages - named == set(), "docs/architecture.md has no line for these folders"
     assert named - packages == set(), "docs/architecture.md has lines for rooms that do not exist"
     entries = set(re.findall(r"`python -m (probing\.[\w.]+)", page))
     assert {words[-1] for words in PROGRAMS.values()} <= entries

@@ -281,7 +281,7 @@ NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
         seq_count=5,
     ),
 )
-# Before 2.21 there are no magic words, so a communicator cannot be told from the freed memory of one.
+# Before 2.21 there are no magic words, so a communicator looks like the freed memory of one.
 UNGUARDED_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.18.1",),

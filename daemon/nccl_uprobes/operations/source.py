@@ -142,7 +142,7 @@ class CollectivesSource(Source):
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Find processes of which no exit was reported: nobody could read them, or the event was lost."""
+        """Closes operations of processes whose exit was not reported: nobody could read them, or the event was lost."""
         self._report_open()
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S

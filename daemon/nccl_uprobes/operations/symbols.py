@@ -179,7 +179,7 @@ _NCCL_PROBES = (
     Probe("nccl_abort", "ncclCommAbort"),
     Probe("nccl_finalize", "ncclCommFinalize"),
     Probe("nccl_error_string", "ncclGetErrorString"),
-    Probe("nccl_async_error_told", "ncclCommGetAsyncError", on_return=True),
+    Probe("nccl_async_error_reported", "ncclCommGetAsyncError", on_return=True),
     Probe("nccl_async_error", "ncclCommGetAsyncError"),
     *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
     *(Probe(program, function) for function, program in _MAKERS.items()),

@@ -101,7 +101,7 @@ def test_throughput_needs_no_durations(ask: Callable[..., str]) -> None:
     assert totals["busbw_gbps"] == pytest.approx(1.5 * 4e6 / (500 * MS))
 
 
-def test_people_are_told_why_there_are_no_durations(ask: Callable[..., str]) -> None:
+def test_text_says_why_there_are_no_durations(ask: Callable[..., str]) -> None:
     lines = ask().splitlines()
     assert lines[:3] == [
         f"job j1  comm {COMM} (tp)",

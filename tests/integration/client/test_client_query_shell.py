@@ -212,7 +212,7 @@ def test_an_interrupted_command_ends_with_130(node: FakeNode) -> None:
     assert (child.returncode, out, err) == (130, "", "")
 
 
-def test_what_a_node_refuses_is_told(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_a_node_is_printed(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     from probing.client.settings import Settings
     from probing.client.shell.loop import Shell
 

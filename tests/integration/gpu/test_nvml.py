@@ -23,7 +23,7 @@ def number(values: dict[str, Any], key: str) -> int:
     return int(str(values[key]).lstrip("uL"))
 
 
-def test_every_metric_equals_what_the_driver_was_told(driver: Make) -> None:
+def test_every_metric_equals_the_driver_s_value(driver: Make) -> None:
     values = recorded(8)
     node = driver(values)
     node.fresh(turns=2)

@@ -186,7 +186,7 @@ def test_a_fifo_and_a_full_pipe_are_named(
     assert found.why.startswith("it waits until another process reads from (pipe:[")
 
 
-def test_a_stopped_and_a_traced_process_are_told_apart(look: Look, script: Callable[[str], list[str]]) -> None:
+def test_a_stopped_process_differs_from_a_traced_one(look: Look, script: Callable[[str], list[str]]) -> None:
     with started(script("print('go')\ndef wait():\n    while True: pass\nwait()"), until="go") as process:
         assert _shows(look, process.pid, "computing").why == "it runs in wait, train.py:3"
         os.kill(process.pid, signal.SIGSTOP)

@@ -80,7 +80,7 @@ def codes(
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_every_thread_is_told_with_its_state(
+def test_every_thread_comes_with_its_state(
     python: str, reader: ServedReaders, stacks: PythonStacks, until: Until
 ) -> None:
     with program(python, "many_threads.py", str(THREADS)) as process:
@@ -101,7 +101,7 @@ def test_every_thread_is_told_with_its_state(
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_code_is_told_with_its_lines(python: str, reader: ServedReaders, stacks: PythonStacks, until: Until) -> None:
+def test_code_comes_with_its_lines(python: str, reader: ServedReaders, stacks: PythonStacks, until: Until) -> None:
     with child(python, "-u", "-c", LONG) as process:
         assert line(process) == "ready"
         pid, start_ns = process.pid, read_start_ns(process.pid)

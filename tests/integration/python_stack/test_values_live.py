@@ -93,7 +93,7 @@ def test_each_thread_answers_for_itself(python: str, until: Until) -> None:
     assert [(v["tid"], v["value"]) for v in one] == [(other, "'other'")]
     assert answers[0] == answers[1] == answers[2]
     rows = [(v["name"], v["value"]) for v in answers[0]]
-    # A global is told once, and all threads see the same.
+    # A global is read once, and all threads see the same.
     assert rows[:2] == [("who", "'main'"), ("who", "'other'")]
     assert [name for name, _ in rows] == ["who", "who", "step", "step", "Box"]
     assert answers[0][0]["tid"] == process.pid != answers[0][1]["tid"]

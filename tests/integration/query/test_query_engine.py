@@ -330,7 +330,7 @@ def test_a_damaged_segment_is_left_out_and_named(machine: Machine, damage: str) 
     table, end = answer(machine.engine, sql)
     assert list(table.to_pylist()[0].values())[:2] == [110, sum(range(100)) + sum(range(6000, 6010))]
     assert end.warnings == ["comm.ops: a damaged segment was left out: 1.parquet"]
-    assert machine.files.told_damaged == [str(bad)]
+    assert machine.files.reported_damaged == [str(bad)]
     # The next query knows it already.
     table, end = answer(machine.engine, "SELECT count(*) FROM comm.ops")
     assert table.to_pylist() == [{"count_star()": 110}]

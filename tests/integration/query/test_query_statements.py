@@ -143,7 +143,7 @@ def test_a_damaged_segment_is_left_out_of_all_statements(machine: Machine) -> No
     found, end = answers(machine.engine, ["SELECT sum(seq) AS s FROM comm.ops", "SELECT count(*) AS n FROM comm.ops"])
     assert [table.to_pylist() for table in found] == [[{"s": sum(range(100))}], [{"n": 100}]]
     assert end.warnings == [f"comm.ops: a damaged segment was left out: {path.name}"]
-    assert machine.files.told_damaged == [str(path)]
+    assert machine.files.reported_damaged == [str(path)]
 
 
 def test_bounds_are_of_the_whole_request(machine: Machine) -> None:

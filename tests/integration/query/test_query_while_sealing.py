@@ -10,7 +10,7 @@ from sealing_load import ROWS, Counts, count, running
 
 
 def test_counts_are_exact_while_all_changes(open_tmp_path: Path) -> None:
-    # tests/soak/counting.py does this for as long as it is told.
+    # tests/soak/counting.py does this for any length of time.
     with running(open_tmp_path) as machine:
         seen, deadline = Counts(), time.monotonic() + 60
         while True:

@@ -142,7 +142,7 @@ def test_what_a_crash_leaves_behind_is_not_wrong(state: Path, decoder: Decoder) 
     ]
 
 
-def test_a_daemon_that_runs_is_told_of(state: Path, decoder: Decoder) -> None:
+def test_a_running_daemon_is_reported(state: Path, decoder: Decoder) -> None:
     assert examine(state, decoder).daemon_pid == ""
     fd = lock_directory(state)
     try:

@@ -291,7 +291,7 @@ def test_children_die_with_the_supervisor(daemon: Daemon, until: Callable[..., o
 
 
 @pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
-def test_stop_removes_the_pins_unless_told(daemon: Daemon, number: signal.Signals, kept: bool) -> None:
+def test_stop_removes_the_pins_unless_they_are_kept(daemon: Daemon, number: signal.Signals, kept: bool) -> None:
     daemon.start().ready()
     code, errors = daemon.end(number)
     assert (code, "error" in errors.lower()) == (0, False), errors

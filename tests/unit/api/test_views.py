@@ -287,7 +287,7 @@ def test_refusals_name_what_is_possible(sql: str, message: str, hint: str) -> No
     assert hint in caught.value.hint
 
 
-def test_global_names_are_told() -> None:
+def test_global_names_are_listed() -> None:
     assert wants_all_nodes("SELECT * FROM Global.comm.ops")
     assert not wants_all_nodes("SELECT 'global.comm.ops' FROM comm.ops")
     assert not wants_all_nodes("SELECT global.x FROM comm.ops AS global")
@@ -312,7 +312,7 @@ def test_views_of_several_nodes_are_one() -> None:
     assert len(views_from({"name": f"v{i}", "sql": "SELECT 1"} for i in range(1000))) == 64
 
 
-def test_what_a_view_reads_is_told() -> None:
+def test_the_tables_of_a_view_are_listed() -> None:
     assert base_tables(VIEWS["python.torch_step_timing"]) == ["process.processes", "train.steps"]
     assert to_sql(expand(parse("SELECT seq FROM probe.comm.ops"))) == "SELECT seq FROM comm.ops"
 

@@ -104,7 +104,7 @@ def test_intervals_are_iso() -> None:
     assert plain(datetime(2026, 1, 2)) == "2026-01-02T00:00:00Z"
 
 
-def test_ranks_are_told_as_ranges() -> None:
+def test_ranks_are_printed_as_ranges() -> None:
     assert ranks_text([3, 0, 1, 2, 7]) == "0-3,7"
     assert ranks_text([5]) == "5"
     assert ranks_text([None, 1, 2]) == "1-2,?"

@@ -18,7 +18,7 @@ NOT_JOINED = Verdict(
     "not_joined", "hang", "A rank did not join", "", "", "the stack shows it", "rank 1 calls all_reduce", ("look",)
 )
 GROWTH = Verdict("memory_growth", "memory", "Memory grows", "", "", "", "it stops growing", ())
-UNDECIDED = Verdict("cannot_tell", "general", "It cannot be told", "", "", "", "", ())
+UNDECIDED = Verdict("cannot_tell", "general", "The cause is not known", "", "", "", "", ())
 SENTENCE = "rank 1 (node b, pid 4001) holds up 7 ranks for 39 s: its data loader waits in fetch_shard, data.py:12"
 
 

@@ -27,7 +27,7 @@ SIZE = 4096
 
 
 class Log:
-    """Remembers what was appended; fails when told to."""
+    """Remembers what was appended; fails on request."""
 
     def __init__(self) -> None:
         self.records: list[tuple[dict[str, int], Positions]] = []
@@ -139,12 +139,12 @@ def test_a_log_that_lost_its_end_is_a_loss_of_as_many_records_as_the_ring_knows(
     assert machine.seen == [11]
 
 
-def test_a_loss_that_is_told_while_its_ring_is_empty_is_not_told_again_after_a_kill(machine: Machine) -> None:
+def test_a_loss_reported_while_its_ring_is_empty_is_not_reported_again_after_a_kill(machine: Machine) -> None:
     # GIVEN a record with the row of a loss, and nothing of the ring that lost
     loop = machine.loop()
     machine.outbox.lost(Loss("collectives", "comm.ops", "ring", "the ring was full", 1, 2, 3))
     loop.once()
-    # THEN a restart knows that it was told
+    # THEN a restart knows that it was reported
     assert machine.log.records[-1][0] == {"probing.losses": 1}
     assert machine.loop().resume() == {"collectives": 3}
     # and the same when the ring is not looked at

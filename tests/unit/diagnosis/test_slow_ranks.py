@@ -275,7 +275,7 @@ def test_slow_host_code_is_named_with_its_line_and_share() -> None:
     assert finding.sentence.endswith(f": {culprit.why}")
 
 
-def test_a_sleep_in_the_same_function_is_told_by_its_line() -> None:
+def test_a_sleep_in_the_same_function_differs_by_its_line() -> None:
     slow = (*samples(forward=0.5), Sample((frame("train train.py:44"),), 0.45, False))
     finding = job_with({"samples": slow}, {"samples": samples(forward=0.5, wait=0.45)})
     assert finding.culprits[0].why == "it is blocked in train, train.py:44, 45 % of the time; the others 0 %"

@@ -148,7 +148,7 @@ def test_frames_are_libraries_and_offsets() -> None:
     assert frames.name(8, 1, [0x7F0000000010]) == ["0x7f0000000010"]
 
 
-def test_only_what_changed_is_told_and_the_difference() -> None:
+def test_rows_hold_only_changes_and_their_difference() -> None:
     maps = memory_maps()
     key = (1, 99, 7, 1, 10)
     maps["cuda_memory_stacks"].put((99, 1, 7), addresses(0x7F0000020020, 0x7F0000000010))
@@ -187,7 +187,7 @@ def test_any_sum_becomes_a_row(first: list[tuple[int, int, int, bytes]], then: l
     rows.changed(PAIR).validate(full=True)
 
 
-def test_what_found_no_room_is_told_once() -> None:
+def test_what_found_no_room_is_reported_once() -> None:
     maps = memory_maps()
     rows = rows_of(maps)
     rows.begin(0)

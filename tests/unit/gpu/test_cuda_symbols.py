@@ -87,5 +87,5 @@ def test_a_library_without_what_is_needed_is_refused() -> None:
         (b"", False),
     ],
 )
-def test_libraries_are_told_by_name(path: bytes, wanted: bool) -> None:
+def test_libraries_are_recognized_by_name(path: bytes, wanted: bool) -> None:
     assert is_cudart(path) is wanted

@@ -184,7 +184,7 @@ def stored(found: dict[str, pa.RecordBatch]) -> list[tuple[object, ...]]:
     return [(row["pid"], row["line"], row["suppressed"]) for row in rows]
 
 
-def test_what_a_process_leaves_is_told_when_it_ends() -> None:
+def test_suppressed_lines_are_reported_when_a_process_ends() -> None:
     nobody = Nobody()
     reading = made(nobody, lines_per_s=2)
     reading.process_identified(WHO)

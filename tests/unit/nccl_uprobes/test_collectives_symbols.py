@@ -77,7 +77,7 @@ def test_calls_with_a_configuration_are_probed_as_those_without() -> None:
 def test_returns_are_placed_before_their_entries() -> None:
     order = [placement.program for placement in NCCL.placements(nccl_symbols(internal=True))]
     assert order.index("nccl_made") < order.index("nccl_init_rank")
-    assert order.index("nccl_async_error_told") < order.index("nccl_async_error")
+    assert order.index("nccl_async_error_reported") < order.index("nccl_async_error")
 
 
 def test_probes_of_both_libraries_have_slots_of_their_own() -> None:

@@ -275,7 +275,7 @@ def test_the_parsers_request(opened: int, tmp_path: Path) -> None:
             answer(Message(header, fds=fds))
 
 
-def test_layouts_of_the_table_are_told_apart_by_their_second_word() -> None:
+def test_layouts_of_the_table_differ_in_their_second_word() -> None:
     assert 0 < len(NCCL_LAYOUTS) < MAX_LAYOUTS
     assert len({layout.end_magic for layout in NCCL_LAYOUTS}) == len(NCCL_LAYOUTS)
     for layout in NCCL_LAYOUTS:

@@ -21,7 +21,7 @@ def test_a_first_reading_has_no_differences() -> None:
     assert found.missing.all()
 
 
-def test_rows_are_told_apart_by_name() -> None:
+def test_rows_are_matched_by_name() -> None:
     counters = Counters()
     counters.read(["a", "b"], values([10], [20]), SECOND)
     found = counters.read(["b", "c", "a"], values([23], [99], [17]), 3 * SECOND)

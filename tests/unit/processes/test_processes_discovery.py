@@ -173,7 +173,7 @@ def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: MemoryS
     above = discovery.identity(*launcher)
     assert above is not None
     assert (above.role, above.job, above.run, above.rank) == ("launcher", who[0].job, who[0].run, None)  # type: ignore[union-attr]
-    # Its start is told at its time: 51 s after boot, with the boot at 999,900 s.
+    # Its start is reported at its time: 51 s after boot, with the boot at 999,900 s.
     starts = [row for row in sink.rows if row["event"] == "start"]
     assert [row["ts"] for row in starts] == [999_950 * SECOND, 999_951 * SECOND, 999_951 * SECOND]
 
@@ -205,7 +205,7 @@ def test_a_kill_for_lack_of_memory_is_an_event_before_the_exit(
     ]  # fmt: skip
 
 
-def test_exits_are_told_once_with_their_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+def test_exits_are_reported_once_with_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
     _, first, second = torchrun(readers)
     following = Following()
     discovery = make(listener=following)
@@ -336,7 +336,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
     del readers.processes[11]
     before = len(sink.rows)
     second = make(restored=table(sink))
-    # THEN the other keeps its run, the end is told, and nothing is told twice
+    # THEN the other keeps its run, the end is reported, and nothing is reported twice
     who = identified(second, *keys[1])
     assert who is not None
     assert {who.run} == run
@@ -468,7 +468,7 @@ def test_a_flood_of_events_is_a_loss(
     discovery.on_exec(*keys[0], 0)
     monkeypatch.undo()
     until(lambda: [loss.table for loss in sink.losses] == ["process.events"])
-    # The scan that follows finds what the lost events would have told.
+    # The scan that follows finds what the lost events would have reported.
     assert all(identified(discovery, *key) for key in keys)
 
 
@@ -482,7 +482,7 @@ def test_an_exit_event_that_comes_after_the_listing(
     del readers.processes[11]
     listings = len(readers.listed)
     until(lambda: len(readers.listed) >= listings + 2)
-    # THEN the listing does not end it, and the event's reason is what is told
+    # THEN the listing does not end it, and the event's reason is what is reported
     discovery.on_exit(*first, 101 * SECOND, 9)
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [row["signal"] for row in sink.rows if row["event"] == "exit"] == [9]

@@ -1,4 +1,4 @@
-"""What the sampler's programs are told, in the layout that the compiler gave it; no BPF is needed for that."""
+"""The entries of the sampler's maps, in the layout that the compiler gave them; needs no BPF."""
 
 from __future__ import annotations
 

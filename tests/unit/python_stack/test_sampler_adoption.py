@@ -1,4 +1,4 @@
-"""Threads that are away before anybody looked: asked for, told to the programs, and taken back when they have run."""
+"""Threads that are off the CPU before the sampler starts: listed, registered, and removed when they have run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class World:
         return self.adoption.visit(Sampled((2, 5)), RUNTIME, threads, before or Adopted())
 
 
-def test_threads_that_are_away_are_told_once() -> None:
+def test_threads_off_the_cpu_are_registered_once() -> None:
     world = World()
     assert world.visit(threads={**THREADS, 9: (0, 0)}) == Adopted()
     assert world.asked == [(True, [2, 3]), (False, [2, 3])]
@@ -86,14 +86,14 @@ def test_threads_that_are_away_are_told_once() -> None:
     assert len(world.asked) == 2
 
 
-def test_one_that_ran_meanwhile_is_not_told_of() -> None:
+def test_one_that_ran_meanwhile_is_not_registered() -> None:
     world = World()
     world.runs_then = {2: 21}
     world.visit()
     assert list(world.entries) == [3]
 
 
-def test_when_nobody_can_say_whether_it_ran_it_is_not_told_of() -> None:
+def test_one_that_may_have_run_is_not_registered() -> None:
     world = World()
     world.fails_at = 1
     assert world.visit() == Adopted()

@@ -148,7 +148,7 @@ def test_the_same_address_with_another_check_is_asked_for_again(world: World, ri
     assert len(world.asked) == 2
 
 
-def test_threads_that_nobody_knows_are_told(world: World, ring: FakeRing, until: Until) -> None:
+def test_unknown_threads_are_reported(world: World, ring: FakeRing, until: Until) -> None:
     world.decoder.start()
     ring.push(record(kind=3, tgid=5, tid=6))
     until(lambda: world.unknown == {(5, START)})

@@ -159,7 +159,7 @@ def test_an_address_used_again_is_other_code(world: World) -> None:
     assert sorted(frames_of(row)[0][0] for row in plain(batches["python.stacks"])) == ["first", "second"]
 
 
-def test_code_that_is_gone_is_told_and_counted(world: World) -> None:
+def test_code_that_is_gone_is_reported_and_counted(world: World) -> None:
     known = world.knows(4096, "f")
     gone = [record((9_999, 0, 1), known, ktime=ktime) for ktime in (5, 7)]
     batches = world.assemble(*gone, record(known))
@@ -172,7 +172,7 @@ def test_code_that_is_gone_is_told_and_counted(world: World) -> None:
     assert (loss.ts_from_ns, loss.ts_to_ns) == (5 + PAIR.mono_to_utc_ns, 7 + PAIR.mono_to_utc_ns)
 
 
-def test_code_that_is_found_later_is_told_then(world: World) -> None:
+def test_code_that_is_found_later_is_stored_then(world: World) -> None:
     check, found = code("late")
     world.assemble(record((4096, 0, check)))
     world.find((2, START)).codes.learn({(4096, check): found})
@@ -186,7 +186,7 @@ def test_threads_that_nobody_knows_are_counted(world: World) -> None:
     assert [(loss.stage, loss.pid, loss.count) for loss in world.losses] == [("resolve", 2, 2), ("resolve", 7, 1)]
 
 
-def test_stacks_are_told_again_after_an_hour(world: World) -> None:
+def test_stacks_are_stored_again_after_an_hour(world: World) -> None:
     frame = world.knows(4096, "f")
     told = []
     for n, after in enumerate((0, 1, HOUR_NS, HOUR_NS + 1)):

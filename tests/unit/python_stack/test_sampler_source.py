@@ -1,4 +1,4 @@
-"""Which processes are sampled, how often, and what the programs are told of them."""
+"""Which processes are sampled, how often, and what the programs know of them."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_settings_change_at_run_time(world: World, until: Until) -> None:
 
 
 def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until) -> None:
-    """Its exec can be told after who it is: nobody need tell that again."""
+    """Its exec can be reported after its identity, which is not reported again."""
     world.sampler.process_identified(who(2))
     until(lambda: 2 in world.kernel.threads)
     world.runtimes.errors[2] = NotPython("process 2 runs no CPython")
@@ -213,7 +213,7 @@ def test_a_process_that_calls_exec_is_looked_at_anew(world: World, until: Until)
     until(lambda: world.kernel.told == {})
 
 
-def test_a_main_thread_without_a_state_is_not_told_as_such(world: World, until: Until) -> None:
+def test_a_main_thread_without_a_state_is_not_registered(world: World, until: Until) -> None:
     """Its interpreter is only starting: the next sample of it has the process scanned again."""
     world.readers.more_threads = {3: (0, 0), 2: (0, 0)}
     world.sampler.process_identified(who(2))
@@ -228,7 +228,7 @@ def test_an_unknown_thread_has_its_process_scanned(world: World, ring: FakeRing,
     until(lambda: 9 in world.kernel.threads[2])
 
 
-def test_why_a_process_is_not_sampled_is_told(world: World, until: Until) -> None:
+def test_why_a_process_is_not_sampled_is_reported(world: World, until: Until) -> None:
     for pid, error in ((2, UnsupportedTarget("CPython 3.7 is not known")), (3, TargetTimeout("process 3 was slow"))):
         world.runtimes.errors |= {pid: error, pid + 10: type(error)(error.message.replace(f" {pid} ", f" {pid + 10} "))}
         for same in (pid, pid + 10):

@@ -179,7 +179,7 @@ def test_failures_have_a_reason_until_they_end(bench: Bench) -> None:
     assert bench.watch.reason == ""
 
 
-def test_it_reads_by_itself_and_at_once_when_told(bench: Bench, until: Callable[..., object]) -> None:
+def test_it_reads_by_itself_and_at_once_when_asked(bench: Bench, until: Callable[..., object]) -> None:
     bench.names.clear()
     bench.watch.start()
     bench.values.set(7, "step", "1", 1.0)

@@ -106,7 +106,7 @@ def test_a_zone_mismatch_says_how_to_write_it() -> None:
     assert "TIMESTAMP '2026" in explain(duckdb.BinderException(text)).hint
 
 
-def test_progress_is_told_before_the_first_piece_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_sent_before_the_first_piece_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probing.daemon.query.job.PROGRESS_S", 0.001)
     events: list[float | None] = []
     job = _job("SELECT sum(a.range * b.range) FROM range(4000) a, range(4000) b")

@@ -197,7 +197,7 @@ def test_examples_of_views(directory: Path, sql: str, rows: list[tuple[Any, ...]
         assert db.sql(checked.sql).fetchall() == rows
 
 
-def test_views_are_told_beside_the_tables(directory: Path) -> None:
+def test_views_are_listed_beside_the_tables(directory: Path) -> None:
     write(directory, "bad", "SELECT * FROM read_text('x')")
     write(directory, "good", "-- Good.\nSELECT rank, count(*) AS n FROM comm.ops GROUP BY rank")
     views = UserViews(str(directory))

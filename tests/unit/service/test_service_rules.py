@@ -22,7 +22,7 @@ def test_loopback_may_be_in_the_clear_with_a_token(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "localhost.evil:1", ":1"])
-def test_other_addresses_may_not_unless_told(address: str) -> None:
+def test_other_addresses_may_not_unless_allowed(address: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         check_listen(address, token_file="/t", insecure=False)
     assert "insecure = true" in caught.value.hint

@@ -375,7 +375,7 @@ def test_a_disk_that_fails_at_any_step_costs_nothing_but_the_merge(error: int) -
         assert not files.open
 
 
-def test_a_disk_that_fails_is_told_and_left_alone_for_a_while() -> None:
+def test_a_disk_that_fails_is_reported_and_left_alone_for_a_while() -> None:
     files, store, clock, _ = merging()
 
     def fault(_: int, operation: str, path: Path) -> str | None:

@@ -184,7 +184,7 @@ def test_sealing_that_fails_keeps_the_log_and_is_tried_again(operation: str, err
     assert ids(open_store(files.after_kill())) == list(range(1, 21))
 
 
-def test_syncing_that_fails_is_told_and_tried_again() -> None:
+def test_syncing_that_fails_is_reported_and_tried_again() -> None:
     files = support.MemoryFiles()
     store = open_store(files)
     append(store, 1)

@@ -228,7 +228,7 @@ def test_a_last_part_that_is_gone_is_no_loss_that_a_store_can_know(root: Path) -
         assert store.positions == support.position(11)
 
 
-def test_a_segment_damaged_while_it_is_used_is_skipped_and_told(root: Path) -> None:
+def test_a_segment_damaged_while_it_is_used_is_skipped_and_reported(root: Path) -> None:
     with open_store(root) as store:
         flip(segment(root), 200)
         assert ids(store) == list(range(11, 51))

@@ -83,7 +83,7 @@ def test_watchdog_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     assert notify.watchdog_interval() is None
 
 
-def test_setpriv_is_told_numbers() -> None:
+def test_setpriv_gets_numbers() -> None:
     account = rights.Account(7, 8, (9,))
     command = rights.Rights(account, ("BPF", "PERFMON")).command()
     assert "--reuid=7" in command
@@ -178,7 +178,7 @@ def test_setpriv_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
         rights.Rights(None, ()).command()
 
 
-def test_the_service_listens_behind_a_link_and_knows_what_clients_are_told() -> None:
+def test_the_service_listens_behind_a_link_and_knows_the_address_of_clients() -> None:
     config = Config.from_args(["--socket=/run/x/p.sock"])
     inner = Config.from_args(runtime.service_config(config).to_args())
     assert inner.socket == "/run/x/p.sock.d/public/probingd.sock"
