@@ -233,6 +233,10 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 	}
 	if (frame && !flags)
 		flags = FLAG_CUT;
+	/* Each run of the interpreter loop begins with a shim: a call that is not linked yet has lost its callers. */
+	else if (!flags && *depth && plan->shim_owner != ABOVE_BYTES &&
+		 scratch->frame[layout->frame_owner & (WINDOW - 1)] < plan->shim_owner)
+		flags = FLAG_FAULT;
 	sample->flags = flags;
 	sample->hash = hash;
 }

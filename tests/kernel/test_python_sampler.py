@@ -14,7 +14,7 @@ from probing.api.errors import AttachError, UsageError
 from probing.daemon.bpf.cpu_clock import CpuClock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
-from probing.daemon.python_stack.walk.layouts import TABLE
+from probing.daemon.python_stack.walk.layouts import TABLE, Layout
 
 BURN = """
 def burns(ready):
@@ -288,19 +288,23 @@ def test_more_than_there_is_room_for_is_said(pin_root: Path) -> None:
     session.close(keep=False)
 
 
-# A PyThreadState at 0, a frame at 512, a code object at 1024, laid out like those of 3.8.
-HOSTILE = """
+# A PyThreadState at 0, a frame at 512, a code object at 1024.
+MADE_UP = """
 import ctypes, struct, threading
 memory = ctypes.create_string_buffer(4096)
-base = ctypes.addressof(memory)
-for at, value in {{24: {frame}, 176: threading.get_ident(), 536: {previous}, 544: {code}, 616: 6}}.items():
+base, me = ctypes.addressof(memory), threading.get_ident()
+for at, value in {{{words}}}.items():
     struct.pack_into("<Q", memory, at, value)
-for at, value in {{1064: 7, 1128: 0x1111, 1136: {name}, 1144: 0x3333, 2072: 0x4444}}.items():
-    struct.pack_into("<Q", memory, at, value)
-print("ready", base, threading.get_ident(), sep="\\n", flush=True)
+print("ready", base, me, sep="\\n", flush=True)
 while True:
     pass
 """
+# As 3.8 has them.
+WORDS_38 = "24: {frame}, 176: me, 536: {previous}, 544: {code}, 616: 6, "
+WORDS_38 += "1064: 7, 1128: 0x1111, 1136: {name}, 1144: 0x3333, 2072: 0x4444"
+# As 3.12 has them, with the shim of a run of the interpreter loop at 640.
+WORDS_312 = "56: base + 256, 136: me, 256: base + 512, 512: base + 1024, 520: {previous}, 568: base + 1222, "
+WORDS_312 += "704: 3 << 48, 1092: 7, 1136: 0x1111, 1144: base + 2048, 1152: 0x2222, 1160: 0x3333, 2072: 0x4444"
 CUT, FAULT = 1, 2
 # Not mapped, the kernel's, and no address at all.
 WILD = (0x1000, 0xFFFF_FFFF_8000_0000, 0x8000_0000_0000_0000, (1 << 64) - 1)
@@ -322,14 +326,26 @@ WILD = (0x1000, 0xFFFF_FFFF_8000_0000, 0x8000_0000_0000_0000, (1 << 64) - 1)
 def test_hostile_memory_ends_a_walk_and_no_more(
     sampling: Sampling, frame: str, previous: str, code: str, name: str, depth: int, flags: int
 ) -> None:
-    with started(INTERPRETERS[-1], HOSTILE.format(frame=frame, previous=previous, code=code, name=name)) as target:
+    words = WORDS_38.format(frame=frame, previous=previous, code=code, name=name)
+    assert sample_of(sampling, TABLE[3, 8], words) == (depth, flags)
+
+
+@pytest.mark.parametrize(("previous", "flags"), [("base + 640", 0), ("0", FAULT)])
+def test_a_call_that_is_not_linked_to_its_caller_is_marked(sampling: Sampling, previous: str, flags: int) -> None:
+    assert sample_of(sampling, TABLE[3, 12], WORDS_312.format(previous=previous)) == (1, flags)
+
+
+def sample_of(sampling: Sampling, layout: Layout, words: str) -> tuple[int, int]:
+    """Returns depth and flags of a sample of made-up memory, whose frames all have the code at 1024."""
+    with started(INTERPRETERS[-1], MADE_UP.format(words=words)) as target:
         assert target.process.stdout
         base, thread_id = (int(target.process.stdout.readline()) for _ in range(2))
-        sampling.processes.add(target.pid, target.start_ns, TABLE[3, 8], 0, 0, 999, 0)
+        target.layout = layout
+        sampling.processes.add(target.pid, target.start_ns, layout, 0, 0, 999, 0)
         sampling.processes.set_threads(target.pid, target.start_ns, {target.pid: (base, thread_id)})
         sampling.tick()
         sample = sampling.wait(target, 3)[-1]
-        assert (sample["depth"], sample["flags"] & 3) == (depth, flags)
-        target.layout = TABLE[3, 8]
-        wanted = (base + 1024, 6, check_of(target, base + 1024)) if depth else ()
-        assert set(sample["frames"][:depth].tolist()) == ({wanted} if depth else set())
+        depth = int(sample["depth"])
+        wanted = {(base + 1024, 6, check_of(target, base + 1024))} if depth else set()
+        assert set(sample["frames"][:depth].tolist()) == wanted
+        return depth, int(sample["flags"]) & 3

@@ -65,9 +65,15 @@ class Image:
         self.put(address + layout.code_firstlineno, struct.pack("<i", first_line))
         return address
 
-    def frame(self, code: int, previous: int, *, units: int = 0, owner: int = 0) -> int:
+    def frame(self, code: int, previous: int, *, units: int = 0, owner: int = 0, linked: bool = True) -> int:
+        """A frame called by the one at ``previous``; without one it begins a run of the interpreter loop, or its caller
+        is not ``linked`` yet."""
         layout = self.layout
+        if linked and not previous and layout.is_shim_from is not None and owner < layout.is_shim_from:
+            previous = self.frame(0, 0, owner=layout.is_shim_from)
         address = self.room(layout.frame_size)
+        if linked and not previous and layout.frame_entry is not None:
+            self.put(address + layout.frame_entry, b"\1")
         self.word(address + layout.frame_previous, previous)
         self.word(address + layout.frame_code, code | (1 if layout.tag_mask else 0))
         if layout.code_adaptive is not None:

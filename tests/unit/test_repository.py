@@ -127,14 +127,14 @@ def test_the_license_is_whole() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_the_architecture_names_the_rooms_and_processes_that_exist() -> None:
+def test_the_architecture_names_the_folders_and_processes_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"^\| `([\w/]+)` \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.M))
+    named = set(re.findall(r"^\| `([\w/]+)` \|", page.partition("## Folders")[2].partition("\n## ")[0], re.M))
     found = (path.parent for top in FOLDERS.values() for path in (ROOT / top).rglob("__init__.py"))
     packages = {name for path in found if not (name := str(path.relative_to(ROOT))).startswith("api/proto")}
     packages |= {"sdk", "api/proto"}
     assert packages - named == set(), "docs/architecture.md has no line for these folders"
-    assert named - packages == set(), "docs/architecture.md has lines for rooms that do not exist"
+    assert named - packages == set(), "docs/architecture.md has lines for folders that do not exist"
     entries = set(re.findall(r"`python -m (probing\.[\w.]+)", page))
     assert {words[-1] for words in PROGRAMS.values()} <= entries
     assert [name for name in entries if importlib.util.find_spec(name) is None] == []

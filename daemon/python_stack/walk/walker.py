@@ -53,7 +53,9 @@ class RawThread:
     """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` may be its tid in its own namespace.
 
     ``gil`` is None when it cannot be known. ``frames`` are innermost first. ``torn``: a frame that has called another
-    still runs itself, so the two are of different moments.
+    still runs itself, so the two are of different moments, or the outermost one does not begin a run of the interpreter
+    loop, so callers are missing. CPython makes a frame the current one before it links the caller's (3.12, as gcc
+    compiles ``DISPATCH_INLINED``): until then the link is that of an earlier frame in its place.
     """
 
     address: int
@@ -251,7 +253,10 @@ class Walker:
                 thread.torn = True
             code = word(data, layout.frame_code) & ~layout.tag_mask
             thread.frames.append(RawFrame(address, code, self._instr(data), self._is_entry(data)))
-        return word(data, layout.frame_previous)
+        previous = word(data, layout.frame_previous)
+        if not previous and thread.frames and not thread.frames[-1].entry:
+            thread.torn = True
+        return previous
 
     def _instr(self, data: bytes) -> int:
         at = self._layout.frame_instr
