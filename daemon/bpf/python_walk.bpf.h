@@ -16,6 +16,8 @@
 #define WINDOW 128
 #define NO_SHIMS 0xff
 #define PF_EXITING 0x4
+/* FRAME_OWNED_BY_GENERATOR of CPython 3.11 and later. */
+#define OWNER_GENERATOR 1
 /* Larger than any byte: no owner is a shim. */
 #define ABOVE_BYTES 0x100
 #define X86_CS 136
@@ -179,6 +181,20 @@ static __always_inline int plan_make(struct python_plan *plan, const struct pyth
 }
 
 /*
+ * False when callers of the last frame that was read are missing, though it has no link to one: its call, or that of a
+ * frame above, is not linked yet. A run of the interpreter loop begins with a shim (3.12+), a thread with no generator.
+ */
+static __always_inline int is_outermost(const struct python_scratch *scratch)
+{
+	const volatile struct python_plan *plan = &scratch->plan;
+	__u8 owner = scratch->frame[plan->layout.frame_owner & (WINDOW - 1)];
+
+	if (plan->layout.frame_owner == ABSENT)
+		return 1;
+	return plan->shim_owner == ABOVE_BYTES ? owner != OWNER_GENERATOR : owner >= plan->shim_owner;
+}
+
+/*
  * Fills the sample's frames, depth, hash and flags according to `scratch->plan`. Bytes after the frames do not change.
  *
  * The verifier follows the loop once for each combination of values that it knows. So the plan and the depth are read
@@ -233,9 +249,7 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 	}
 	if (frame && !flags)
 		flags = FLAG_CUT;
-	/* Each run of the interpreter loop begins with a shim: a call that is not linked yet has lost its callers. */
-	else if (!flags && *depth && plan->shim_owner != ABOVE_BYTES &&
-		 scratch->frame[layout->frame_owner & (WINDOW - 1)] < plan->shim_owner)
+	else if (!flags && *depth && !is_outermost(scratch))
 		flags = FLAG_FAULT;
 	sample->flags = flags;
 	sample->hash = hash;

@@ -302,6 +302,9 @@ while True:
 # As 3.8 has them.
 WORDS_38 = "24: {frame}, 176: me, 536: {previous}, 544: {code}, 616: 6, "
 WORDS_38 += "1064: 7, 1128: 0x1111, 1136: {name}, 1144: 0x3333, 2072: 0x4444"
+# As 3.11 has them; a frame's owner is at 69.
+WORDS_311 = "56: base + 256, 152: me, 264: base + 512, 544: base + 1024, 568: base + 1214, 576: {owner} << 40, "
+WORDS_311 += "1096: 7, 1136: 0x1111, 1144: base + 2048, 1152: 0x2222, 1160: 0x3333, 2072: 0x4444"
 # As 3.12 has them, with the shim of a run of the interpreter loop at 640.
 WORDS_312 = "56: base + 256, 136: me, 256: base + 512, 512: base + 1024, 520: {previous}, 568: base + 1222, "
 WORDS_312 += "704: 3 << 48, 1092: 7, 1136: 0x1111, 1144: base + 2048, 1152: 0x2222, 1160: 0x3333, 2072: 0x4444"
@@ -330,9 +333,20 @@ def test_hostile_memory_ends_a_walk_and_no_more(
     assert sample_of(sampling, TABLE[3, 8], words) == (depth, flags)
 
 
-@pytest.mark.parametrize(("previous", "flags"), [("base + 640", 0), ("0", FAULT)])
-def test_a_call_that_is_not_linked_to_its_caller_is_marked(sampling: Sampling, previous: str, flags: int) -> None:
-    assert sample_of(sampling, TABLE[3, 12], WORDS_312.format(previous=previous)) == (1, flags)
+@pytest.mark.parametrize(
+    ("minor", "words", "flags"),
+    [
+        (11, WORDS_311.format(owner=0), 0),
+        # A generator is outermost.
+        (11, WORDS_311.format(owner=1), FAULT),
+        (12, WORDS_312.format(previous="base + 640"), 0),
+        (12, WORDS_312.format(previous="0"), FAULT),
+    ],
+)
+def test_a_call_that_is_not_linked_to_its_caller_is_marked(
+    sampling: Sampling, minor: int, words: str, flags: int
+) -> None:
+    assert sample_of(sampling, TABLE[3, minor], words) == (1, flags)
 
 
 def sample_of(sampling: Sampling, layout: Layout, words: str) -> tuple[int, int]:

@@ -19,6 +19,8 @@ __all__ = ("Limits", "Link", "RawFrame", "RawThread", "Walker", "held")
 
 # struct pthread.tid from pthread_self(): glibc x86-64 (nptl/descr.h), musl (src/internal/pthread_impl.h), glibc arm64.
 TID_OFFSETS = (720, 48, 208)
+# FRAME_OWNED_BY_GENERATOR (3.11+, Include/internal/pycore_frame.h).
+_GENERATOR = 1
 
 # A range, the offsets of the links in it, and the words that the walk saw there.
 Link = tuple[Range, tuple[int, ...], bytes]
@@ -53,9 +55,9 @@ class RawThread:
     """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` may be its tid in its own namespace.
 
     ``gil`` is None when it cannot be known. ``frames`` are innermost first. ``torn``: a frame that has called another
-    still runs itself, so the two are of different moments, or the outermost one does not begin a run of the interpreter
-    loop, so callers are missing. CPython makes a frame the current one before it links the caller's (3.12, as gcc
-    compiles ``DISPATCH_INLINED``): until then the link is that of an earlier frame in its place.
+    still runs itself, so the two are of different moments, or callers are missing, as the outermost frame is that of a
+    generator, or begins no run of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame
+    the current one before they link it to its caller: until then the link is that of an earlier frame in its place.
     """
 
     address: int
@@ -254,7 +256,7 @@ class Walker:
             code = word(data, layout.frame_code) & ~layout.tag_mask
             thread.frames.append(RawFrame(address, code, self._instr(data), self._is_entry(data)))
         previous = word(data, layout.frame_previous)
-        if not previous and thread.frames and not thread.frames[-1].entry:
+        if not previous and thread.frames and (not thread.frames[-1].entry or owner == _GENERATOR):
             thread.torn = True
         return previous
 

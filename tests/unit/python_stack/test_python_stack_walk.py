@@ -224,8 +224,10 @@ def test_a_call_that_is_not_linked_to_its_caller_is_marked(layout: Layout) -> No
     code = image.code("f", "/srv/f.py", 1, LINES[layout.lines])
     generator = image.frame(code, 0, linked=False)
     image.thread(image.frame(code, generator), 101)
+    resumed = image.frame(code, 0, owner=1, linked=layout.frame_entry is not None)
+    image.thread(image.frame(code, resumed), 102)
     # Up to 3.10 frames are objects, which are linked when they are made.
-    assert [t.complete for t, _ in take(image).threads] == [layout.frame_owner is None]
+    assert [t.complete for t, _ in take(image).threads] == [layout.frame_owner is None] * 2
 
 
 @each_layout
