@@ -21,7 +21,7 @@ SCRIPT = JOBS / "known_work.py"
 BURST = """
 import os, sys, time
 def late():
-    end = time.process_time() + 0.6
+    end = time.process_time() + 2.4
     while time.process_time() < end:
         pass
 while not os.path.exists(sys.argv[1]):
@@ -93,12 +93,12 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Pat
     assert row["gil"]
     assert row["least"] >= 1
     assert row["off"] <= row["n"]
-    # A thread cannot be off the CPU for longer than it is there.
+    # A thread cannot sleep for longer than it is there. Its waits for the interpreter lock, before, are weighted.
+    asleep = next(n for n, text in enumerate(source, 1) if "time.sleep(9999)" in text)
     (row,) = daemon.query(
         f"SELECT sum(duration_ns) AS off_ns, epoch_ns(now()) - min(epoch_ns(ts)) AS lived_ns "
-        f"FROM python.samples WHERE job = '{job}' AND NOT on_cpu AND tid = "
-        f"(SELECT any_value(tid) FROM python.samples JOIN python.stacks USING (stack_id) "
-        f"WHERE rank = 0 AND frames[1].func = 'rest' AND job = '{job}')"
+        f"FROM python.samples JOIN (SELECT DISTINCT ON (stack_id) stack_id, frames FROM python.stacks) USING (stack_id) "
+        f"WHERE job = '{job}' AND rank = 0 AND NOT on_cpu AND frames[1].func = 'rest' AND frames[1].lineno = {asleep}"
     )
     assert 0 < row["off_ns"] <= 1.03 * row["lived_ns"]
 
@@ -162,8 +162,8 @@ def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch
         f"JOIN python.stacks USING (stack_id) WHERE pid = {job.pid} AND frames[2].func = 'only_now' AND on_cpu"
     )
     assert (row["line"], row["file"]) == (3, "/made/up.py")
-    # 0.6 s of CPU time at 19 Hz, and a tick more or less at both ends.
-    assert 8 <= row["n"] <= 14
+    # 2.4 s of CPU time at 19 Hz are 46 samples; on a busy machine chance decides which ticks find it on the CPU.
+    assert 30 <= row["n"] <= 62
 
 
 def test_one_in_other_namespaces(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
