@@ -98,7 +98,8 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Pat
     (row,) = daemon.query(
         f"SELECT sum(duration_ns) AS off_ns, epoch_ns(now()) - min(epoch_ns(ts)) AS lived_ns "
         f"FROM python.samples JOIN (SELECT DISTINCT ON (stack_id) stack_id, frames FROM python.stacks) "
-        f"USING (stack_id) WHERE job = '{job}' AND rank = 0 AND NOT on_cpu AND frames[1].func = 'rest' AND frames[1].lineno = {asleep}"
+        f"USING (stack_id) WHERE job = '{job}' AND rank = 0 AND NOT on_cpu "
+        f"AND frames[1].func = 'rest' AND frames[1].lineno = {asleep}"
     )
     assert 0 < row["off_ns"] <= 1.03 * row["lived_ns"]
 
