@@ -23,6 +23,8 @@ QUARANTINE_S = 30.0
 SHORT_QUARANTINE_S = 2.0
 # Between the two looks at a reader that has not answered in time, ms.
 _LOOK_MS = 20
+# A reader that runs, or waits for a CPU, has so much more of the time: a new one would take longer to start.
+_EXTRA = 2
 _Key = tuple[int, int]
 
 
@@ -51,9 +53,9 @@ class ReaderPool:
         """Send a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
         ``timeout`` in seconds includes the wait for a free reader. A reader that is blocked, not only slow, is given up
-        after ``patience`` seconds. ``pid`` 0 is for requests about many processes. Raises ProcessGone, TargetTimeout
-        (at once while the target is in quarantine), another TargetError, PrivilegeError, or InternalError when there
-        are no readers.
+        after ``patience`` seconds; without one, a slow reader has three times as long. ``pid`` 0 is for requests about
+        many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine), another
+        TargetError, PrivilegeError, or InternalError when there are no readers.
         """
         deadline = time.monotonic() + timeout
         self._quarantines.refuse(pid, start_ns)
@@ -127,12 +129,17 @@ class ReaderPool:
         readable.register(channel.fileno(), select.POLLIN)
         progress = Progress(self._pool.pid_of(channel))
         if patience is None:
-            if readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return channel.answer(max(0.001, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            last = deadline + _EXTRA * left
+            if readable.poll(left * 1000):
+                return channel.answer(max(0.001, last - time.monotonic()))
             progress.none_since_last()
-            if not readable.poll(_LOOK_MS) and progress.none_since_last():
-                raise ChannelTimeout("a reader does not come back")
-            raise Slow("no answer in time")
+            while not readable.poll(_LOOK_MS):
+                if progress.none_since_last():
+                    raise ChannelTimeout("a reader does not come back")
+                if time.monotonic() > last:
+                    raise Slow("no answer in time")
+            return channel.answer(max(0.001, last - time.monotonic()))
         # Two looks, so that one is over when the patience is.
         while not readable.poll(patience * 500):
             if progress.none_since_last():

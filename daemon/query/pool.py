@@ -24,6 +24,8 @@ __all__ = ("WorkerPool",)
 GRACE_S = 1.0
 # A worker that is not warm after so long hangs, s.
 START_S = 120.0
+# A worker beyond the warm ones ends when it was not needed for so long, s: a start costs more CPU than most queries.
+SPARE_S = 30.0
 # The error when a worker ends before it has answered, by role.
 _ENDED: dict[str, tuple[type[QueryError], str, str]] = {
     "query": (
@@ -42,6 +44,7 @@ class _Worker:
     warm: bool = False
     queries: int = 0
     deadline: float = math.inf
+    idle_since: float = math.inf
 
 
 class WorkerPool:
@@ -49,7 +52,7 @@ class WorkerPool:
 
     A worker is retired after ``renew_after`` queries, and at once when its query is abandoned: closing the connection
     ends the process. The most recently used worker is taken first: it has most of the log cached, and the others get
-    time to start.
+    time to start. Workers that were started while all others were busy are kept for SPARE_S.
     """
 
     def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100, role: str = "query") -> None:
@@ -69,9 +72,9 @@ class WorkerPool:
         return len(self._busy)
 
     def fill(self, most: int | None = None) -> None:
-        """Connects warm workers, ``most`` at most, and ends those past their deadline. Call it about once a second.
+        """Connects warm workers, ``most`` at most; ends spare ones, and those past their deadline.
 
-        Does nothing while nobody listens on the socket.
+        Call it about once a second. Does nothing while nobody listens on the socket.
         """
         with self._lock:
             now = time.monotonic()
@@ -79,10 +82,14 @@ class WorkerPool:
                 end = worker.deadline + GRACE_S if worker.warm else worker.started + START_S
                 if end < now:
                     worker.channel.hang_up()
+            spare = [worker for worker in self._idle[: -self._warm] if now - worker.idle_since >= SPARE_S]
+            self._idle = [worker for worker in self._idle if worker not in spare]
             # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
             warm = self._warm if most is None else min(self._warm, most)
             missing = 0 if self._closed else max(warm - idle - busy, 1 - idle)
+        for worker in spare:
+            worker.channel.close()
         with contextlib.suppress(ChannelClosed):
             for _ in range(missing):
                 self._keep(self._start())
@@ -177,12 +184,11 @@ class WorkerPool:
     def _keep(self, worker: _Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
-            worker.deadline = math.inf
-            self._idle.insert(len(self._idle) if worker.queries else 0, worker)
-            surplus = self._idle[: -self._warm] if not self._closed else self._idle
-            self._idle = self._idle[len(surplus) :]
-        for one in surplus:
-            one.channel.close()
+            worker.deadline, worker.idle_since = math.inf, time.monotonic()
+            if not self._closed:
+                self._idle.insert(len(self._idle) if worker.queries else 0, worker)
+                return
+        worker.channel.close()
 
     def _end(self, worker: _Worker) -> None:
         self._drop(worker)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ class Listener:
     def __init__(self, path: Path) -> None:
         self.may_start = threading.Event()
         self.started = 0
+        self.ended = 0
         self.served: list[int] = []
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
@@ -41,13 +42,21 @@ class Listener:
                 self.started += 1
                 threading.Thread(target=self._work, args=(Channel(connection), self.started), daemon=True).start()
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ended += 1
+
     def _work(self, channel: Channel, number: int) -> None:
-        with channel, suppress(ChannelClosed):
+        with channel, suppress(ChannelClosed), self._counted():
             assert channel.receive(60).header["op"] == "warm"
             assert self.may_start.wait(60)
             channel.send({"warm": True})
             while True:
-                channel.receive(60)
+                if channel.receive(60).header.get("holds"):
+                    channel.send({})
                 self.served.append(number)
                 channel.send({"end": {}})
 
@@ -95,3 +104,26 @@ def test_a_worker_that_never_starts_is_replaced(
     listener.may_start.set()
     ask(pool, 60)
     assert listener.served == [2]
+
+
+def test_a_spare_worker_is_kept_until_it_was_not_needed_for_a_while(
+    pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener.may_start.set()
+    for _ in range(5):
+        # GIVEN a query in progress on the only warm worker
+        running = pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)
+        next(running)
+        # WHEN the pool is filled meanwhile
+        pool.fill()
+        assert len(list(running)) == 1
+    # THEN one more was started, and not one more each time
+    until(lambda: listener.started == 2, what="the start of a spare worker")
+    pool.fill()
+    assert listener.started == 2
+    # AND it ends after a while
+    monkeypatch.setattr("probing.daemon.query.pool.SPARE_S", 0.0)
+    pool.fill()
+    until(lambda: listener.ended == 1, what="the end of the spare worker")
+    ask(pool, 60)
+    assert listener.started == 2
