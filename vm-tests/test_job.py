@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from guest import Guest
 from host import JOB, RANKS, Host
 from verifier_record import RECORD, grown
 from waiting import until
@@ -22,7 +23,7 @@ USERS = {"collector": "probing", "reader": "probing", "service": "probing-servic
 
 
 @pytest.fixture(scope="session")
-def watched(host: Host) -> Iterator[Host]:
+def watched(fast_guest: Guest, host: Host) -> Iterator[Host]:
     """The host with a job that was there first, and the daemon."""
     host.start_job()
     host.figures["start, s"] = round(host.start(), 1)
