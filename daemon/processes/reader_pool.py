@@ -131,14 +131,13 @@ class ReaderPool:
         if patience is None:
             left = max(0.0, deadline - time.monotonic())
             last = deadline + _EXTRA * left
-            if readable.poll(left * 1000):
-                return channel.answer(max(0.001, last - time.monotonic()))
-            progress.none_since_last()
-            while not readable.poll(_LOOK_MS):
-                if progress.none_since_last():
-                    raise ChannelTimeout("a reader does not come back")
-                if time.monotonic() > last:
-                    raise Slow("no answer in time")
+            if not readable.poll(left * 1000):
+                progress.none_since_last()
+                while not readable.poll(_LOOK_MS):
+                    if progress.none_since_last():
+                        raise ChannelTimeout("a reader does not come back")
+                    if time.monotonic() > last:
+                        raise Slow("no answer in time")
             return channel.answer(max(0.001, last - time.monotonic()))
         # Two looks, so that one is over when the patience is.
         while not readable.poll(patience * 500):
