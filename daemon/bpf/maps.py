@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from probing.daemon.bpf import syscalls
 __all__ = ("Map",)
 
 _PER_CPU = (5, 6, 10, 21)
+# Their keys are 0 to max_entries - 1.
+_ARRAYS = (2, 6)
 _BATCH = 4096
 # The kernel's own number for a map without batches; it has no name in user space.
 _ENOTSUPP = 524
@@ -87,15 +91,22 @@ class Map:
 
     def _one_by_one(self) -> list[tuple[bytes, bytes]]:
         parts: list[tuple[bytes, bytes]] = []
-        key = None
-        for _ in range(2 * self.max_entries):
-            key = syscalls.map_next_key(self.fd, key, self.key.itemsize)
-            if key is None:
-                break
+        for key in self._keys():
             value = syscalls.map_lookup(self.fd, key, self._bytes)
             if value is not None:
                 parts.append((key, value))
         return parts
+
+    def _keys(self) -> Iterator[bytes]:
+        if self.type in _ARRAYS:
+            yield from (key.to_bytes(4, sys.byteorder) for key in range(self.max_entries))
+            return
+        key = None
+        for _ in range(2 * self.max_entries):
+            key = syscalls.map_next_key(self.fd, key, self.key.itemsize)
+            if key is None:
+                return
+            yield key
 
     def _key_bytes(self, key: Any) -> bytes:
         return key if isinstance(key, bytes) else np.array(key, self.key).tobytes()

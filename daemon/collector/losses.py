@@ -22,7 +22,7 @@ class CountingSession(BudgetedSession, Protocol):
 
 
 class LossMeter:
-    """Looks once a second; ``tick`` is called more often. ``tables``: the table of each ring.
+    """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
     ``also`` returns losses that others found; ``blinded`` is that of ``Refusals``.
     """
@@ -45,6 +45,7 @@ class LossMeter:
         self._tables = dict(tables)
         self._also = also
         self._last = clock.pair()
+        self._counters = session.counters()
         self._lost = dict(known_lost)
         self._refusals = Refusals(session, sink, slots, budget, blinded, self._last)
         # UTC ns; after a restart amid a pause, the time of the restart.
@@ -58,16 +59,16 @@ class LossMeter:
     @property
     def off(self) -> list[str]:
         """Names of the probes that are switched off since they were hit too often."""
-        return self._refusals.off(self._session.counters())
+        return self._refusals.off(self._counters)
 
     @property
     def hits(self) -> int:
-        return sum(counts.get("hits", 0) for counts in self._session.counters().values())
+        return sum(counts.get("hits", 0) for counts in self._counters.values())
 
     @property
     def samples(self) -> int:
         """How many stacks were sampled."""
-        return self._session.counters().get("python_samples", {}).get("pushed", 0)
+        return self._counters.get("python_samples", {}).get("pushed", 0)
 
     def pause(self, paused: bool) -> None:
         """Reports the time without probes as a gap of every table when they are resumed, however short it was."""
@@ -86,7 +87,7 @@ class LossMeter:
         since, self._last = self._last.real_ns, pair
         for loss in self._also():
             self._sink.lost(loss)
-        counters = self._session.counters()
+        counters = self._counters = self._session.counters()
         for ring, table in self._tables.items():
             self._ring(ring, table, counters.get(ring, {}).get("lost", 0), since, pair.real_ns)
         self._refusals.look(counters, since, pair)
