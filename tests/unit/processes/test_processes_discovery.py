@@ -14,6 +14,7 @@ import waiting
 from protocol_doubles import MemorySink
 
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
+from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
@@ -389,9 +390,9 @@ def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink,
         '{"boot_id":"00000000-test","job":1,"run":2,"role":[]}',
         "9" * 99,
     ]
-    one = [1] * len(texts)
-    rows = pa.table({"ts": one, "pid": one, "start_ns": one, "event": ["identified"] * len(texts), "detail": texts})
-    assert Discovery(readers, sink, clock, "n1").restore(rows) == 0
+    rows = [{"ts": 1, "pid": 1, "start_ns": 1, "event": "identified", "detail": text} for text in texts]
+    stored = pa.Table.from_batches([batch_of("process.events", rows)])
+    assert Discovery(readers, sink, clock, "n1").restore(stored) == 0
 
 
 def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any) -> None:
