@@ -22,10 +22,14 @@ QUARANTINE_S = 30.0
 # reader is slow, since the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
 # Between the two looks at a reader that has not answered in time, ms.
-_LOOK_MS = 20
+_LOOK_MS = 100
 # A reader that runs, or waits for a CPU, has so much more of the time: a new one would take longer to start.
 _EXTRA = 2
 _Key = tuple[int, int]
+
+
+class _Stuck(ChannelTimeout):
+    """A reader has had all its time, and neither runs nor waits for a CPU."""
 
 
 class ReaderPool:
@@ -135,7 +139,7 @@ class ReaderPool:
                 progress.none_since_last()
                 while not readable.poll(_LOOK_MS):
                     if progress.none_since_last():
-                        raise ChannelTimeout("a reader does not come back")
+                        raise _Stuck("a reader does not come back")
                     if time.monotonic() > last:
                         raise Slow("no answer in time")
             return channel.answer(max(0.001, last - time.monotonic()))
@@ -148,9 +152,9 @@ class ReaderPool:
         return channel.answer(max(0.001, deadline - time.monotonic()))
 
     def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:
-        soon = isinstance(why, (Blocked, Slow))
+        first = self._quarantine_s if isinstance(why, _Stuck) else min(SHORT_QUARANTINE_S, self._quarantine_s)
         if key[0]:
-            self._quarantines.add(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s) if soon else self._quarantine_s)
+            self._quarantines.add(*key, op, first)
         if isinstance(why, Blocked):
             return TargetTimeout(
                 f"process {key[0]} does not let itself be read ({op})",
