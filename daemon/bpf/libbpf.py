@@ -48,6 +48,12 @@ def _library() -> Any:
     return functions
 
 
+@functools.lru_cache(64)
+def _types(raw: bytes) -> Btf:
+    """Parsed once: without attach cookies an object is opened for each probe."""
+    return Btf(raw)
+
+
 class Object:
     """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied."""
 
@@ -59,7 +65,7 @@ class Object:
             raise AttachError(f"{name} is no BPF object: {_last_message()}", hint="build the package again")
         size = ctypes.c_uint32()
         raw = self._lib.btf__raw_data(self._lib.bpf_object__btf(self._handle), ctypes.byref(size))
-        self.btf = Btf(ctypes.string_at(raw, size.value))
+        self.btf = _types(ctypes.string_at(raw, size.value))
         self._programs = self._walk(self._lib.bpf_object__next_program, self._lib.bpf_program__name)
         self._maps = self._walk(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
         self._log = ctypes.create_string_buffer(_LOG_BYTES)
