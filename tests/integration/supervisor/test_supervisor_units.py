@@ -62,6 +62,18 @@ def test_each_process_is_under_the_limits_of_the_slice(name: str) -> None:
     assert {"MemoryMax", "CPUQuota", "TasksMax"} <= set(settings("probingd.slice"))
 
 
+def test_what_collects_has_the_cpu_first() -> None:
+    """Each process has a control group of its own, and niceness counts within a group only."""
+    weight = {name.split("-")[-1].split(".")[0]: int(settings(name).get("CPUWeight", "100")) for name in SERVICES}
+    collecting = min(weight[kind] for kind in ("collector", "reader@"))
+    serving = [weight[kind] for kind in ("service", "parser@", "nvml@")]
+    others = max(weight[kind] for kind in ("sql@", "maintenance@", "hook@", "interpreter@"))
+    assert collecting > max(serving)
+    assert min(serving) > others
+    # A full pool of workers has no more than the collector.
+    assert weight["collector"] >= 8 * others
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "user", "capabilities"),
     [
