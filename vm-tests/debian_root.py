@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 from kernels import run
@@ -21,11 +22,16 @@ SIZE = "4G"
 
 
 def root_image(cache: Path) -> Path:
-    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it."""
-    image = cache / f"root-{SUITE}.ext4"
+    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it.
+
+    A change of this file makes it anew.
+    """
+    recipe = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    image = cache / f"root-{recipe}.ext4"
     if not image.exists():
-        tree = cache / f"root-{SUITE}"
-        shutil.rmtree(tree, ignore_errors=True)
+        for old in cache.glob("root-*"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        tree = cache / f"root-{recipe}"
         run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, tree)
         shutil.rmtree(tree / "var/cache/apt/archives")
         (tree / "etc/hostname").write_text("guest\n")

@@ -11,7 +11,8 @@ from typing import Any
 
 __all__ = ("AgentSilent", "GuestAgent")
 
-POLL_S = 0.1
+# A poll takes the guest some milliseconds, and is a line of its journal.
+POLL_S = 0.5
 
 
 class AgentSilent(Exception):
