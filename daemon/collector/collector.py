@@ -31,7 +31,7 @@ from probing.daemon.collector.pausing import Pausing
 from probing.daemon.collector.recordings import Record, open_recorder
 from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.row_buffer import RowBuffer
-from probing.daemon.collector.settings import limits_of, user_number
+from probing.daemon.collector.settings import limits_of, own_users, user_number
 from probing.daemon.collector.source_set import SourceSet, objects_of, ring_sizes_of
 from probing.daemon.collector.sources import SOURCES
 from probing.daemon.collector.status import Status, summary_of
@@ -142,7 +142,7 @@ class Collector:
             self._readers, self._buffer, self._clock, self._node,
             python_version=lambda pid, start_ns: context.find(StacksOnDemand).stacks.python_version(pid, start_ns),
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
-            cgroup=config.cgroup,
+            cgroup=config.cgroup, own_users=own_users(config),
         )  # fmt: skip
         self._context = context = Context(
             config, self._node, self._session, self._readers, self._parsers, self._buffer, self._clock, self._changes,
@@ -153,7 +153,9 @@ class Collector:
         self._sources.build(self._kinds, context, undo)
         undo.callback(self._discovery.stop)
         probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
-        self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse)
+        self._libraries = LibraryWatch(
+            self._readers, probes, fuse=config.probes.fuse, own_users=own_users(config)
+        )
         undo.callback(self._libraries.stop)
         self._mappings = self._watch_mappings()
         quarantined = self._readers.quarantined

@@ -6,6 +6,7 @@ import difflib
 import math
 import pwd
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from probing.api.tables.user import SCHEMA, USER_NAME
 from probing.daemon.config import Config, checked_text, text_of
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
-__all__ = ("check_setting", "check_settings", "limits_of", "user_number")
+__all__ = ("check_setting", "check_settings", "limits_of", "own_users", "user_number")
 
 _DAY_S = 86_400.0
 _MAX_BYTES = 2.0**62
@@ -84,6 +85,16 @@ def _no_table(name: str) -> str:
         return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"those with limits of their own can be {', '.join(sorted(known))}"
+
+
+def own_users(config: Config) -> frozenset[int]:
+    """Returns the uids of the daemon's processes, without root's, whose processes may also train."""
+    users = config.users
+    found = set()
+    for user in (users.collector, users.service, users.worker):
+        with suppress(ConfigError):
+            found.add(user_number(user))
+    return frozenset(found - {0})
 
 
 def user_number(user: str) -> int:

@@ -1,4 +1,4 @@
-"""Checks in /proc whether a process lives; none of these reads waits for the process."""
+"""Checks in /proc whether a process lives, and whose it is; none of these reads waits for the process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probing.api.errors import ProbingError
-from probing.daemon.processes.procfs import parse_stat
+from probing.daemon.processes.procfs import parse_stat, parse_status
 
-__all__ = ("ProcessNow", "is_alive", "process_now")
+__all__ = ("ProcessNow", "is_alive", "process_now", "real_user")
+
+_STATUS_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,12 @@ def is_alive(pid: int, start_ns: int) -> bool:
         return True
     # The main thread may have ended while other threads run.
     return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)
+
+
+def real_user(pid: int) -> int | None:
+    """Returns the real user of a process. The owner of its files in /proc is not safe: a process chooses it."""
+    try:
+        with Path(f"/proc/{pid}/status").open("rb") as file:
+            return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
+    except (OSError, ProbingError):
+        return None

@@ -18,8 +18,8 @@ from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetT
 from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
 from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped
 from probing.daemon.collector.libraries.turns import Turn, Turns
-from probing.daemon.processes.liveness import ProcessNow, process_now
-from probing.daemon.processes.procfs import Mapping, parse_maps, parse_status
+from probing.daemon.processes.liveness import ProcessNow, process_now, real_user
+from probing.daemon.processes.procfs import Mapping, parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProbedLibrary
 
@@ -41,7 +41,6 @@ LOOK_S = 1.0
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
-_STATUS_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -56,15 +55,23 @@ class _Look:
 class LibraryWatch:
     """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any.
 
-    ``fuse``: also files of FUSE mounts.
+    ``fuse``: also files of FUSE mounts. Processes of ``own_users`` are left out: the daemon's own.
     """
 
-    def __init__(self, readers: ReaderPool, probes: LibraryProbes, *, fuse: bool = False) -> None:
+    def __init__(
+        self,
+        readers: ReaderPool,
+        probes: LibraryProbes,
+        *,
+        fuse: bool = False,
+        own_users: frozenset[int] = frozenset(),
+    ) -> None:
         self._readers = readers
         self._probes = probes
         self._fuse = fuse
+        self._own_users = own_users
         self._files = probes.files
-        self._turns = Turns(_uid_of)
+        self._turns = Turns(real_user)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
         self._again: list[str] = []
         self._first_scan = threading.Event()
@@ -181,7 +188,8 @@ class LibraryWatch:
         began = time.monotonic()
         found = _Look(done=True)
         try:
-            found = self._look(turn)
+            if turn.uid not in self._own_users:
+                found = self._look(turn)
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
             # The reader did not answer now; it may later.
@@ -258,12 +266,3 @@ class LibraryWatch:
             if len(found) >= MAX_KEYS:
                 break
         return found
-
-
-def _uid_of(pid: int) -> int | None:
-    """Returns the real user of a process. The owner of its files in /proc is not safe: a process chooses it."""
-    try:
-        with Path(f"/proc/{pid}/status").open("rb") as file:
-            return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
-    except (OSError, ProbingError):
-        return None

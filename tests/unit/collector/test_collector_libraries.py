@@ -34,8 +34,10 @@ class Readers:
     def __init__(self) -> None:
         self.mapped: dict[int, list[Path]] = {}
         self.blocked: dict[int, threading.Event] = {}
+        self.read: set[int] = set()
 
     def call(self, op: str, *, pid: int, start: int = 0, **_: Any) -> Message:
+        self.read.add(pid)
         if op == "open":
             return Message({}, fds=[os.open(self._files()[start >> 12], os.O_RDONLY)])
         if pid in self.blocked:
@@ -101,13 +103,19 @@ class Source:
 
 
 class Watch:
-    def __init__(self, *errors: ProbingError, adopted: tuple[Path, ...] = (), now_ns: int = 1 << 60) -> None:
+    def __init__(
+        self,
+        *errors: ProbingError,
+        adopted: tuple[Path, ...] = (),
+        now_ns: int = 1 << 60,
+        own_users: frozenset[int] = frozenset(),
+    ) -> None:
         """``now_ns``: since boot, for ever."""
         clock = FakeClock(mono_ns=now_ns, real_ns=now_ns)
         self.readers, self.outbox, self.session = Readers(), RowBuffer("n1", clock), Session(*adopted)
         self.source = Source(self.session, *errors)
         probes = LibraryProbes(self.session, [self.source], self.outbox, clock)
-        self.libraries = LibraryWatch(self.readers, probes)  # type: ignore[arg-type]
+        self.libraries = LibraryWatch(self.readers, probes, own_users=own_users)  # type: ignore[arg-type]
 
     def start(self) -> None:
         self.libraries.start()
@@ -156,6 +164,15 @@ def test_a_process_that_began_after_the_probes_is_no_gap_however_late_it_is_foun
     # A scan found both, as no event reported the mapping.
     assert watch.libraries._files.holders.keys() == {os.getpid(), sleeper.pid}
     assert [pid for pid, _ in watch.stop()] == [os.getpid()]
+
+
+def test_the_daemons_own_processes_are_not_looked_at(library: Path) -> None:
+    watch = Watch(own_users=frozenset({os.getuid()}))
+    watch.readers.mapped = {os.getpid(): [library]}
+    watch.start()
+    watch.stop()
+    assert watch.source.paths == []
+    assert not watch.readers.read & {os.getpid(), os.getppid()}
 
 
 def test_what_did_not_answer_is_tried_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

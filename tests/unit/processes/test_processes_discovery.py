@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -379,6 +380,20 @@ def test_another_boot_restores_nothing(readers: FakeReaders, sink: MemorySink, m
     other = Discovery(readers, sink, FakeClock(boot_id="another"), "n1")
     assert other.restore(table(sink)) == 0
     assert other.identity(*keys[2]) is None
+
+
+def test_the_daemons_own_processes_are_not_read(make: Make, readers: FakeReaders) -> None:
+    """Each reader that starts would be read by the others."""
+    own = readers.add(os.getpid(), 60, environ={**RANK, "RANK": "0"})
+    other = readers.add(1 << 30, 60, environ={**RANK, "RANK": "1"})
+    discovery = make(own_users=frozenset({os.getuid()}))
+    for pid, start_ns in (own, other):
+        discovery.on_exec(pid, start_ns, 1)
+    # The own one, whose exec came first, was looked at by then.
+    waiting.until(lambda: readers.asked.count(other[0]) >= 2)
+    assert identified(discovery, *other) is not None
+    assert discovery.identity(*own) is None
+    assert own[0] not in readers.asked
 
 
 def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
