@@ -5,14 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 
 __all__ = ("YoungProcesses",)
 
 # A program maps its libraries in its first seconds: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-INTERVAL_S = 1.0
+# Between two polls of a process, s, and the share of its age that it is at least: most programs map all at once, and
+# each poll takes a reader.
+INTERVAL_S, SHARE = 1.0, 0.25
 # Where more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256
+
+
+@dataclass(slots=True)
+class _Young:
+    """Times on time.monotonic()."""
+
+    since: float
+    due: float
 
 
 class YoungProcesses:
@@ -20,28 +31,29 @@ class YoungProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: OrderedDict[int, float] = OrderedDict()
-        self._due = 0.0
+        # The oldest first.
+        self._young: OrderedDict[int, _Young] = OrderedDict()
 
     def add(self, pid: int) -> None:
         """Start polling a process: it runs a new program."""
+        now = time.monotonic()
         with self._lock:
-            self._until.pop(pid, None)
-            self._until[pid] = time.monotonic() + AGE_S
-            if len(self._until) > MAX_YOUNG:
-                self._until.popitem(last=False)
+            self._young.pop(pid, None)
+            self._young[pid] = _Young(now, now)
+            if len(self._young) > MAX_YOUNG:
+                self._young.popitem(last=False)
 
     def remove(self, pid: int) -> None:
         with self._lock:
-            self._until.pop(pid, None)
+            self._young.pop(pid, None)
 
     def due(self) -> list[int]:
-        """Returns the processes to look at now: all of them once per ``INTERVAL_S``, otherwise none."""
+        """Returns the processes to look at now, and schedules the next look at each."""
         now = time.monotonic()
-        if now < self._due:
-            return []
-        self._due = now + INTERVAL_S
         with self._lock:
-            while self._until and next(iter(self._until.values())) <= now:
-                self._until.popitem(last=False)
-            return list(self._until)
+            while self._young and next(iter(self._young.values())).since + AGE_S <= now:
+                self._young.popitem(last=False)
+            found = [pid for pid, young in self._young.items() if young.due <= now]
+            for young in (self._young[pid] for pid in found):
+                young.due = now + max(INTERVAL_S, SHARE * (now - young.since))
+        return found

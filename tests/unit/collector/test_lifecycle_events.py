@@ -54,3 +54,20 @@ def test_only_so_many_young_processes_are_polled() -> None:
     for pid in range(young.MAX_YOUNG + 23):
         processes.add(pid)
     assert processes.due() == list(range(23, young.MAX_YOUNG + 23))
+
+
+def test_a_young_process_is_polled_less_often_as_it_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(young.time, "monotonic", lambda: now[0])
+    processes, looks = young.YoungProcesses(), []
+    processes.add(23)
+    for tenth in range(int(10 * young.AGE_S) + 100):
+        now[0] = 1000 + tenth / 10
+        looks += [tenth / 10 for _ in processes.due()]
+    pauses = np.diff(looks)
+    assert looks[:5] == [0, 1, 2, 3, 4]
+    assert (np.diff(pauses) >= 0).all()
+    # Within a quarter of its age, and a tenth of a second for this loop.
+    assert (pauses[5:] <= young.SHARE * np.array(looks[5:-1]) + 0.11).all()
+    assert young.AGE_S * (1 - young.SHARE) < looks[-1] < young.AGE_S
+    assert len(looks) == 17
