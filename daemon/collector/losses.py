@@ -58,16 +58,17 @@ class LossMeter:
 
     @property
     def off(self) -> list[str]:
-        """Names of the probes that are switched off since they were hit too often."""
+        """Names of the probes that were switched off at the last tick, since they were hit too often."""
         return self._refusals.off(self._counters)
 
     @property
     def hits(self) -> int:
+        """How often all probes were hit by the last tick."""
         return sum(counts.get("hits", 0) for counts in self._counters.values())
 
     @property
     def samples(self) -> int:
-        """How many stacks were sampled."""
+        """How many stacks were sampled by the last tick."""
         return self._counters.get("python_samples", {}).get("pushed", 0)
 
     def pause(self, paused: bool) -> None:
