@@ -46,6 +46,7 @@ from probing.daemon.nccl_uprobes.operations.source import FIRST_OBJECT, Collecti
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import is_alive
+from probing.daemon.processes.own import OwnProcesses
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.source import StacksOnDemand
@@ -137,12 +138,13 @@ class Collector:
 
     def _make_sources(self) -> None:
         config, undo = self._config, self._undo
+        own = OwnProcesses(own_users(config))
         # Sources look identities up in discovery, which in turn shows two facts that sources know of a process.
         self._discovery = Discovery(
             self._readers, self._buffer, self._clock, self._node,
             python_version=lambda pid, start_ns: context.find(StacksOnDemand).stacks.python_version(pid, start_ns),
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
-            cgroup=config.cgroup, own_users=own_users(config),
+            cgroup=config.cgroup, own=own,
         )  # fmt: skip
         self._context = context = Context(
             config, self._node, self._session, self._readers, self._parsers, self._buffer, self._clock, self._changes,
@@ -153,9 +155,7 @@ class Collector:
         self._sources.build(self._kinds, context, undo)
         undo.callback(self._discovery.stop)
         probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
-        self._libraries = LibraryWatch(
-            self._readers, probes, fuse=config.probes.fuse, own_users=own_users(config)
-        )
+        self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse, own=own)
         undo.callback(self._libraries.stop)
         self._mappings = self._watch_mappings()
         quarantined = self._readers.quarantined

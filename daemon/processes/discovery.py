@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ class Discovery:
     """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
 
     ``python_version(pid, start_ns)`` and ``backends(pid, start_ns)`` ask other sources; they may raise ProbingError.
-    ``cgroup``: watch only processes of this control group; empty: all. ``own_users``: ignore processes of these uids.
+    ``cgroup``: watch only processes of this control group; empty: all. ``own``: pids to ignore.
     ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long a process may be missing from the list
     without an exit event, s.
     """
@@ -52,7 +52,7 @@ class Discovery:
         python_version: Callable[[int, int], str] = _no_version,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         cgroup: str = "",
-        own_users: frozenset[int] = frozenset(),
+        own: Container[int] = (),
         rescan_s: float = 30.0,
         grace_s: float = 1.0,
     ) -> None:
@@ -69,7 +69,7 @@ class Discovery:
         self._identification = Identification(
             readers, sink, clock, announcer, self._registry, self._known, self._lineage,
             python_version=python_version, backends=backends, cgroup=cgroup,
-            own_users=own_users, rescan_s=rescan_s, grace_s=grace_s,
+            own=own, rescan_s=rescan_s, grace_s=grace_s,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,6 @@ from probing.daemon.clock import Clock
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.liveness import real_user
 from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 class Identification:
     """``post`` is for any thread, all else for this object's thread. ``known`` guards ``registry``.
 
-    Processes of ``own_users`` are ignored: the daemon's own. Each of them that starts would keep the readers busy, and
+    The pids in ``own`` are ignored: the daemon's processes. Each of them that starts would keep the readers busy, and
     where these do not answer in time, others are started.
     """
 
@@ -64,7 +63,7 @@ class Identification:
         python_version: Callable[[int, int], str],
         backends: Callable[[int, int], Iterable[str]],
         cgroup: str,
-        own_users: frozenset[int],
+        own: Container[int],
         rescan_s: float,
         grace_s: float,
     ) -> None:
@@ -78,7 +77,7 @@ class Identification:
         self._python_version = python_version
         self._backends = backends
         self._cgroup = cgroup.rstrip("/")
-        self._own_users = own_users
+        self._own = own
         self._rescan_s = rescan_s
         self._grace_s = grace_s
         self._queue: deque[tuple[Any, ...]] = deque()
@@ -161,7 +160,7 @@ class Identification:
         self._ignored &= alive
         exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
-        for key in [key for key in fresh if self._is_own(key)]:
+        for key in [key for key in fresh if key.pid in self._own]:
             self._ignored.add(key)
             del fresh[key]
         # Candidates come first: they must not wait for the many others.
@@ -247,16 +246,13 @@ class Identification:
         keys = []
         for pid, start_ns, _, letter, _, exe in self._list(pids):
             key = ProcessKey(pid, start_ns)
-            wanted = (pid in self._wanted or _may_train(exe) or key in self._registry) and not self._is_own(key)
+            wanted = (pid in self._wanted or _may_train(exe) or key in self._registry) and pid not in self._own
             if letter not in "ZX" and wanted:
                 keys.append(key)
             elif letter not in "ZX":
                 self._ignored.add(key)
         self._wanted.difference_update(pids)
         self._read(keys)
-
-    def _is_own(self, key: ProcessKey) -> bool:
-        return bool(self._own_users) and real_user(key.pid) in self._own_users
 
     def _list(self, pids: list[int] | None) -> list[Any]:
         answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class _Look:
 class LibraryWatch:
     """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any.
 
-    ``fuse``: also files of FUSE mounts. Processes of ``own_users`` are left out: the daemon's own.
+    ``fuse``: also files of FUSE mounts. The pids in ``own`` are left out.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class LibraryWatch:
         probes: LibraryProbes,
         *,
         fuse: bool = False,
-        own_users: frozenset[int] = frozenset(),
+        own: Container[int] = (),
     ) -> None:
         self._readers = readers
         self._probes = probes
         self._fuse = fuse
-        self._own_users = own_users
+        self._own = own
         self._files = probes.files
         self._turns = Turns(real_user)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
@@ -188,7 +189,7 @@ class LibraryWatch:
         began = time.monotonic()
         found = _Look(done=True)
         try:
-            if turn.uid not in self._own_users:
+            if turn.pid not in self._own:
                 found = self._look(turn)
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:

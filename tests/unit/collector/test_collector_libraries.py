@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.ipc import Message
 from probing.daemon.processes.liveness import is_alive, process_now
+from probing.daemon.processes.own import OwnProcesses
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.source_state import MAX_NAMED, first_of
 
@@ -108,14 +109,14 @@ class Watch:
         *errors: ProbingError,
         adopted: tuple[Path, ...] = (),
         now_ns: int = 1 << 60,
-        own_users: frozenset[int] = frozenset(),
+        own: Container[int] = (),
     ) -> None:
         """``now_ns``: since boot, for ever."""
         clock = FakeClock(mono_ns=now_ns, real_ns=now_ns)
         self.readers, self.outbox, self.session = Readers(), RowBuffer("n1", clock), Session(*adopted)
         self.source = Source(self.session, *errors)
         probes = LibraryProbes(self.session, [self.source], self.outbox, clock)
-        self.libraries = LibraryWatch(self.readers, probes, own_users=own_users)  # type: ignore[arg-type]
+        self.libraries = LibraryWatch(self.readers, probes, own=own)  # type: ignore[arg-type]
 
     def start(self) -> None:
         self.libraries.start()
@@ -167,12 +168,12 @@ def test_a_process_that_began_after_the_probes_is_no_gap_however_late_it_is_foun
 
 
 def test_the_daemons_own_processes_are_not_looked_at(library: Path) -> None:
-    watch = Watch(own_users=frozenset({os.getuid()}))
+    watch = Watch(own=OwnProcesses(frozenset({os.getuid()})))
     watch.readers.mapped = {os.getpid(): [library]}
     watch.start()
     watch.stop()
     assert watch.source.paths == []
-    assert not watch.readers.read & {os.getpid(), os.getppid()}
+    assert os.getpid() not in watch.readers.read
 
 
 def test_what_did_not_answer_is_tried_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

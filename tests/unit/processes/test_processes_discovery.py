@@ -19,6 +19,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.own import OwnProcesses
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
 from probing.daemon.processes.spanning import Membership
@@ -386,7 +387,7 @@ def test_the_daemons_own_processes_are_not_read(make: Make, readers: FakeReaders
     """Each reader that starts would be read by the others."""
     own = readers.add(os.getpid(), 60, environ={**RANK, "RANK": "0"})
     other = readers.add(1 << 30, 60, environ={**RANK, "RANK": "1"})
-    discovery = make(own_users=frozenset({os.getuid()}))
+    discovery = make(own=OwnProcesses(frozenset({os.getuid()})))
     for pid, start_ns in (own, other):
         discovery.on_exec(pid, start_ns, 1)
     # The own one, whose exec came first, was looked at by then.
