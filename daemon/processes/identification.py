@@ -196,8 +196,9 @@ class Identification:
                 self._wanted.add(values[0])
                 self._agenda.add(values[0], SETTLE_S)
         elif kind == "mapping":
-            self._wanted.add(values[0])
-            self._agenda.add(values[0], 0.0)
+            if values[0] not in self._own:
+                self._wanted.add(values[0])
+                self._agenda.add(values[0], 0.0)
         elif kind == "facts":
             self._take(values)
         else:

@@ -396,6 +396,12 @@ def test_the_daemons_own_processes_are_not_read(make: Make, readers: FakeReaders
     assert discovery.identity(*own) is None
     assert own[0] not in readers.asked
 
+    readers.listed.clear()
+    for pid, _ in (own, other):
+        discovery.on_mapping(pid)
+    waiting.until(lambda: any(pids and other[0] in pids for pids in readers.listed))
+    assert not any(pids and own[0] in pids for pids in readers.listed)
+
 
 def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
     texts = [
