@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
-from probing.daemon.processes.connections import Connections
+from probing.daemon.processes.connections import TRANSFER_S, Connections
 from probing.daemon.processes.progress import Progress
 
 __all__ = ("GRACE_S", "PATIENCE_S", "Ask", "Blocked", "Failure", "Slow", "ask_each", "ask_round", "seconds_left")
@@ -121,7 +121,7 @@ class _Round:
         for fd, _ in self._readable.poll(self._look_s * 1000):
             asked = self._forget(fd)
             try:
-                answer = asked.channel.answer(max(0.001, self._deadline - time.monotonic()))
+                answer = asked.channel.answer(TRANSFER_S)
             except ProbingError as e:
                 if error := self._failed(asked, e):
                     yield asked.key, error
@@ -139,8 +139,12 @@ class _Round:
             stuck = asked.progress.none_since_last()
             if stuck or now > self._deadline:
                 self._forget(fd)
-                self._connections.discard(asked.channel)
-                yield asked.key, Blocked("a reader is blocked") if stuck else Slow("no answer in time")
+                if stuck:
+                    self._connections.discard(asked.channel)
+                    yield asked.key, Blocked("a reader is blocked")
+                else:
+                    self._connections.finish(asked.channel)
+                    yield asked.key, Slow("no answer in time")
 
     def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
         """The error to yield. None: the request is sent again, since a reader can be killed at any time."""

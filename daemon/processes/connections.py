@@ -1,7 +1,8 @@
 """Warm connections to the confined processes of one kind.
 
 Each connection to ``reader.sock`` or ``parser.sock`` starts a fresh process (inetd style), which ends with its
-connection. So a process that does not answer in time costs one connection.
+connection. So a process that does not answer costs one connection. On a busy machine a start takes longer than most
+answers, so one that is only late may finish.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from weakref import WeakKeyDictionary
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, connect
 
-__all__ = ("Connections",)
+__all__ = ("TRANSFER_S", "Connections")
 
 # A fresh process may take so long until its first answer on a busy machine.
 START_TIMEOUT_S = 120.0
+# An answer whose first bytes are there is read within so long, s: a process answers in one go.
+TRANSFER_S = 1.0
 # Between two attempts to start a process that cannot start, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
 # Only the first process is started with the daemon: the others would delay its start. Until AHEAD_S another one starts
 # when no connection was free for BLOCKED_S, about what a process needs to start.
 AHEAD_S, BLOCKED_S = 2.0, 0.2
+# A late process may finish for as long as the last one took to start, within these bounds, s.
+MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +60,7 @@ class Connections:
         self._closed = False
         self._failure: ProbingError | None = None
         self._retry_s = RETRY_S
+        self._start_s = 0.0
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
         self._keeper.start()
 
@@ -121,6 +127,18 @@ class Connections:
             self._live -= 1
             self._changed.notify_all()
 
+    def finish(self, channel: Channel) -> None:
+        """Release a connection once its late answer is there, which nobody reads. Discard it if none comes soon."""
+        threading.Thread(target=self._await_late, args=(channel,), name=f"late-{self._name}", daemon=True).start()
+
+    def _await_late(self, channel: Channel) -> None:
+        try:
+            channel.receive(min(max(self._start_s, MIN_LATE_S), MAX_LATE_S)).close_fds()
+        except ProbingError:
+            self.discard(channel)
+        else:
+            self.release(channel)
+
     def _none_free(self) -> ProbingError:
         if self._failure is not None and not self._live:
             return InternalError(f"no {self._name} can be had: {self._failure.message}", hint=self._failure.hint)
@@ -179,6 +197,7 @@ class Connections:
         return self._pids.get(channel, 0)
 
     def _fresh(self) -> Channel:
+        begun = time.monotonic()
         channel = connect(self._path)
         with self._changed:
             self._opening = channel
@@ -187,6 +206,7 @@ class Connections:
         try:
             answer = channel.request({"op": "ping"}, timeout=START_TIMEOUT_S)
             self._pids[channel] = int(answer.header.get("pid", 0))
+            self._start_s = time.monotonic() - begun
         except BaseException:
             channel.close()
             raise

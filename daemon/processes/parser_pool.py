@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import threading
 import time
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
-from probing.daemon.processes.connections import Connections
+from probing.daemon.processes.connections import TRANSFER_S, Connections
 
 __all__ = ("ParserPool",)
 
@@ -103,7 +104,13 @@ class ParserPool:
         channel = self._pool.acquire(deadline)
         done: Callable[[Channel], None] = self._pool.discard
         try:
-            answer = channel.request(header, payload, timeout=max(0.001, deadline - time.monotonic()), fds=fds)
+            channel.send(header, payload, fds)
+            readable = select.poll()
+            readable.register(channel.fileno(), select.POLLIN)
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                done = self._pool.finish
+                raise ChannelTimeout("no answer in time")
+            answer = channel.answer(TRANSFER_S)
             done = self._pool.release
         except ChannelTimeout as e:
             raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e

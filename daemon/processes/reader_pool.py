@@ -11,7 +11,7 @@ from typing import Any
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
 from probing.daemon.processes.ask_many import Ask, Blocked, Slow, ask_round
-from probing.daemon.processes.connections import Connections
+from probing.daemon.processes.connections import TRANSFER_S, Connections
 from probing.daemon.processes.progress import Progress
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
 
@@ -113,6 +113,9 @@ class ReaderPool:
                 self._pool.discard(channel)
                 channel = self._pool.acquire(deadline)
                 answer = self._request(channel, header, deadline, patience)
+        except Slow:
+            self._pool.finish(channel)
+            raise
         except (ChannelClosed, ChannelTimeout):
             self._pool.discard(channel)
             raise
@@ -142,14 +145,14 @@ class ReaderPool:
                         raise _Stuck("a reader does not come back")
                     if time.monotonic() > last:
                         raise Slow("no answer in time")
-            return channel.answer(max(0.001, last - time.monotonic()))
+            return channel.answer(TRANSFER_S)
         # Two looks, so that one is over when the patience is.
         while not readable.poll(patience * 500):
             if progress.none_since_last():
                 raise Blocked("a reader is blocked")
             if time.monotonic() > deadline:
                 raise Slow("no answer in time")
-        return channel.answer(max(0.001, deadline - time.monotonic()))
+        return channel.answer(TRANSFER_S)
 
     def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:
         first = self._quarantine_s if isinstance(why, _Stuck) else min(SHORT_QUARANTINE_S, self._quarantine_s)
