@@ -166,6 +166,11 @@ class Session:
             raise type(error)(error.message, hint=error.hint)
         return self.programs[name]
 
+    @property
+    def late(self) -> frozenset[str]:
+        """Late objects whose programs are not loaded yet."""
+        return frozenset(self._loaded.late)
+
     def load_late(self, *names: str) -> None:
         """Loads the programs of late objects, by default of all. Raises AttachError, PrivilegeError.
 

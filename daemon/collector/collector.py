@@ -287,12 +287,12 @@ class Collector:
         return summary_of(self._status.to_dict())
 
     def complete(self) -> None:
-        """Called as ``check``: soon after the start, loads the programs that it did not need.
+        """Called as ``check``: soon after the start, loads the programs that it did not need, one object a call.
 
         Raises AttachError, PrivilegeError.
         """
-        if time.monotonic() >= self._begun + LATE_S:
-            self._session.load_late()
+        if time.monotonic() >= self._begun + LATE_S and (late := self._session.late):
+            self._session.load_late(min(late))
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

@@ -179,7 +179,8 @@ class DrainLoop:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the loop last ended a step. It ends several each second, also while the log fails."""
+        """Seconds since the loop last ended a step, such as one ring. It ends several each second, also while the log
+        fails."""
         return time.monotonic() - self._moved
 
     @property
@@ -208,6 +209,7 @@ class DrainLoop:
         ends: dict[str, int] = {}
         size = 0
         for name in [name for name in self._rings if name in due]:
+            self._moved = time.monotonic()
             ring = self._rings[name]
             records, end = self._take(name, ring)
             if not len(records):

@@ -178,7 +178,9 @@ def test_late_objects_load_together_and_a_needed_one_must(
     refused = compile_object(_written(tmp_path / "refused.bpf.c", REFUSED))
     session = open_session(probe_object, optional=[refused], late=["probe", "refused"])
     assert session.refused == {}
+    assert session.late == {"probe", "refused"}
     session.load_late()
+    assert session.late == set()
     assert session.programs.keys() >= {"on_call", "add"}
     assert list(session.refused) == ["refused"]
     with pytest.raises((AttachError, PrivilegeError)):

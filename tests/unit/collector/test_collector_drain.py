@@ -352,3 +352,22 @@ def test_a_ring_that_is_full_has_no_other_drained(machine: Machine, monkeypatch:
     assert loop._due() == set()
     machine.push(*range(SIZE // SLOT // 16))
     assert loop._due() == {"collectives"}
+
+
+def test_each_ring_is_a_step(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine full rings may take longer than the watchdog waits."""
+    now, ages, second = [100.0], [], Machine()
+    monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: now[0])
+
+    def slow(_: Any, __: ClockPair) -> dict[str, pa.RecordBatch]:
+        ages.append(loop.age_s)
+        now[0] += 20.0
+        return {}
+
+    rings = {"collectives": machine.ring, "other": second.ring}
+    consumers = dict.fromkeys(rings, RingConsumer(slow, "process.events"))
+    loop = DrainLoop(machine.log, rings, consumers, machine.outbox, machine.clock)
+    machine.push(7)
+    second.push(7)
+    loop.once()
+    assert ages == [0.0, 0.0]
