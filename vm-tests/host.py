@@ -74,7 +74,7 @@ WantedBy=multi-user.target
 
     def ctl(self, command: str) -> Any:
         """Returns the JSON that `probingctl` prints. Status 3 reports what is wrong with a job: no error here."""
-        status, out, err = self.guest.result(f"probingctl -f json --timeout 60 {command}")
+        status, out, err = self.guest.result(f"probingctl -f json --timeout {_DEADLINE_S:g} {command}")
         assert status in (0, 3), f"probingctl {command} exited with {status}: {err}"
         return json.loads(out)
 
