@@ -80,7 +80,14 @@ class CallAdmission:
         share = self._shares[kind, caller.share]
         share.enter(caller)
         future = asyncio.get_running_loop().run_in_executor(share.executor, function)
-        future.add_done_callback(lambda _: share.leave(caller))
+
+        def ended(done: asyncio.Future[T]) -> None:
+            share.leave(caller)
+            if not done.cancelled():
+                # Otherwise asyncio logs the error of a call whose caller went away, with its stack.
+                done.exception()
+
+        future.add_done_callback(ended)
         return future
 
     @contextmanager
