@@ -21,8 +21,8 @@ from kernels import SUITES, kernel
 
 HERE = Path(__file__).resolve().parent
 BUILT = HERE.parent / ".build"
-# A loop of Python, timed in the guest; a host needs 0.03 to 0.05 s. Where it takes 0.6 to 0.9 s, the tests of a job pass
-# too, but take 17 to 24 minutes a kernel.
+# A loop of Python, timed in the guest; a host needs 0.03 to 0.05 s. Where it takes 0.6 to 0.9 s, the tests of a job
+# take 17 to 24 minutes a kernel.
 LOOP = "import timeit; print(min(timeit.repeat('for i in range(1000000): s += i', 's = 0', repeat=3, number=1)))"
 SLOW_S = 0.5
 JOURNAL = "journalctl --no-pager -o short-monotonic -n 400 | grep -v qemu-ga | tail -n 150"
