@@ -20,6 +20,13 @@ def service(open_tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    """Starts readers."""
+    with listening(tmp_path / "reader.sock", "probing.daemon.confined.reader") as made:
+        yield made
+
+
+@pytest.fixture
 def parser_listener(tmp_path: Path) -> Iterator[Listener]:
     """Starts the parsers of ``parser_pool``."""
     with listening(tmp_path / "parser.sock", "probing.daemon.confined.parser") as made:

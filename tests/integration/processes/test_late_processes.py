@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes_helpers import Listener, listening, start_ns_of
+from processes_helpers import Listener, start_ns_of
 from waiting import until
 
 from probing.api.errors import TargetTimeout
@@ -31,12 +31,6 @@ def answer_bytes() -> bytes:
 
 
 ANSWER = answer_bytes()
-
-
-@pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
-    with listening(tmp_path / "reader.sock", "probing.daemon.confined.reader") as made:
-        yield made
 
 
 @pytest.fixture
@@ -90,21 +84,19 @@ def test_a_reader_that_stays_away_is_replaced(
     assert reader.wait(PATIENCE) == 0
 
 
-def test_a_late_parser_serves_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_parser_serves_on(
+    parser_listener: Listener, parser_pool: ParserPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "MIN_LATE_S", PATIENCE)
-    with listening(tmp_path / "parser.sock", "probing.daemon.confined.parser") as listener, Path("/bin/true").open(
-        "rb"
-    ) as file:
-        pool = ParserPool(listener.path)
-        assert pool.symbols(file.fileno(), ["first"], timeout=PATIENCE)["symbols"] == []
-        (parser,) = listener.processes
+    with Path("/bin/true").open("rb") as file:
+        assert parser_pool.symbols(file.fileno(), ["first"], timeout=PATIENCE)["symbols"] == []
+        (parser,) = parser_listener.processes
         parser.send_signal(signal.SIGSTOP)
         with pytest.raises(TargetTimeout):
-            pool.symbols(file.fileno(), ["nothing"], timeout=0.05)
+            parser_pool.symbols(file.fileno(), ["nothing"], timeout=0.05)
         parser.send_signal(signal.SIGCONT)
-        assert pool.symbols(file.fileno(), ["nothing"], timeout=PATIENCE)["symbols"] == []
-        assert listener.processes == [parser]
-        pool.close()
+        assert parser_pool.symbols(file.fileno(), ["nothing"], timeout=PATIENCE)["symbols"] == []
+        assert parser_listener.processes == [parser]
 
 
 def test_an_answer_that_begins_in_time_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

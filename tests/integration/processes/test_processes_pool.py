@@ -43,12 +43,6 @@ class Stuck:
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
-    with listening(tmp_path / "reader.sock", "probing.daemon.confined.reader") as made:
-        yield made
-
-
-@pytest.fixture
 def pool(listener: Listener) -> Iterator[ReaderPool]:
     made = ReaderPool(listener.path, size=2)
     yield made
