@@ -49,6 +49,8 @@ __all__ = ("Store",)
 
 # For this long the process tries to make a deleted state directory again.
 _DELETED_NS = 10 * 1_000_000_000
+# While sealing is behind, one round of maintenance in so many merges.
+_MERGE_EACH = 5
 
 
 class Store:
@@ -78,6 +80,8 @@ class Store:
         self._compactor = Compactor(context, self._editor, self._space, self._quarantine)
         self._appender = Appender(context, node, self._space, found, limits.part_bytes, self._background.wake)
         self._maintaining = threading.Lock()
+        # Rounds of maintenance in a row in which sealing was behind.
+        self._rounds_behind = 0
         self._torn = found.torn
         self._foreign = tuple(found.foreign)
         self.recovery_losses: tuple[Loss, ...] = tuple(found.losses)
@@ -180,7 +184,9 @@ class Store:
             # Space first: sealing needs some.
             self._space.retain()
             self._sealer.seal(False)
-            if not self._sealer.is_behind:
+            # Merging waits while sealing is behind, but not for long: else small segments grow in number without bound.
+            self._rounds_behind = self._rounds_behind + 1 if self._sealer.is_behind else 0
+            if self._rounds_behind % _MERGE_EACH == 0:
                 self._compactor.turn()
             self._quarantine.scrub()
             self._context.worker.rest()

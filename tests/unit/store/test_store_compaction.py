@@ -7,9 +7,10 @@ import errno
 import functools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,9 +22,11 @@ from probing.api.errors import StoreError
 from probing.api.tables.schema import I64, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store.files import Files
 from probing.daemon.store.maintenance.merge_candidates import choose
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.reader import read_segment
+from probing.daemon.store.tasks.worker import File, LocalWorker, Task, Worker
 
 ROOT = Path("/state")
 DAY_NS = 86_400_000_000_000
@@ -139,10 +142,15 @@ def test_any_sizes_come_to_rest(counts: list[int], footer: int) -> None:
     assert sum(s.rows for s in segments) == sum(counts)
 
 
-def open_store(files: support.MemoryFiles, clock: FakeClock | None = None, limits: StoreLimits = LIMITS) -> Store:
+def open_store(
+    files: support.MemoryFiles,
+    clock: FakeClock | None = None,
+    limits: StoreLimits = LIMITS,
+    worker: Callable[[Files], Worker] = LocalWorker,
+) -> Store:
     return Store.open(
         ROOT, node="n1", clock=clock or support.clock(), limits=limits, files=files, tables=support.TABLES,
-        background=False,
+        background=False, worker=worker,
     )  # fmt: skip
 
 
@@ -408,6 +416,31 @@ def test_without_space_nothing_is_merged() -> None:
     files.free = 1 << 30
     store.maintain()
     assert store.status()["segments"] == 1
+
+
+def test_a_store_that_is_written_faster_than_it_seals_still_merges() -> None:
+    class Busy(LocalWorker):
+        """While it seals, more is appended than may wait to be sealed."""
+
+        def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
+            if what == "seal":
+                for _ in range(7):
+                    append()
+            return super().start(what, files, **fields)
+
+    def append() -> None:
+        appended.extend(range(len(appended), len(appended) + 10))
+        store.append({"t.small": [support.rows(appended[-10:])]}, {})
+
+    appended: list[int] = []
+    store = open_store(support.MemoryFiles(), limits=replace(LIMITS, part_bytes=1), worker=Busy)
+    append()
+    for _ in range(23):
+        store.maintain()
+        assert store.status()["parts"] == 7
+    assert store.status()["segments"] < 15
+    assert store.status()["merged_segments"] >= 10
+    assert ids(store) == appended
 
 
 def test_a_store_at_its_limit_still_merges() -> None:
