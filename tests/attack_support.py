@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
 from probing.daemon.store import Store
+from probing.daemon.store.segments.paths import segment_path
 
 # A worker that was given up is gone after this: a kill, not a speed.
 GONE_S = 10.0
@@ -73,8 +74,8 @@ class Place:
             folder.mkdir()
             for name in ("secret", "secret.csv", "x.parquet"):
                 (folder / name).write_text("42\n")
-        (self.state / "comm.ops").mkdir()
-        self.segment = self.state / "comm.ops" / "0.parquet"
+        self.segment = self.state / segment_path("comm.ops", "2026-09-21", (1, 1))
+        self.segment.parent.mkdir(parents=True)
         pq.write_table(pa.Table.from_batches([batch_of("comm.ops", rows)]), self.segment)
         self._watched = _Watched(self.state, self.outside)
 

@@ -17,7 +17,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -29,8 +28,7 @@ from probing.daemon.confined.serving import inherit, requests
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
-    import duckdb
-
+    from probing.daemon.query.instance import Instance
     from probing.daemon.query.job import Database
 
 __all__ = ("main", "serve")
@@ -74,47 +72,38 @@ def _give_up_rights(config: Config) -> None:
 
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
-    """Answers requests, ``first`` among them, until the connection ends or too little memory is left.
-
-    A database is made ahead of each request, for that request alone.
-    """
+    """Answers requests, ``first`` among them, until the connection ends or too little memory is left."""
     # Imported late, so that threads which these modules start have the limits above. DuckDB needs pyarrow.dataset to
     # read Arrow tables.
     import pyarrow.dataset  # noqa: F401
 
-    from probing.daemon.query import job
+    from probing.daemon.query.instance import Instance
 
-    ready = [job.new_connection(memory_bytes, THREADS)]
-
-    def connect() -> duckdb.DuckDBPyConnection:
-        return ready.pop() if ready else job.new_connection(memory_bytes, THREADS)
-
+    instance = Instance(memory_bytes, THREADS)
+    instance.prepare()
     memory.start()
     warm = first.header.get("op") == "warm"
     if warm:
         channel.send({"warm": True})
     for request in chain(() if warm else (first,), requests(channel)):
         with ExitStack() as used:
-            answer = _answer(channel, request, connect, used)
+            answer = _answer(channel, request, instance, used)
             worn = memory.used >= WORN
             # Before the database is closed, which takes some ms.
             channel.send({**answer, "last": worn})
         if worn:
             return
-        if not ready:
-            ready.append(connect())
+        instance.prepare()
 
 
-def _answer(
-    channel: Channel, request: Message, connect: Callable[[], duckdb.DuckDBPyConnection], used: ExitStack
-) -> dict[str, object]:
+def _answer(channel: Channel, request: Message, instance: Instance, used: ExitStack) -> dict[str, object]:
     """Sends the answers to all statements; returns the last message. ``used`` closes the database."""
     from probing.daemon.query.job import Database, Job, Outcome
 
     outcome = Outcome()
     try:
         job = Job.unpack(request.header, request.payload)
-        database = Database(job, connect, outcome)
+        database = Database(job, instance, outcome)
     except Exception as e:  # a request must not end the worker
         return {"error": _failure(e)}
     used.callback(database.close)

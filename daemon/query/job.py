@@ -18,10 +18,11 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.arrow import Gathered
 from probing.daemon.query.failures import explain
-from probing.daemon.query.views import Views, quoted, quoted_list
+from probing.daemon.query.instance import Instance
+from probing.daemon.query.views import Views, quoted
 from probing.daemon.store.log.cache import LogCache
 
-__all__ = ("Database", "Job", "Outcome", "new_connection")
+__all__ = ("Database", "Job", "Outcome")
 
 # Bytes of rows held back before the first chunk goes out: an error until then still costs no row.
 FIRST_BYTES = 4 << 20
@@ -35,7 +36,6 @@ _FROM_THE_QUERY = re.compile(
 )
 _tails = LogCache()
 _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
-_Connect = Callable[[], duckdb.DuckDBPyConnection]
 
 
 @dataclass(slots=True)
@@ -105,31 +105,13 @@ class _Answer:
     started: bool = False
 
 
-def new_connection(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
-    """An empty in-memory database that loads no extension and sees no Python variable."""
-    connection = duckdb.connect(
-        ":memory:",
-        config={
-            "threads": str(threads),
-            "async_threads": str(threads),
-            "memory_limit": f"{memory_bytes // 1_000_000}MB",
-            "temp_directory": "",
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "python_enable_replacements": "false",
-        },
-    )
-    connection.execute("SET TimeZone = 'UTC'")
-    return connection
-
-
 class Database:
     """The tables of ``job`` in DuckDB. The views are made for the first statement, and again after one that failed."""
 
-    def __init__(self, job: Job, connect: _Connect, outcome: Outcome) -> None:
+    def __init__(self, job: Job, instance: Instance, outcome: Outcome) -> None:
         """Decodes the log. Adds to ``outcome`` what is learnt here and later."""
         self._job = job
-        self._connect = connect
+        self._instance = instance
         self._outcome = outcome
         # DuckDB binds each column of a view twice, which takes longer than most queries.
         self._columns = job.columns
@@ -140,7 +122,8 @@ class Database:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            names = (*self._job.segments, *self._job.live)
+            self._instance.release(connection, {name.partition(".")[0] for name in names})
 
     def answer(
         self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None
@@ -156,12 +139,12 @@ class Database:
                 self._run(sql, send, tell, answer)
                 return answer.rows
             except _FAILURES as e:
-                self.close()
+                self._discard()
                 if isinstance(e, duckdb.BinderException) and self._columns is not None:
                     # So that its message can name columns that are alike.
                     self._columns = None
                     continue
-                damaged = _damaged(self._job, e, self._connect)
+                damaged = _damaged(self._job, e, self._instance)
                 if not damaged:
                     raise explain(e) from None
                 _set_aside(self._job, damaged, self._outcome)
@@ -169,8 +152,15 @@ class Database:
                     message = "a segment is damaged, and rows had gone out already"
                     raise QueryError(message, hint="ask again") from None
             except BaseException:
-                self.close()
+                self._discard()
                 raise
+
+    def _discard(self) -> None:
+        """Closes the connection and its DuckDB, which an error may have left in any state."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._instance.discard()
 
     def _run(
         self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None, answer: _Answer
@@ -192,22 +182,22 @@ class Database:
             data = next(pieces, None)
 
     def _prepared(self) -> duckdb.DuckDBPyConnection:
-        """Views over exactly the named files. Nothing outside their folders can be opened after this, nothing set."""
-        connection, job = self._connect(), self._job
+        """Returns a locked connection with views over exactly the named files."""
+        job = self._job
+        # Of tables, not of their days, so that tomorrow's segments need no other DuckDB.
+        folders = {path.rsplit("/", 2)[0] for paths in job.segments.values() for path in paths}
+        # How often progress is known can only be set before the lock.
+        connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
         try:
-            # Folders, not files: DuckDB takes longer to learn thousands of files than to read them.
-            if folders := sorted({path.rpartition("/")[0] for paths in job.segments.values() for path in paths}):
-                connection.execute(f"SET allowed_directories = {quoted_list(folders)}")
-            connection.execute("SET enable_external_access = false")
-            if job.progress:
-                connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
-                connection.execute("SET progress_bar_time = 0")
             views = Views(connection, job.known)
             for name, segments in job.segments.items():
                 views.stored(name, segments, self._tails.get(name), self._columns)
             for name, rows in job.live.items():
                 views.live(name, rows)
-            connection.execute("SET lock_configuration = true")
+            if job.progress:
+                connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+                connection.execute("SET progress_bar_time = 0")
+                self._instance.lock(connection, folders)
         except BaseException:
             connection.close()
             raise
@@ -274,18 +264,18 @@ def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryvie
     yield memoryview(collected.take())
 
 
-def _damaged(job: Job, error: BaseException, connect: Callable[[], duckdb.DuckDBPyConnection]) -> list[str]:
+def _damaged(job: Job, error: BaseException, instance: Instance) -> list[str]:
     """The segments that cannot be read; none if ``error`` cannot have come from a segment."""
     text = str(error)
     paths = [path for paths in job.segments.values() for path in paths]
     named = [path for path in paths if path in text]
     if not named and _FROM_THE_QUERY.match(text):
         return []
-    return [path for path in named or paths if not _readable(path, connect)]
+    return [path for path in named or paths if not _readable(path, instance)]
 
 
-def _readable(path: str, connect: Callable[[], duckdb.DuckDBPyConnection]) -> bool:
-    connection = connect()
+def _readable(path: str, instance: Instance) -> bool:
+    connection = instance.unlocked()
     try:
         # Reads every column of every row.
         for _ in connection.sql(f"SELECT * FROM read_parquet({quoted(path)})").to_arrow_reader(BATCH_ROWS):

@@ -55,7 +55,7 @@ class WorkerPool:
     time to start. Workers that were started while all others were busy are kept for SPARE_S.
     """
 
-    def __init__(self, path: str, *, warm: int = 2, renew_after: int = 100, role: str = "query") -> None:
+    def __init__(self, path: str, *, warm: int = 2, renew_after: int = 1_000, role: str = "query") -> None:
         """``role``: ``query`` or ``gate``."""
         self._path = path
         self._role = role

@@ -14,11 +14,8 @@ import pytest
 from probing.api.errors import QueryError
 from probing.api.tables import table_named
 from probing.daemon.query.failures import explain
-from probing.daemon.query.job import Database, Job, Outcome, new_connection
-
-
-def _connect() -> duckdb.DuckDBPyConnection:
-    return new_connection(1 << 29, 1)
+from probing.daemon.query.instance import Instance
+from probing.daemon.query.job import Database, Job, Outcome
 
 
 def _losses(path: Path, rows: int) -> Path:
@@ -36,7 +33,7 @@ def run(
     outcome: Outcome,
     tell: Callable[[float], None] | None = None,
 ) -> None:
-    with closing(Database(job, _connect, outcome)) as database:
+    with closing(Database(job, Instance(1 << 29, 1), outcome)) as database:
         for sql in job.statements:
             database.answer(sql, send, tell)
 
@@ -114,7 +111,41 @@ def test_progress_is_sent_before_the_first_piece_only(tmp_path: Path, monkeypatc
     run(job, lambda piece: events.append(None), Outcome(), events.append)
     assert events.index(None) == len(events) - 1 > 0
     assert all(fraction is None or fraction <= 1 for fraction in events)
-    told = len(events)
+    count = len(events)
     job.progress = False
     run(job, lambda piece: None, Outcome(), events.append)
-    assert len(events) == told
+    assert len(events) == count
+
+
+def _rows(instance: Instance, job: Job) -> list[int]:
+    pieces: list[bytes] = []
+    with closing(Database(job, instance, Outcome())) as database:
+        database.answer(job.statements[0], lambda piece: pieces.append(bytes(piece)))
+    rows: list[int] = pa.ipc.open_stream(b"".join(pieces)).read_all().column(0).to_pylist()
+    return rows
+
+
+def test_a_request_sees_nothing_of_those_before(tmp_path: Path) -> None:
+    instance = Instance(1 << 29, 1)
+    count = 'SELECT "count" FROM probing.losses'
+    for rows in (7, 5, 23):
+        assert _rows(instance, _job(count, _losses(tmp_path / f"{rows}.parquet", rows))) == list(range(rows))
+    # No request for the table, no table.
+    for name in ("probing.losses", '"rows of probing.losses"'):
+        with pytest.raises(QueryError, match="does not exist"):
+            _rows(instance, Job([f"SELECT 1 FROM {name}"], {}, [], {}, 0))
+    with pytest.raises(QueryError, match="Could not convert"):
+        _rows(instance, _job("SELECT reason::INT FROM probing.losses", _losses(tmp_path / "a.parquet", 10)))
+    assert _rows(instance, _job(count, tmp_path / "7.parquet")) == list(range(7))
+
+
+def test_a_request_opens_files_of_its_tables_alone(tmp_path: Path) -> None:
+    instance = Instance(1 << 29, 1)
+    path = tmp_path / "probing.losses" / "date=2026-09-21" / "0.parquet"
+    path.parent.mkdir(parents=True)
+    _losses(path, 7)
+    (tmp_path / "secret").write_text("42")
+    for text in (f"SELECT * FROM read_text('{tmp_path}/secret')", "SELECT * FROM glob('/*')"):
+        with pytest.raises(QueryError, match="a file of the store could not be read"):
+            _rows(instance, _job(text, path))
+        assert _rows(instance, _job('SELECT "count" FROM probing.losses', path)) == list(range(7))
