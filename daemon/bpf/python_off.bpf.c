@@ -245,7 +245,7 @@ ON_DEMAND(python_switch);
 struct flush {
 	__u64 now;
 	__u64 pass;
-	__u32 told;
+	__u32 reported;
 };
 
 /* Whether the thread of this entry is still to be reported. */
@@ -290,7 +290,7 @@ static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct fl
 		return 0;
 	if (next) {
 		tell(entry, sample, since, flush->now);
-		flush->told++;
+		flush->reported++;
 	} else {
 		bpf_map_delete_elem(map, tid);
 	}
@@ -308,7 +308,7 @@ int python_off_flush(void *ctx)
 		bpf_for_each_map_elem(&python_off, flush_one, &flush, 0);
 		bpf_map_update_elem(&python_passes, &zero, &flush.pass, BPF_ANY);
 	}
-	return flush.told;
+	return flush.reported;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -255,12 +255,12 @@ def test_a_flood_is_held_back_and_counted(watch: Callable[..., Watching], python
     python.do("for i in range(200): os.write(1, b'NCCL WARN %d\\n' % i)")
     python.do("os.write(2, b'RuntimeError: without end')")
     stored = len(watching.rows())
-    told = sum(row["suppressed"] for row in watching.sink.rows)
+    counted = sum(row["suppressed"] for row in watching.sink.rows)
     python.process.kill()
     python.process.wait()
     watching.source.process_exited(watching.identities[python.process.pid])
     until(lambda: watching.source.watched == 0)
     left_out = sum(loss.count or 0 for loss in watching.sink.losses)
     more = len(watching.sink.rows) - stored
-    assert stored + more + told + left_out + sum(r["suppressed"] for r in watching.sink.rows[stored:]) == 201
+    assert stored + more + counted + left_out + sum(r["suppressed"] for r in watching.sink.rows[stored:]) == 201
     assert {(loss.table, loss.stage) for loss in watching.sink.losses} == {("process.logs", "rate")}

@@ -154,7 +154,7 @@ class OneRank:
 class Both(Watcher):
     """The ring of communicators too; their roles, which follow from operations, are not looked at here."""
 
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         ring = self.session.rings["communicators"]
         drained = ring.drain()
         batches = self.source.assemble_communicators(drained.records, SystemClock().pair())
@@ -198,7 +198,7 @@ def test_each_call_that_makes_one_tells_of_it(
     watcher.attach(doubles.nccl)
     kinds = [kind for kind in KINDS if version_code(version) >= SINCE.get(kind, 0)]
     assert program.do(*kinds) == [0] * len(kinds)
-    rows = watcher.told()
+    rows = watcher.reported()
     truth = program.made()
     assert [row["made_by"] for row in rows] == [made["made_by"] for made in truth]
     readable = version != "2.18.3"
@@ -237,7 +237,7 @@ def test_what_is_not_made_is_no_communicator(
     watcher = watch(open_session)
     watcher.attach(doubles.nccl)
     assert program.do("init_wrong", "init_rank", "split_none", "split") == [4, 0, 0, 0]
-    rows = watcher.told()
+    rows = watcher.reported()
     assert [(row["state"], row["made_by"]) for row in rows] == [
         ("failed", "init_rank"),
         ("active", "init_rank"),
@@ -252,9 +252,9 @@ def test_its_end_and_its_errors(version: str, start: Start, open_session: Callab
     watcher = watch(open_session)
     watcher.attach(doubles.nccl)
     program.do("init_rank", "init_rank_config", "async_ask")
-    assert [row["made_by"] for row in watcher.told()] == ["init_rank", "init_rank_config"]
+    assert [row["made_by"] for row in watcher.reported()] == ["init_rank", "init_rank_config"]
     program.do("async_error", "finalize", "destroy", "abort")
-    rows = watcher.told()
+    rows = watcher.reported()
     assert [(row["state"], row["made_by"], row["async_error"]) for row in rows] == [
         ("active", "init_rank", "ncclRemoteError"),
         ("finalized", "init_rank", "ncclRemoteError"),
@@ -263,7 +263,7 @@ def test_its_end_and_its_errors(version: str, start: Start, open_session: Callab
     ]
     # The address of the first is free, and whoever is there next is another one.
     program.do("init_rank", "reduce", "empty", "reduce")
-    (row,) = watcher.told()
+    (row,) = watcher.reported()
     assert (row["state"], row["async_error"]) == ("active", None)
     assert [row["seq"] for row in watcher.rows()] == [0, None, 1]
 
@@ -276,9 +276,9 @@ def test_one_that_was_there_before_us(
     assert program.do("init_rank", "reduce", "reduce") == [0, 0, 0]
     watcher = watch(open_session)
     watcher.attach(doubles.nccl)
-    assert watcher.told() == []
+    assert watcher.reported() == []
     program.do("async_ask")
-    (row,) = watcher.told()
+    (row,) = watcher.reported()
     assert (row["state"], row["made_by"], row["identity"]) == ("active", None, "struct")
     assert (row["comm"], row["rank"], row["size"]) == (program.made()[0]["comm"], 2, 4)
     program.do("group", "reduce", "empty", "group")
@@ -286,7 +286,7 @@ def test_one_that_was_there_before_us(
     # In a group, the library's own count is behind; afterwards it has all.
     known = [None] * 3 if base is None else [base + 2, base + 3, base + 4]
     assert found == [(4, None), (5, None), (3, known[0]), (0, None), (4, known[1]), (5, known[2])]
-    assert watcher.told() == []
+    assert watcher.reported() == []
 
 
 def test_one_of_an_unknown_build_is_named_when_its_layout_comes(
@@ -302,12 +302,12 @@ def test_one_of_an_unknown_build_is_named_when_its_layout_comes(
         layouts.update(index, bytes(len(table[0])))
     watcher.attach(doubles.nccl)
     program.do("reduce")
-    (row,) = watcher.told()
+    (row,) = watcher.reported()
     assert (row["comm"], row["identity"]) == (None, "none")
     for index, entry in enumerate(table):
         layouts.update(index, entry)
     program.do("reduce")
-    (row,) = watcher.told()
+    (row,) = watcher.reported()
     assert (row["comm"], row["identity"]) == (program.made()[0]["comm"], "struct")
     comm = program.made()[0]["comm"]
     assert [row["comm"] for row in watcher.rows()] == [None, comm]

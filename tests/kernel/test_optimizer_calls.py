@@ -127,11 +127,11 @@ EXPECTED = {
 def test_calls_and_steps_are_those_of_the_job(start: Callable[[str], tuple[Job, Watch]], kind: str) -> None:
     job, watch = start(kind)
 
-    def told() -> list[dict[str, Any]]:
+    def reported() -> list[dict[str, Any]]:
         job.steps(5)
         return watch.look()
 
-    until(lambda: len(told()) > 20)
+    until(lambda: len(reported()) > 20)
     rows = watch.rows
     which, calls, confidence, why = EXPECTED[kind]
     begun = job.begun()

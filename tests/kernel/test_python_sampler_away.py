@@ -123,7 +123,7 @@ def flush(sampling: Sampling) -> int:
     return sampling.session.run_program("python_off_flush", b"")
 
 
-def told(sampling: Sampling, target: Target) -> np.ndarray[Any, Any]:
+def reported(sampling: Sampling, target: Target) -> np.ndarray[Any, Any]:
     found = sampling.samples(target)
     return found[found["kind"] == OFF_CPU]
 
@@ -158,10 +158,10 @@ def test_an_earlier_sleeper_is_reported_while_it_sleeps_and_when_it_wakes(sampli
         put(sampling, target, away)
         for parts in (1, 2):
             sampling._until(lambda: flush(sampling) == 1)
-            assert len(told(sampling, target)) == parts
+            assert len(reported(sampling, target)) == parts
         wake(target)
-        sampling._until(lambda: len(told(sampling, target)) >= 3)
-        parts = told(sampling, target)[:3]
+        sampling._until(lambda: len(reported(sampling, target)) >= 3)
+        parts = reported(sampling, target)[:3]
         assert int(parts["ktime"][0]) == away.seen_ns
         ends = parts["ktime"] + parts["duration_ns"]
         assert (ends[:2] == parts["ktime"][1:]).all()
@@ -177,7 +177,7 @@ def test_a_sleeper_that_woke_before_its_registration_is_not_reported(sampling: S
         assert entry(sampling, away.tid) is not None
         wake(target)
         sampling._until(lambda: (e := entry(sampling, away.tid)) is None or e["switches"] > away.switches)
-        assert away.seen_ns not in told(sampling, target)["ktime"].tolist()
+        assert away.seen_ns not in reported(sampling, target)["ktime"].tolist()
         # One that the kernel has made is left alone.
         sampling._until(lambda: entry(sampling, away.tid) is not None)
         generation = threads.generation
@@ -294,10 +294,10 @@ def test_reports_of_a_thread_that_keeps_waking_are_true(sampling: Sampling, pyth
         def enough() -> bool:
             for _ in range(20):
                 adoption.visit(process, target.runtime, target.tids(), before)
-            return len(told(sampling, target)) >= 150
+            return len(reported(sampling, target)) >= 150
 
         sampling._until(enough)
-        parts = told(sampling, target)
+        parts = reported(sampling, target)
         last = int(parts["ktime"][-1] + parts["duration_ns"][-1])
         sampling._until(lambda: naps(log)[-1:] and naps(log)[-1][0] > last)
         slept = naps(log)

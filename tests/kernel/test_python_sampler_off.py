@@ -124,10 +124,10 @@ def test_long_sleeper_is_reported_before_it_wakes(sampling: Sampling) -> None:
         stdin.write("on\n")
         stdin.flush()
         assert stdout.readline() == "awake\n"
-        for told in (1, 2):
+        for reported in (1, 2):
             sampling._until(lambda: flush(sampling) == 1)
             samples = off_cpu(sampling, target, target.pid)
-            assert (samples["duration_ns"] >= 1_000_000_000).sum() == told
+            assert (samples["duration_ns"] >= 1_000_000_000).sum() == reported
         stdin.write("on\n")
         stdin.flush()
         assert stdout.readline() == "awake\n"

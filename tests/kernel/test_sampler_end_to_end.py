@@ -125,7 +125,7 @@ class Daemon:
         self.stacks = PythonStacks(reader, Parsers())
         self.losses: list[Loss] = []
         self.samples: list[dict[str, Any]] = []
-        self.told: dict[int, Stack] = {}
+        self.reported: dict[int, Stack] = {}
         self.sampler = PythonSampler(
             self.programs, reader, self.stacks, self, self, "n1", lambda _: (hz, off_cpu)
         )
@@ -155,7 +155,7 @@ class Daemon:
         ring.commit(end)
         if "python.stacks" in batches:
             for row in batches["python.stacks"].drop_columns(["ts"]).to_pylist():
-                self.told[row["stack_id"]] = tuple((f["func"], f["file"], f["lineno"]) for f in row["frames"])
+                self.reported[row["stack_id"]] = tuple((f["func"], f["file"], f["lineno"]) for f in row["frames"])
         if "python.samples" in batches:
             self.samples += batches["python.samples"].drop_columns(["ts"]).to_pylist()
         return ring.backlog
@@ -163,7 +163,7 @@ class Daemon:
     def seen(self, **chosen: Any) -> list[Stack]:
         """The stacks of all samples in which the columns ``chosen`` are so."""
         self.drain()
-        return [self.told[s["stack_id"]] for s in self.samples if all(s[k] == v for k, v in chosen.items())]
+        return [self.reported[s["stack_id"]] for s in self.samples if all(s[k] == v for k, v in chosen.items())]
 
     def stop(self) -> None:
         self.sampler.stop()
@@ -230,7 +230,7 @@ def test_time_off_the_cpu(pin_root: Path, until: Until) -> None:
         assert line(process) == "ready"
         found.watch(process.pid, until)
         until(lambda: [stack for stack in found.seen(on_cpu=False) if stack and stack[0][0] == "sleeper"])
-        slept = [s for s in found.samples if not s["on_cpu"] and found.told[s["stack_id"]][:1] != ()]
+        slept = [s for s in found.samples if not s["on_cpu"] and found.reported[s["stack_id"]][:1] != ()]
         assert all(s["duration_ns"] > 0 for s in slept)
         asleep = next(stack for stack in found.seen(on_cpu=False) if stack and stack[0][0] == "sleeper")
         assert asleep[0] == ("sleeper", "<string>", 12)
@@ -251,7 +251,7 @@ def test_one_that_ends_after_a_burst_keeps_its_samples(
         assert len(fresh) >= 1
         assert {stack[0][0] for stack in fresh} == {"fresh"}
         assert {stack[0][2] for stack in fresh} <= {1, 2, 3}
-        assert sum(s["count"] for s in found.samples if found.told[s["stack_id"]] in fresh) >= 15
+        assert sum(s["count"] for s in found.samples if found.reported[s["stack_id"]] in fresh) >= 15
         # A tick while it ends has no state to go by any more.
         assert {loss.stage for loss in found.losses} <= {"resolve"}
 
@@ -303,7 +303,7 @@ def off_cpu_ns(found: Daemon, func: str, **chosen: Any) -> int:
     """Returns how long ``func`` was off the CPU, as reported so far, ns."""
     found.drain()
     rows = [s for s in found.samples if not s["on_cpu"] and all(s[k] == v for k, v in chosen.items())]
-    return sum(s["duration_ns"] for s in rows if func in {name for name, _, _ in found.told[s["stack_id"]]})
+    return sum(s["duration_ns"] for s in rows if func in {name for name, _, _ in found.reported[s["stack_id"]]})
 
 
 def test_threads_that_hung_before_are_reported(pin_root: Path, until: Until) -> None:
@@ -330,12 +330,12 @@ def test_a_long_sleep_after_many_short_ones_is_as_long_as_it_is(pin_root: Path, 
         found.watch(process.pid, until)
         began = int(line(process))
 
-        def told() -> int:
+        def reported() -> int:
             # Instead of the next scan's time.
             found.sampler.settings_changed()
             return off_cpu_ns(found, "rest")
 
-        until(lambda: told() > 2_000_000_000)
+        until(lambda: reported() > 2_000_000_000)
         # With the weight of the short ones it would be twenty times as long; a short wait at its begin may have that.
-        assert told() <= 2 * (time.monotonic_ns() - began)
+        assert reported() <= 2 * (time.monotonic_ns() - began)
         assert off_cpu_ns(found, "nap") > 0
