@@ -1,9 +1,8 @@
-"""The DuckDB of a worker. It serves one request after the other: making one takes longer than most queries."""
+"""Keeps the DuckDB of a worker from one request to the next: making one takes longer than most queries."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import ExitStack
 
 import duckdb
 
@@ -15,7 +14,7 @@ __all__ = ("Instance",)
 class Instance:
     """Gives each request a connection without tables. For one request at a time.
 
-    Locked connections open files in the folders of requests so far alone, and set nothing.
+    A locked connection sets nothing, and opens files only in folders that a request had until then.
     """
 
     def __init__(self, memory_bytes: int, threads: int) -> None:
@@ -27,11 +26,8 @@ class Instance:
     def prepare(self) -> None:
         """Makes the DuckDB, if there is none, before a request needs it."""
         if self._kept is None:
-            with ExitStack() as undo:
-                made = self.unlocked()
-                undo.callback(made.close)
-                self.lock(made, self._folders)
-                undo.pop_all()
+            made = self.unlocked()
+            self.lock(made, self._folders)
             self._kept = made
 
     def connect(self, folders: Collection[str]) -> duckdb.DuckDBPyConnection:
