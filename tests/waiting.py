@@ -13,8 +13,6 @@ __all__ = ("DEADLINE_S", "until", "whole_lines")
 T = TypeVar("T")
 # A guest whose instructions QEMU translates needs more.
 DEADLINE_S = float(os.environ.get("PROBINGD_TEST_DEADLINE_S", "60"))
-# Between two calls of a slow condition.
-_MAX_PAUSE_S = 0.5
 
 
 def until(
@@ -26,16 +24,14 @@ def until(
 ) -> T:
     """Returns the first true value of ``condition``, which is called every ``poll_s`` seconds.
 
-    A condition that takes long is called less often, so that what it waits for has the CPU. Raises AssertionError
-    after ``seconds`` without one; the message names ``what``, which may be a function that describes the state then.
+    Raises AssertionError after ``seconds`` without one; the message names ``what``, which may be a function that
+    describes the state at that time.
     """
-    begin = called = time.monotonic()
+    deadline = time.monotonic() + seconds
     while not (value := condition()):
-        now = time.monotonic()
-        if now - begin > seconds:
+        if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
-        time.sleep(max(poll_s, min(_MAX_PAUSE_S, 2 * (now - called))))
-        called = time.monotonic()
+        time.sleep(poll_s)
     return value
 
 
