@@ -23,21 +23,20 @@ class Instance:
         self._folders: frozenset[str] = frozenset()
         self._kept: duckdb.DuckDBPyConnection | None = None
 
-    def prepare(self) -> None:
-        """Makes the DuckDB, if there is none, before a request needs it."""
+    def prepare(self) -> duckdb.DuckDBPyConnection:
+        """Returns the kept DuckDB, and makes it if there is none: ahead of a request, so that none waits for it."""
         if self._kept is None:
             made = self.unlocked()
             self.lock(made, self._folders)
             self._kept = made
+        return self._kept
 
     def connect(self, folders: Collection[str]) -> duckdb.DuckDBPyConnection:
         """Returns a locked connection to the kept DuckDB, which may open files in ``folders``."""
         if not self._folders.issuperset(folders):
             self._folders |= frozenset(folders)
             self.discard()
-        self.prepare()
-        assert self._kept is not None
-        return self._kept.cursor()
+        return self.prepare().cursor()
 
     def unlocked(self) -> duckdb.DuckDBPyConnection:
         """Returns the only connection to a DuckDB of its own, which loads no extension and sees no Python variable."""
