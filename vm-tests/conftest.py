@@ -106,7 +106,7 @@ def fast_guest(guest: Guest) -> Guest:
     """The guest; in CI skips where QEMU translates so slowly, as on a busy host, that the tests take too long."""
     seconds = float(guest.run(f'python3 -c "{LOOP}"'))
     if os.environ.get("CI") and seconds > SLOW_S:
-        pytest.skip(f"a loop takes {seconds:.2f} s, above {SLOW_S:g}: the tests of a job would take too long")
+        pytest.skip(f"slow guest: its loop takes {seconds:.2f} s, more than {SLOW_S:g}, and tests of a job too long")
     return guest
 
 
