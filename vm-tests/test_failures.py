@@ -67,8 +67,8 @@ def test_a_wrong_configuration(host: Host, broken: Broken) -> None:
 @pytest.mark.long
 def test_a_missing_library(host: Host, broken: Broken) -> None:
     folder = "/usr/lib/$(uname -m)-linux-gnu"
-    away, back = f"mkdir /root/libbpf; mv {folder}/libbpf.so.1* /root/libbpf", f"mv /root/libbpf/* {folder}"
-    with broken(away, back):
+    away = f"mkdir /root/libbpf; mv {folder}/libbpf.so.1* /root/libbpf"
+    with broken(away, f"mv /root/libbpf/* {folder}; rmdir /root/libbpf"):
         check_failed(host, "probingd-collector", UNAVAILABLE, "error: there is no usable libbpf")
 
 

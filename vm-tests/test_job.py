@@ -101,9 +101,7 @@ def test_the_rank_that_stalls_is_named(watched: Host) -> None:
     watched.check_no_gap()
 
 
-@pytest.mark.parametrize(
-    "unit", ["probingd-collector", pytest.param("probingd-service", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("unit", ["probingd-collector", pytest.param("probingd-service", marks=pytest.mark.long)])
 def test_a_killed_process_comes_back(watched: Host, unit: str) -> None:
     watched.kill(unit)
     watched.check_no_gap()
