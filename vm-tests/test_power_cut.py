@@ -52,7 +52,7 @@ def test_rows_outlive_cuts_of_power(cut: Host, request: pytest.FixtureRequest) -
         # Waits for the start that the boot has begun.
         cut.start()
         # Systemd leaves units out of a boot that it cannot order.
-        assert cut.guest.run("journalctl -b -q -o cat _PID=1 --grep 'ordering cycle' || true") == ""
+        assert cut.guest.run("journalctl -b -q -o cat -t systemd --grep 'ordering cycle' || true") == ""
         until(lambda begun=begun: len(_spans(cut, begun)) == len(RANKS), BOOT_S, what="rows of this boot", poll_s=1.0)
         if before is not None:
             _check(cut, *before, until_s=begun)
