@@ -68,7 +68,9 @@ _NATIVE = (
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
     re.compile(r"^()(cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize\w*|cudaMemcpy\w*|cudaFree\w*)"),
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
-    re.compile(r"^(c10d::)(Work::wait|\w*Work::wait\w*)\("),
+    # DistributedDataParallel waits in the latter for its buckets; compilers inline Future::wait there.
+    re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
+    re.compile(r"^(c10::ivalue::)(Future::wait)\("),
 )
 
 

@@ -131,9 +131,11 @@ def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
         return StackCall("store", INIT)
     if native.startswith(("ncclCommInit", "pncclCommInit", "ncclCommSplit", "pncclCommSplit")):
         return StackCall("init", INIT)
+    # Without an operation in flight it waits for its own kernels, or for a future of something else.
     if native.startswith("cu"):
-        # Without an operation of NCCL in flight it waits for its own kernels.
         return StackCall("device") if own else None
+    if native.startswith("c10::"):
+        return StackCall("collective") if own else None
     return StackCall("collective")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
-from probing.diagnosis.holdups import lowered, site
+from probing.diagnosis.holdups import lowered, operation_text, site
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import halted, main_thread
@@ -16,19 +16,24 @@ __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
 _FRAMES = 3
+# A rank may wait for an operation in flight in code that is not known to do so: this rule comes only after others had
+# so many times W.
+_PATIENCE = 2
 # Activities that do not exclude that the rank is only starting, if no operation or step of it was recorded.
 _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
 
 OUTSIDE = Verdict(
     "stuck_outside", "hang", "Ranks are stuck outside of collectives",
-    "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress. Ranks are"
-    " grouped by stack: the minority is named, or all ranks if there is none.",
+    "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
+    " where operations are in flight that no stack shows a wait for. Ranks are grouped by stack: the minority is named,"
+    " or all ranks if there is none.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
     ("Look at what the named ranks do: `probingctl stacks --job J --native` has their whole stacks.",),
     ("blocked_storage", "starved_loader", "blocked_rank"),
-    ("test_ranks_that_block_outside_are_named", "test_the_smaller_group_outside_is_named"),
+    ("test_ranks_that_block_outside_are_named", "test_the_smaller_group_outside_is_named",
+     "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time"),
 )  # fmt: skip
 VERDICTS = (OUTSIDE,)
 
@@ -39,7 +44,8 @@ def find(case: Case) -> Iterator[Finding]:
     if case.found_error or not living or not case.may_hang or case.waits:
         return
     stalled = case.stalled_ns or 0
-    if stalled < case.gate_ns or len(living) < len(case.facts.ranks) or any(rank.open for rank in living):
+    gate = case.gate_ns * (_PATIENCE if any(rank.open for rank in living) else 1)
+    if stalled < gate or len(living) < len(case.facts.ranks):
         return
     numbers = [rank.rank for rank in living]
     if any(_makes_progress(case, rank, stalled) for rank in numbers):
@@ -88,6 +94,7 @@ def _finding(case: Case, named: tuple[int, ...], stalled: int, living: int) -> F
     unseen = [rank for rank in named if not case.ranks[rank].threads]
     missing = [f"no stack of {ranks_of(unseen)}"] if unseen else []
     lines = [f"no rank has begun or ended an operation for {time_text(stalled)}, and none of {living} waits in one"]
+    lines += [line for rank in case.facts.ranks if (line := _in_flight(case, rank))][:_MOST_NAMED]
     lines += [f"rank {r}: {case.activity(r).why}{_at(case, r)}" for r in (*named[:_MOST_NAMED], *others[:2])]
     lines += [line for rank in named[:_MOST_NAMED] for line in case.activity(rank).evidence]
     steps = dict.fromkeys(step for rank in named[:_MOST_NAMED] for step in case.activity(rank).next_steps)
@@ -98,6 +105,15 @@ def _finding(case: Case, named: tuple[int, ...], stalled: int, living: int) -> F
         "", tuple(lines), tuple(missing), (OUTSIDE.refuted_by,), (*steps, *OUTSIDE.next_steps),
         case.stacks(named, others),
     )  # fmt: skip
+
+
+def _in_flight(case: Case, own: Rank) -> str:
+    if not own.open:
+        return ""
+    oldest = min(own.open, key=lambda o: o.t_call_ns or 0)
+    age = case.now(own.rank) - oldest.t_call_ns if oldest.t_call_ns is not None else None
+    call = operation_text(case, oldest.comm, oldest.op, oldest.seq)
+    return f"rank {own.rank} has {call} in flight for {time_text(age)}, and its stack shows no wait for it"
 
 
 def _at(case: Case, rank: int) -> str:

@@ -28,6 +28,7 @@ HANGS = (
     outside("stdin", activity="stdin", words=("inspect_batch",)),
     outside("checkpoint", culprits=frozenset({0}), activity="checkpoint", words=("save_checkpoint",), place="mount"),
     outside("fsdp", activity="sleeping", words=("place_experts",)),
+    outside("ddp", activity="sleeping", words=("place_experts",)),
     outside("groups", ranks=8, activity="sleeping", words=("place_experts",), culprits=frozenset({5})),
     hang("cross_group", ranks=4, verdict="deadlock", culprits=frozenset({0, 1, 2}), truth="a ring of three groups"),
     hang("unmatched", ranks=3, verdict="unmatched_p2p", culprits=frozenset({0}), words=("send",)),

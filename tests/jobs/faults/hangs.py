@@ -228,6 +228,20 @@ def fsdp(job: Job) -> None:
     job.go_on(work)
 
 
+def ddp(job: Job) -> None:
+    """DistributedDataParallel over two ranks; rank 1 stays in its own code."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+
+    def work() -> None:
+        time.sleep(0.02)
+        model(torch.ones(4, 16)).sum().backward()
+
+    job.train(work)
+    if job.rank == 1:
+        place_experts(job)
+    job.go_on(work)
+
+
 def dead_at_store(job: Job) -> None:
     """Rank 1 is killed while the others wait for its key in the store, so that none of them gets an error."""
     store = dist.distributed_c10d._get_default_store()
@@ -257,7 +271,7 @@ CASES = {
     case.__name__: case
     for case in (
         rank0_broadcasts, batch_less, time_loop, swallowed, stopped, gil, lock, stdin, checkpoint, sizes, dtypes,
-        cross_group, unmatched, groups, fsdp, dead_at_store, absent,
+        cross_group, unmatched, groups, fsdp, ddp, dead_at_store, absent,
     )
 }  # fmt: skip
 

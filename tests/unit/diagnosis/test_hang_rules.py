@@ -398,6 +398,20 @@ def test_the_smaller_group_outside_is_named() -> None:
     assert summary(facts(_idle(0), _idle(1, "acquire lock.py:3"), _idle(2))) == ("stuck_outside", [1], (0, 2))
 
 
+def test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time() -> None:
+    def found(since: float) -> list[Finding]:
+        still = Condition(state="S", interval_ns=10**9, cpu_ns=0, switches=0, asleep_since_ns=ago(since))
+        stack = thread(frame("poll", native=True), frame("mine::wait()", native=True), "step mine.py:3", moving=False)
+        calls = [*history(6, ago=since), op(7, ago=since, async_op=True)]
+        return errors(facts(*(rank(r, *calls[: 6 + r], stack=stack, condition=still) for r in range(2))))
+
+    assert found(19) == []
+    (finding,) = found(21)
+    assert finding.verdict.id == "stuck_outside"
+    assert any(line.startswith("rank 1 has all_reduce seq 7 of ") for line in finding.evidence), finding.evidence
+    assert any("in flight for 21 s" in line for line in finding.evidence), finding.evidence
+
+
 def test_a_job_that_gets_on_outside_is_healthy() -> None:
     busy = Condition(state="R", interval_ns=10**9, cpu_ns=9 * 10**8)
     ranks = [rank(r, *history(6, ago=40), stack=elsewhere(moving=True), condition=busy) for r in range(3)]

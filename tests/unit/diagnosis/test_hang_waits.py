@@ -17,6 +17,11 @@ GLOO = (
 )  # fmt: skip
 WORK = ("pthread_cond_wait", "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
         "c10d::Work::wait(std::chrono::duration<long>)")  # fmt: skip
+DDP = ("pthread_cond_wait", "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
+       "c10d::Reducer::finalize_backward()",
+       "std::_Function_handler<void (), c10d::Reducer::mark_variable_ready(unsigned long)::{lambda()#1}>::_M_invoke(x)",
+       "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")  # fmt: skip
+FUTURE = ("std::condition_variable::wait(std::unique_lock<std::mutex>&)", "c10::ivalue::Future::wait()")
 STORE = ("__libc_recv", "c10d::TCPStore::doWait(c10::ArrayRef<std::string>)", "c10d::TCPStore::get(std::string const&)")
 SYNC = ("sched_yield", "cudaStreamSynchronize", "at::native::_local_scalar_dense_cuda(at::Tensor const&)")
 SLEEP = ("clock_nanosleep", "time_sleep")
@@ -37,7 +42,8 @@ def wait(one: Rank) -> Wait | None:
     [
         (GLOO, "gloo::allreduce"), (WORK, "c10d::Work::wait"), (STORE, "c10d::Store::get"),
         (SYNC, "cudaStreamSynchronize"), (("ncclGroupEnd", "x"), "ncclGroupEnd"), (SLEEP, None), ((), None),
-        (("pncclCommInitRank",), "pncclCommInitRank"),
+        (("pncclCommInitRank",), "pncclCommInitRank"), (DDP, "c10d::Reducer::finalize_backward"),
+        (FUTURE, "c10::ivalue::Future::wait"),
     ],
 )  # fmt: skip
 def test_native_frames_name_the_call(functions: tuple[str, ...], call: str | None) -> None:
@@ -124,7 +130,7 @@ def test_an_asynchronous_operation_may_be_awaited_on_any_line() -> None:
     assert not found.firm
 
 
-@pytest.mark.parametrize("functions", [WORK, SYNC])
+@pytest.mark.parametrize("functions", [WORK, SYNC, DDP, FUTURE])
 def test_native_frames_show_a_wait_for_an_asynchronous_operation(functions: tuple[str, ...]) -> None:
     found = wait(rank(0, op(7, ago=39, async_op=True), stack=thread(*native(*functions), BACKWARD, USER)))
     assert found is not None
@@ -134,6 +140,7 @@ def test_native_frames_show_a_wait_for_an_asynchronous_operation(functions: tupl
 
 def test_a_wait_for_the_own_gpu_is_no_wait_for_ranks() -> None:
     assert wait(rank(0, stack=thread(*native(*SYNC), USER))) is None
+    assert wait(rank(0, stack=thread(*native(*FUTURE), USER))) is None
 
 
 def test_a_thread_of_autograd_waits_for_the_main_one() -> None:
