@@ -68,9 +68,9 @@ _NATIVE = (
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
     re.compile(r"^()(cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize\w*|cudaMemcpy\w*|cudaFree\w*)"),
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
-    # DistributedDataParallel waits in the latter for its buckets; compilers inline Future::wait there.
+    # DistributedDataParallel waits in the latter for its buckets. Compilers inline Future::wait into its callers.
     re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
-    re.compile(r"^(c10::ivalue::)(Future::wait)\("),
+    re.compile(r"^(c10::ivalue::|torch::jit::Python)(Future(?:Wrapper)?::wait)\("),
 )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
+from probing.diagnosis.joins import Joins
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.votes import vote
-from probing.diagnosis.waits import halted, main_thread
+from probing.diagnosis.waits import halted, main_thread, wait_of
 from probing.diagnosis.words import ranks_of, time_text
 
 __all__ = ("VERDICTS", "find")
@@ -25,8 +27,8 @@ _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init
 OUTSIDE = Verdict(
     "stuck_outside", "hang", "Ranks are stuck outside of collectives",
     "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
-    " where operations are in flight that no stack shows a wait for. Ranks are grouped by stack: the minority is named,"
-    " or all ranks if there is none.",
+    " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
+    " named. Otherwise ranks are grouped by stack: the minority is named, or all ranks if there is none.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
@@ -51,10 +53,19 @@ def find(case: Case) -> Iterator[Finding]:
     if any(_makes_progress(case, rank, stalled) for rank in numbers):
         return
     groups = vote({rank: _signature(case, rank) for rank in numbers})
-    named = groups.odd if len(groups.groups) > 1 and not groups.tied else tuple(numbers)
+    odd = groups.odd if len(groups.groups) > 1 and not groups.tied else tuple(numbers)
+    named = _awaited(case) or odd
     worked = any(rank.progress or rank.done or rank.steps for rank in living)
     if worked or all(case.activity(rank).kind not in _VAGUE for rank in named):
         yield _finding(case, named, stalled, len(living))
+
+
+def _awaited(case: Case) -> tuple[int, ...]:
+    """Returns the ranks that have not called the operations in flight, and that wait for no rank themselves."""
+    blind = {r.rank: wait_of(replace(r, threads=()), case.facts) for r in case.facts.ranks}
+    waits = {rank: wait for rank, wait in blind.items() if wait is not None}
+    graph = Joins(case.ranks, waits, case.sequences, case.world, case.now).graph(waits)
+    return tuple(sorted(graph.sinks & case.ranks.keys()))
 
 
 def _makes_progress(case: Case, rank: int, stalled: int) -> bool:

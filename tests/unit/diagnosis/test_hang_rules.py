@@ -407,7 +407,7 @@ def test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after
 
     assert found(19) == []
     (finding,) = found(21)
-    assert finding.verdict.id == "stuck_outside"
+    assert (finding.verdict.id, [c.rank for c in finding.culprits], finding.victims) == ("stuck_outside", [0], (1,))
     assert any(line.startswith("rank 1 has all_reduce seq 7 of ") for line in finding.evidence), finding.evidence
     assert any("in flight for 21 s" in line for line in finding.evidence), finding.evidence
 

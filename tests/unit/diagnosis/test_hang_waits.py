@@ -22,6 +22,7 @@ DDP = ("pthread_cond_wait", "std::condition_variable::wait(std::unique_lock<std:
        "std::_Function_handler<void (), c10d::Reducer::mark_variable_ready(unsigned long)::{lambda()#1}>::_M_invoke(x)",
        "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")  # fmt: skip
 FUTURE = ("std::condition_variable::wait(std::unique_lock<std::mutex>&)", "c10::ivalue::Future::wait()")
+PYTHON_FUTURE = ("pthread_cond_wait", "torch::jit::PythonFutureWrapper::wait()", "PyObject_Vectorcall")
 STORE = ("__libc_recv", "c10d::TCPStore::doWait(c10::ArrayRef<std::string>)", "c10d::TCPStore::get(std::string const&)")
 SYNC = ("sched_yield", "cudaStreamSynchronize", "at::native::_local_scalar_dense_cuda(at::Tensor const&)")
 SLEEP = ("clock_nanosleep", "time_sleep")
@@ -43,7 +44,7 @@ def wait(one: Rank) -> Wait | None:
         (GLOO, "gloo::allreduce"), (WORK, "c10d::Work::wait"), (STORE, "c10d::Store::get"),
         (SYNC, "cudaStreamSynchronize"), (("ncclGroupEnd", "x"), "ncclGroupEnd"), (SLEEP, None), ((), None),
         (("pncclCommInitRank",), "pncclCommInitRank"), (DDP, "c10d::Reducer::finalize_backward"),
-        (FUTURE, "c10::ivalue::Future::wait"),
+        (FUTURE, "c10::ivalue::Future::wait"), (PYTHON_FUTURE, "torch::jit::PythonFutureWrapper::wait"),
     ],
 )  # fmt: skip
 def test_native_frames_name_the_call(functions: tuple[str, ...], call: str | None) -> None:
@@ -130,7 +131,7 @@ def test_an_asynchronous_operation_may_be_awaited_on_any_line() -> None:
     assert not found.firm
 
 
-@pytest.mark.parametrize("functions", [WORK, SYNC, DDP, FUTURE])
+@pytest.mark.parametrize("functions", [WORK, SYNC, DDP, FUTURE, PYTHON_FUTURE])
 def test_native_frames_show_a_wait_for_an_asynchronous_operation(functions: tuple[str, ...]) -> None:
     found = wait(rank(0, op(7, ago=39, async_op=True), stack=thread(*native(*functions), BACKWARD, USER)))
     assert found is not None
