@@ -181,7 +181,7 @@ class GpuConfig:
 @dataclass(frozen=True)
 class CudaConfig:
     syncs: bool = _option(True, "store calls in which threads wait for the GPU")
-    memory: bool = _option(True, "store what memory is asked of the CUDA runtime, and by whom")
+    memory: bool = _option(True, "store the allocations of GPU memory, by stack and size")
     memory_interval_s: float = _option(10.0, "seconds between two rows of an allocating stack", 1)
     launches: bool = _option(False, "count the launches of kernels, a microsecond each to the job")
 

@@ -173,7 +173,7 @@ class Source:
 
     name: str = ""
     table: str = ""
-    """The table of which ``states`` counts the rows."""
+    """The table whose rows ``states`` counts."""
     objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects without which the collector does not start."""
     late_objects: ClassVar[tuple[str, ...]] = ()

@@ -20,7 +20,7 @@ _COLUMNS = (
     Column("ranks", TEXT, "Ranks to blame, as 1,3."),
     Column("nodes", TEXT, "Their nodes, each once, as a,b."),
     Column("victims", TEXT, "Ranks that wait for them, as 0,2."),
-    Column("about", TEXT, "What tells it from others of its verdict, as the communicator and seq."),
+    Column("about", TEXT, "What distinguishes it from other findings of its verdict, as the communicator and seq."),
     Column("culprits", TEXT, "JSON: list of {rank, node, pid, why, activity}."),
     Column("evidence", TEXT, "JSON: list of sentences."),
     Column("missing", TEXT, "JSON: list of what is not known."),

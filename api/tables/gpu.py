@@ -29,7 +29,7 @@ _UTILIZATION_COLUMNS = (
     Column("chip", NAME, "Architecture, e.g. hopper; NULL when the driver does not say."),
     Column("free_bytes", I64, "Memory that is free."),
     Column("total_bytes", I64, "Memory of the device."),
-    Column("used_bytes", I64, "Memory that processes have; without what the driver reserves, where NVML tells both."),
+    Column("used_bytes", I64, "Memory that processes have; without what the driver reserves, where NVML reports both."),
     Column("reserved_bytes", I64, "Memory that driver and firmware keep; NULL on drivers before 510."),
     Column("mem_used_pct", F64, "used_bytes as per cent of total_bytes."),
     Column("gpu_util_pct", F64, "Per cent of the time in which any kernel ran; NULL for MIG devices, and for GPUs in"

@@ -24,9 +24,9 @@ Records = npt.NDArray[Any]
 def take_over_layouts(
     session: Session, consumers: Mapping[str, RingConsumer], log: Log, sink: Sink, clock: Clock
 ) -> None:
-    """Take over all layouts of another version, of rings that have a map of open records.
+    """Takes over all layouts of another version, of rings that have a map of open records.
 
-    Reports the time as lost in which no daemon ran and adopted programs did nothing.
+    Reports as lost the time in which no daemon ran and the adopted programs recorded nothing.
     """
     pair = clock.pair()
     for ring, consumer in consumers.items():

@@ -1,4 +1,4 @@
-"""Starts and ends of processes, as the kernel tells them."""
+"""Starts and ends of processes, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
     place = "neighbours" if stride == 1 else f"{stride} apart"
     rivals = [other for other in others if _is_rival(other, stride)]
     if not rivals:
-        return Role("unknown", f"its ranks are {place}, and no other communicator tells what that is for")
+        return Role("unknown", f"its ranks are {place}, and no other communicator shows what it is for")
     rival = max(rivals, key=lambda other: other.total)
     mean, its_mean = (sum(f.sizes.values()) // max(f.total, 1) for f in (facts, rival))
     evidence = f"its ranks are {place}; {facts.total} operations of {mean} bytes"

@@ -18,7 +18,7 @@ _MAX_MARKS = 4096
 # Periods that are held back until the optimizer has run.
 _MAX_HELD = 512
 # The number of periods per step is concluded from _FEW runs of the optimizer in a row with the same number of periods
-# between them, or from _MANY runs of which the share _MOST has it.
+# between them, or from _MANY runs if the share _MOST of them has it.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
 # How many runs of the optimizer may be missed or late.

@@ -248,7 +248,7 @@ def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]
 
 
 def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """A rhythm of one common burst of which all others are parts.
+    """Returns the rhythm of the commonest burst, if all other bursts are parts of it.
 
     For bursts whose pauses are no help, because threads wait for a CPU between groups of parameters.
     """

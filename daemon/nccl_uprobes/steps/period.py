@@ -176,7 +176,7 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
 
 
 def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
-    """The length of the shortest pattern of which the commonest one of ``length`` consists."""
+    """Returns the length of the shortest pattern that repeats within the commonest pattern of ``length``."""
     if not length:
         return 0
     at = _commonest(signed, length)[0]

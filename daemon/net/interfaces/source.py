@@ -141,7 +141,7 @@ class InterfaceSource(Source):
 
 
 def _moved(differences: Differences) -> npt.NDArray[np.bool_]:
-    """Rows in which any counter but that of multicast rose."""
+    """Returns which rows have a counter that rose, multicast aside."""
     quiet = [COUNTED.index("multicast")]
     rise = np.delete(np.where(differences.missing, 0, differences.rise), quiet, axis=1)
     return np.asarray((rise > 0).any(axis=1))

@@ -104,7 +104,7 @@ class PythonStacks:
     ) -> tuple[list[_Packed], list[Failure]]:
         """Like ``stacks``, with the bytes of each process for ``stack_wire.threads_of``, in no order.
 
-        A process of which threads were left out has a failure, too.
+        A process with threads that were left out also has a failure.
         """
         deadline = time.monotonic() + timeout
         wanted = list(dict.fromkeys(targets))

@@ -52,6 +52,6 @@ def data_steps(data: memoryview) -> Iterator[Step]:
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the times and jobs of ``rows``, of which there is at least one."""
+    """Returns the times and jobs of ``rows``, at least one."""
     times = times_of(rows)
     return RowSpan(int(times.min()), int(times.max()), jobs_of(rows))

@@ -1,4 +1,4 @@
-"""Adopts threads off the CPU of which the programs have no entry: reads their stacks and makes the entries.
+"""Adopts threads off the CPU that have no entry in ``python_off``: reads their stacks and makes the entries.
 
 Such a thread left the CPU before its process was sampled (a rank that hangs already), or was not chosen when it left.
 The programs see only switches after the entry was made, so each thread is checked once more behind that: one that ran
@@ -33,7 +33,7 @@ class OffCpuKernel(Protocol):
 
     @property
     def room(self) -> tuple[int, int]:
-        """(threads, entries of threads off the CPU) for which one process has room."""
+        """The most threads, and entries of threads off the CPU, of one process."""
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
         """Returns (pause generation, tids without an entry in ``python_off``)."""
