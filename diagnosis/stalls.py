@@ -5,8 +5,10 @@ from __future__ import annotations
 from probing.diagnosis.facts import Facts, Rank
 from probing.diagnosis.waits import main_thread
 
-__all__ = ("gate_ns", "last_seen_ns", "now_of", "patience_ns", "quiet_ns")
+__all__ = ("STUCK_PATIENCE", "gate_ns", "last_seen_ns", "now_of", "patience_ns", "quiet_ns")
 
+STUCK_PATIENCE = 2
+"""How many times ``gate_ns`` a job must stand still until waits of unknown kind count, too."""
 _S = 10**9
 
 

@@ -10,6 +10,7 @@ from probing.client.render.text import age, plural, utc, when
 from probing.diagnosis.facts import Facts, Missing, Rank
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.report import CANNOT_TELL, as_dict
+from probing.diagnosis.stalls import STUCK_PATIENCE, gate_ns
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING
 
 __all__ = (
@@ -29,6 +30,8 @@ _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
 # The words for a confidence of at least this value.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
+# A job without an operation for so long may be about to hang.
+_QUIET_NS = 2_000_000_000
 # The highest confidence while a node of the cluster does not answer.
 _WITHOUT_A_NODE = 0.8
 
@@ -110,15 +113,27 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
     parts = [f"{seen} of {plural(world, 'rank')}" if world and world > seen else plural(seen, "rank")]
     if steps := [step.step for rank in facts.ranks for step in rank.steps]:
         parts.append(f"step {max(steps)}")
-    if advanced := [node.advanced_ns for node in facts.nodes if node.advanced_ns is not None]:
-        parts.append(f"last operation {age(max(0, facts.taken_ns - max(advanced)))} ago")
+    advanced = [node.advanced_ns for node in facts.nodes if node.advanced_ns is not None]
+    quiet = max(0, facts.taken_ns - max(advanced)) if advanced else 0
+    if advanced:
+        parts.append(f"last operation {age(quiet)} ago")
     failed = sum(item.kind == "rule" for item in diagnosis.missing)
     state = f"nothing was found, but {plural(failed, 'rule')} failed" if failed else "nothing is wrong"
     ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
     if len(ends) == seen:
         after = "was started again" if diagnosis.findings else "nothing went wrong"
         state = f"it ended at {when(utc(max(ends)))}, and {after}"
+    elif not failed and (judged := _judged_after(facts, quiet)):
+        return f"job {facts.job}: {state} yet: {', '.join(parts)}; a stall is judged after {age(judged)}"
     return f"job {facts.job}: {state}: {', '.join(parts)}"
+
+
+def _judged_after(facts: Facts, quiet: int) -> int | None:
+    """Returns after which time the next rule looks at a job that is quiet for unusually long, ns; else None."""
+    if quiet < _QUIET_NS or quiet <= 2 * (facts.usual_gap_ns or 0):
+        return None
+    gate = gate_ns(facts)
+    return next((limit for limit in (gate, STUCK_PATIENCE * gate) if quiet < limit), None)
 
 
 def as_object(diagnoses: Sequence[Diagnosis]) -> Row:

@@ -9,6 +9,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
 from probing.diagnosis.joins import Joins
+from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import halted, main_thread, wait_of
@@ -18,9 +19,6 @@ __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
 _FRAMES = 3
-# A rank may wait for an operation in flight in code that is not known to do so: this rule comes only after others had
-# so many times W.
-_PATIENCE = 2
 # Activities that do not exclude that the rank is only starting, if no operation or step of it was recorded.
 _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
 
@@ -46,7 +44,7 @@ def find(case: Case) -> Iterator[Finding]:
     if case.found_error or not living or not case.may_hang or case.waits:
         return
     stalled = case.stalled_ns or 0
-    gate = case.gate_ns * (_PATIENCE if any(rank.open for rank in living) else 1)
+    gate = case.gate_ns * (STUCK_PATIENCE if any(rank.open for rank in living) else 1)
     if stalled < gate or len(living) < len(case.facts.ranks):
         return
     numbers = [rank.rank for rank in living]

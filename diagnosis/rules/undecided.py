@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts
+from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.unseen import unseen
 from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Finding
 from probing.diagnosis.words import clean, ranks_of
 
 __all__ = ("VERDICTS", "find")
 
-# The next facts may show more, so the finding comes only after so many times W.
-_PATIENCE = 2
 _MOST_NAMED = 4
 
 VERDICTS = (CANNOT_TELL,)
@@ -21,7 +20,7 @@ VERDICTS = (CANNOT_TELL,)
 
 def find(case: Case) -> Iterator[Finding]:
     """Returns one finding for all unexplained waits, if no earlier rule found an error."""
-    places = [place for place in unseen(case) if (place.age_ns or 0) >= _PATIENCE * case.gate_ns]
+    places = [place for place in unseen(case) if (place.age_ns or 0) >= STUCK_PATIENCE * case.gate_ns]
     if case.found_error or not places:
         return
     waiters = sorted({rank for place in places for rank in place.waiters})

@@ -127,6 +127,25 @@ def test_nothing_is_wrong() -> None:
     assert "8 of 16 ranks" in people([healthy(world=16)], 80)
 
 
+@pytest.mark.parametrize(
+    ("quiet_s", "usual_s", "end"),
+    [
+        (1.9, None, "last operation 1.90 s ago"),
+        (7, None, "last operation 7 s ago; a stall is judged after 10.0 s"),
+        (7, 4, "last operation 7 s ago"),
+        (13, 6, "last operation 13.0 s ago; a stall is judged after 24.0 s"),
+        (25, 6, "last operation 25.0 s ago"),
+    ],
+)
+def test_an_unusually_quiet_job_is_healthy_only_so_far(quiet_s: float, usual_s: float | None, end: str) -> None:
+    whole = healthy()
+    quiet = replace(whole.facts.nodes[0], advanced_ns=NOW - round(quiet_s * 10**9))
+    usual = None if usual_s is None else usual_s * 10**9
+    line = people([replace(whole, facts=replace(whole.facts, nodes=(quiet,), usual_gap_ns=usual))], None)
+    assert line.endswith(f"{end}\n"), line
+    assert ("nothing is wrong yet: " in line) == ("judged" in end)
+
+
 def test_a_note_leaves_a_job_healthy() -> None:
     noted = replace(healthy(), findings=(Finding(GROWTH, NOTE, 1.0, "rank 3 has the most memory"),))
     assert exit_code([noted]) == 0
