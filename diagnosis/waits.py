@@ -21,6 +21,8 @@ _STALE_AFTER = 8
 _WAITING_SYSCALLS = frozenset(("futex", "futex_waitv", "sched_yield", ""))
 # The main thread waits for another of its threads in these functions.
 _JOINS = frozenset(("join", "_wait_for_tstate_lock", "result", "wait", "get", "acquire", "_engine_run_backward"))
+# The threads that compute gradients on GPUs; their frames may all be native.
+_AUTOGRAD = "pt_autograd"
 _JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch/autograd/graph.py")
 
 
@@ -108,7 +110,7 @@ def _call(rank: Rank, main: Thread) -> tuple[StackCall | None, Thread]:
     if call is not None or not _joins(main):
         return call, main
     for thread in rank.threads:
-        if not thread.main and any(not f.native for f in thread.frames):
+        if not thread.main and (thread.name.startswith(_AUTOGRAD) or any(not f.native for f in thread.frames)):
             call = _thread_call(thread, rank.open)
             if call is not None:
                 return call, thread

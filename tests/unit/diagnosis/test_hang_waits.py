@@ -152,6 +152,16 @@ def test_a_thread_of_autograd_waits_for_the_main_one() -> None:
     assert (found.op, found.since_ns) == ("all_gather", ago(30))
 
 
+def test_a_thread_of_autograd_that_waits_for_buckets_needs_no_python_frame() -> None:
+    engine = thread(*native(*DDP), main=False, name="pt_autograd_0")
+    main = thread(*native("pthread_cond_wait", "torch::autograd::ReadyQueue::pop()"), BACKWARD, USER)
+    found = wait(rank(0, op(7, ago=39, async_op=True), threads=(main, engine)))
+    assert found is not None
+    assert (found.seq, found.witnesses) == (7, ("probe", "stack"))
+    computing = thread(*native("cudaLaunchKernel"), main=False, name="pt_autograd_0")
+    assert wait(rank(0, op(7, ago=39, async_op=True), threads=(main, computing))) is None
+
+
 def test_a_thread_beside_a_busy_main_thread_is_not_the_rank() -> None:
     beside = thread(f"barrier {C10D}:1", main=False)
     assert wait(rank(0, threads=(elsewhere(), beside))) is None
