@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import longest_wait, lowered, site
 from probing.diagnosis.rules.absent import ended
+from probing.diagnosis.stack_calls import native_wait, python_wait
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
-from probing.diagnosis.waits import INIT
+from probing.diagnosis.waits import INIT, main_thread
 from probing.diagnosis.words import ranks_of, ranks_wait, time_text
 
 __all__ = ("VERDICTS", "find")
@@ -53,7 +54,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _finding(case: Case, waiting: list[int], late: list[int], absent: list[int]) -> Finding:
     wait = longest_wait(case, waiting)
     place = site(case, waiting[0])
-    head = f"{ranks_wait(waiting)} in the creation of a communicator for {time_text(wait.age_ns)}"
+    head = f"{ranks_wait(waiting)} in {_call(case, waiting)} for {time_text(wait.age_ns)}"
     if late:
         subject = case.who(late)
         first = case.activity(late[0])
@@ -74,3 +75,11 @@ def _finding(case: Case, waiting: list[int], late: list[int], absent: list[int])
         wait.since_ns, INIT, tuple(evidence), tuple(missing),
         (INIT_STUCK.refuted_by,), (*steps, *INIT_STUCK.next_steps), case.stacks(late, waiting),
     )  # fmt: skip
+
+
+def _call(case: Case, waiting: list[int]) -> str:
+    """Returns "the creation of a communicator", or the function of a store where code of the job waits in it."""
+    mains = [main_thread(case.ranks[rank]) for rank in waiting]
+    calls = {native_wait(main.frames) if main and python_wait(main.frames) is None else None for main in mains}
+    store = calls.pop() if len(calls) == 1 else None
+    return store if store and "Store::" in store else "the creation of a communicator"

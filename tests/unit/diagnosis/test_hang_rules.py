@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from diagnosis_cases import (
+    C10D,
     NOW,
     TORCH,
     ago,
@@ -333,6 +334,15 @@ def test_the_rank_that_has_not_come_to_init_is_named() -> None:
     stacks = [in_collective("init_process_group", since_ns=ago(30)), elsewhere("load data.py:3", since_ns=ago(31))]
     found = facts(*(rank(r, stack=stacks[r % 2]) for r in range(3)), comms=[])
     assert summary(found) == ("init_stuck", [1], (0, 2))
+
+
+def test_a_wait_of_user_code_in_a_store_is_named_as_such() -> None:
+    store = frame("c10d::TCPStore::wait()", native=True)
+    waits = rank(0, stack=thread(store, "sync train.py:9", since_ns=ago(30)))
+    creates = rank(0, stack=thread(store, f"init_process_group {C10D}:9", "main train.py:3", since_ns=ago(30)))
+    late = rank(1, stack=elsewhere("load data.py:3", since_ns=ago(31)))
+    assert "rank 0 waits in c10d::Store::wait for 30 s" in only(facts(waits, late, comms=[])).sentence
+    assert "rank 0 waits in the creation of a communicator for 30 s" in only(facts(creates, late, comms=[])).sentence
 
 
 def test_a_world_that_is_not_whole_waits_in_init() -> None:
