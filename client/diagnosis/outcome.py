@@ -124,7 +124,8 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
         after = "was started again" if diagnosis.findings else "nothing went wrong"
         state = f"it ended at {when(utc(max(ends)))}, and {after}"
     elif not failed and (judged := _judged_after(facts, quiet)):
-        return f"job {facts.job}: {state} yet: {', '.join(parts)}; a stall is judged after {age(judged)}"
+        state += " yet"
+        parts[-1] += f"; a stall is judged after {age(judged)}"
     return f"job {facts.job}: {state}: {', '.join(parts)}"
 
 
