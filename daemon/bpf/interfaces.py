@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from probing.api.errors import ProbingError
 from probing.daemon.bpf.capabilities import Features
 
 __all__ = ("Link", "Map", "Session")
@@ -44,7 +45,7 @@ class Session(Protocol):
     def maps(self) -> Mapping[str, Map]: ...
 
     @property
-    def programs(self) -> Mapping[str, int]: ...
+    def refused(self) -> Mapping[str, ProbingError]: ...
 
     def program(self, name: str) -> int: ...
 

@@ -54,13 +54,31 @@ def _types(raw: bytes) -> Btf:
     return Btf(raw)
 
 
-class Object:
-    """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied."""
+class _OpenOptions(ctypes.Structure):
+    """The beginning of struct bpf_object_open_opts of bpf/libbpf.h; ``sz`` says that the rest is missing."""
 
-    def __init__(self, name: str, data: bytes) -> None:
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("object_name", ctypes.c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", ctypes.c_char_p),
+        ("unused", ctypes.c_uint32),
+        ("kconfig", ctypes.c_char_p),
+        ("btf_custom_path", ctypes.c_char_p),
+    )
+
+
+class Object:
+    """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied.
+
+    ``types``: a file with BTF, to which programs are relocated instead of to the kernel's types.
+    """
+
+    def __init__(self, name: str, data: bytes, types: Path | None = None) -> None:
         self.name = name
         self._lib = _library()
-        self._handle = self._lib.bpf_object__open_mem(data, len(data), None)
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), btf_custom_path=os.fsencode(types) if types else None)
+        self._handle = self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
         if not self._handle:
             raise AttachError(f"{name} is no BPF object: {_last_message()}", hint="build the package again")
         size = ctypes.c_uint32()

@@ -16,7 +16,7 @@ from probing.daemon.bpf.libbpf import Object
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.ring import Ring
 
-__all__ = ("ARCHITECTURES", "Loaded", "Loader", "read_object")
+__all__ = ("ARCHITECTURES", "Loaded", "Loader", "plain_object", "read_object")
 
 _FORMAT = "1"
 ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
@@ -24,14 +24,19 @@ ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
     """Returns (name, bytes of its variant) of ``lifecycle``, or of the object at a path. Raises NotFound."""
-    path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
-    label = path.name.removesuffix(".bpf.o")
+    label, path = plain_object(name)
     if features.preempt:
         path = path.with_name(f"{label}.preempt.bpf.o")
     try:
         return label, path.read_bytes()
     except FileNotFoundError as e:
         raise NotFound(f"{path.name} is not built", hint="run `python -m probing.daemon.bpf.build`") from e
+
+
+def plain_object(name: str | Path) -> tuple[str, Path]:
+    """Returns (name, path of the variant that calls no functions of the kernel) of an object as in ``read_object``."""
+    path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
+    return path.name.removesuffix(".bpf.o"), path
 
 
 class Loaded:
@@ -64,7 +69,10 @@ class Loaded:
 
 
 class Loader:
-    """The objects of one session. ``path`` is the folder of their layout, which follows from code and constants."""
+    """The objects of one session. ``path`` is the folder of their layout, which follows from code and constants.
+
+    ``late``: name -> path (as in ``plain_object``) of each late object.
+    """
 
     def __init__(
         self,
@@ -74,11 +82,11 @@ class Loader:
         constants: Mapping[str, int],
         sizes: Mapping[str, int],
         optional: Collection[str] = (),
-        late: Collection[str] = (),
+        late: Mapping[str, Path] | None = None,
     ) -> None:
         self.features = features
         self._optional = optional
-        self._late = late
+        self._late = late or {}
         self._sizes = sizes
         self._sources = sources
         self._owner: dict[str, str] = {}
@@ -132,7 +140,7 @@ class Loader:
 
     def _load(self, name: str, loaded: Loaded, *, late: bool) -> bool:
         """Returns whether all of the object was pinned."""
-        with Object(name, self._sources[name]) as found:
+        with self._open(name, late=late) as found:
             try:
                 missing = self._missing(name, found)
                 if missing is not None:
@@ -148,6 +156,13 @@ class Loader:
             for program in () if late and missing else found.sections:
                 loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
         return missing is None
+
+    def _open(self, name: str, *, late: bool) -> Object:
+        if not late:
+            return Object(name, self._sources[name])
+        # Maps need no types of the kernel, which take 10 ms to read; functions of the kernel would need them.
+        path = self._late[name]
+        return Object(name, path.read_bytes(), types=path)
 
     def _missing(self, name: str, found: Object) -> list[str] | None:
         """Returns the programs that are not pinned; None when all of the object is."""

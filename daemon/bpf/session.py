@@ -22,7 +22,7 @@ from probing.daemon.bpf.btf import dtype_to_json
 from probing.daemon.bpf.capabilities import Features, detect
 from probing.daemon.bpf.foreign import Foreign, stop_foreign
 from probing.daemon.bpf.links import Link, Links, checked_points
-from probing.daemon.bpf.loader import Loaded, Loader, read_object
+from probing.daemon.bpf.loader import Loaded, Loader, plain_object, read_object
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.pins import PIN_ROOT
 from probing.daemon.bpf.ring import Ring
@@ -84,7 +84,11 @@ class Session:
 
         extra = dict(read_object(name, found) for name in optional)
         sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
-        return cls._opened(folder, Loader(folder, sources, found, constants or {}, sizes or {}, extra, late))
+        plain = dict(plain_object(name) for name in (*objects, *optional))
+        loader = Loader(
+            folder, sources, found, constants or {}, sizes or {}, extra, {name: plain[name] for name in late}
+        )
+        return cls._opened(folder, loader)
 
     @classmethod
     def _opened(cls, folder: Path, loader: Loader) -> Session:

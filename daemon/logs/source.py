@@ -44,6 +44,7 @@ class LogSource(Source):
     name = "logs"
     table = TABLE
     optional_objects = OBJECTS
+    late_objects = OBJECTS
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class CudaSource(Source):
     name = "cuda"
     table = "cuda.syncs"
     objects = OBJECTS
-    late_objects = OBJECTS
+    late_objects = (*OBJECTS, *OPTIONAL)
     optional_objects = OPTIONAL
     files = (b"libcudart",)
 
@@ -94,7 +94,7 @@ class CudaSource(Source):
         self._links: dict[tuple[tuple[int, int], str], list[Link]] = {}
         self._attaching = threading.Lock()
         self._memory: MemoryRows | None = None
-        if self._has(MEMORY):
+        if OPTIONAL[0] not in session.refused:
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
         self._files: dict[tuple[int, int], int] = {}
@@ -329,14 +329,15 @@ class CudaSource(Source):
 
     def _wanted(self) -> list[Group]:
         groups = [COMPLETION]
-        if self._config.memory and self._memory is not None:
+        if self._config.memory and self._memory is not None and self._loads(OPTIONAL[0]):
             groups.append(MEMORY)
         if self._config.launches:
             groups.append(LAUNCHES)
         return groups
 
-    def _has(self, group: Group) -> bool:
-        return all(function.entry in self._session.programs for function in group.functions)
+    def _loads(self, name: str) -> bool:
+        self._session.load_late(name)
+        return name not in self._session.refused
 
     def _place(self, group: Group, fd: int, identity: tuple[int, int]) -> list[Link]:
         links: list[Link] = []

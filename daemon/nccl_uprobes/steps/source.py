@@ -105,6 +105,7 @@ class Steps(Source):
     name = "steps"
     table = _TABLE
     optional_objects = optimizer_probes.OBJECTS
+    late_objects = optimizer_probes.OBJECTS
 
     def __init__(
         self,
