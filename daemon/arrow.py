@@ -6,13 +6,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.tables import table_named
 
-__all__ = ("Gathered", "batch_of", "integers", "ipc_bytes", "texts_and_indices")
+__all__ = ("Gathered", "batch_of", "ipc_bytes")
 
 
 class Gathered(io.RawIOBase):
@@ -50,29 +48,6 @@ def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     # In one conversion: ``pa.array`` looks for pandas at each call.
     found: Any = pa.array(rows, pa.struct(list(schema)))
     return pa.RecordBatch.from_arrays(found.flatten(), schema=schema)
-
-
-def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
-    """Integers or timestamps as 64-bit integers, with ``null`` for NULL.
-
-    Reads the buffers: importing pyarrow.compute takes 25 ms and some megabytes.
-    """
-    kind: Any = "<i8" if pa.types.is_timestamp(array.type) else array.type.to_pandas_dtype()
-    valid: Any
-    data: Any
-    valid, data = array.buffers()
-    end = array.offset + len(array)
-    values = np.frombuffer(data, kind, end)[array.offset :].astype(np.int64) if data else np.zeros(len(array), np.int64)
-    if valid is not None and array.null_count:
-        known = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[array.offset :]
-        values[known == 0] = null
-    return values
-
-
-def texts_and_indices(array: Any) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """(the texts of a dictionary array and None at the end, for each row the index of its text)."""
-    texts = [*array.dictionary.to_pylist(), None]
-    return texts, integers(array.indices, len(texts) - 1)
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:

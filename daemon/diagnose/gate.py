@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.arrow import integers
+from probing.daemon.arrow_to_numpy import integers
 
 __all__ = ("JobNow", "jobs_of")
 

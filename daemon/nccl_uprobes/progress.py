@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.arrow import batch_of, integers
+from probing.daemon.arrow import batch_of
+from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from probing.daemon.arrow import integers, texts_and_indices
+from probing.daemon.arrow_to_numpy import integers, texts_and_indices
 from probing.daemon.processes.registry import MAX_DEAD, Process
 from probing.daemon.processes.rows import process_from_detail
 from probing.daemon.source import ProcessKey
