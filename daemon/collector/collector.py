@@ -78,6 +78,8 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._undo = contextlib.ExitStack()
         self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
+        # Set at the end of ``start``, or when it was given up.
+        self._settled = threading.Event()
 
     def start(self) -> None:
         undo = self._undo
@@ -142,7 +144,7 @@ class Collector:
         # Sources look identities up in discovery, which in turn shows two facts that sources know of a process.
         self._discovery = Discovery(
             self._readers, self._buffer, self._clock, self._node,
-            python_version=lambda pid, start_ns: context.find(StacksOnDemand).stacks.python_version(pid, start_ns),
+            python_version=self._python_version,
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
             cgroup=config.cgroup, own=own,
         )  # fmt: skip
@@ -154,6 +156,7 @@ class Collector:
         self._sources = SourceSet(self._buffer)
         self._sources.build(self._kinds, context, undo)
         undo.callback(self._discovery.stop)
+        undo.callback(self._settled.set)
         probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
         self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse, own=own)
         undo.callback(self._libraries.stop)
@@ -163,6 +166,11 @@ class Collector:
         self._sources.add(self._lifecycle)
         self._discovery.listeners += self._sources
         self._changes.listeners.append(self._settings_changed)
+
+    def _python_version(self, pid: int, start_ns: int) -> str:
+        # It may start a parser, for which the start of the daemon should not wait.
+        self._settled.wait()
+        return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
 
     def _watch_mappings(self) -> MmapWatch | None:
         """Returns None where the kernel refuses: Debian's does to CAP_PERFMON while perf_event_paranoid is 3."""
@@ -256,6 +264,7 @@ class Collector:
         self._sources.started(is_alive)
         self._begun = time.monotonic()
         status.ready = True
+        self._settled.set()
         found = status.to_dict()
         if found["state"] == "degraded":
             _log.warning("ready, but degraded: %s", found["reason"])
