@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from process_tree import arguments, family
-from running import BenchDaemon, cpu_ns, job, pss_bytes
+from running import BenchDaemon, arguments, cpu_ns, family, job, pss_bytes
 from statistics_of_blocks import table
 
 WAITING = """

@@ -28,8 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import rivals
-from process_tree import family
-from running import BenchDaemon, cpu_ns, job
+from running import BenchDaemon, cpu_ns, family, job
 from statistics_of_blocks import ratio_of_blocks, table
 
 HERE = Path(__file__).resolve().parent

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from process_tree import arguments, family
-from running import BenchDaemon, cpu_ns, job
+from running import BenchDaemon, arguments, cpu_ns, family, job
 from statistics_of_blocks import table
 
 from probing.daemon.config import DiagnoseConfig

@@ -19,8 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from process_tree import family
-from running import BenchDaemon, cpu_ns, node_channel
+from running import BenchDaemon, cpu_ns, family, node_channel
 from statistics_of_blocks import table
 
 from probing.api.proto.probing.v1 import node_pb2

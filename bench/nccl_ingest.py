@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from process_tree import arguments, family
-from running import BenchDaemon, cpu_ns
+from running import BenchDaemon, arguments, cpu_ns, family
 from statistics_of_blocks import table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from process_tree import arguments, family
-from running import BenchDaemon
+from running import BenchDaemon, arguments, family
 from statistics_of_blocks import table
 
 # Functions that begin with a push, as those of NCCL do: the kernel emulates it, and a hit costs a tenth.

@@ -16,9 +16,24 @@ from pathlib import Path
 
 import grpc
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from process_tree import arguments, family
+
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
 
-__all__ = ("BIN", "BenchDaemon", "cpu_ns", "free_port", "job", "node_channel", "pss_bytes", "set_config", "tree")
+__all__ = (
+    "BIN",
+    "BenchDaemon",
+    "arguments",
+    "cpu_ns",
+    "family",
+    "free_port",
+    "job",
+    "node_channel",
+    "pss_bytes",
+    "set_config",
+)
 
 BIN = Path(sys.executable).parent
 
@@ -107,17 +122,6 @@ def job(
         for process in started:
             process.kill()
             process.wait()
-
-
-def tree(pid: int) -> list[int]:
-    """A process and its descendants."""
-    found, pending = [], [pid]
-    while pending:
-        current = pending.pop()
-        with contextlib.suppress(OSError):
-            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
-            found.append(current)
-    return found
 
 
 def cpu_ns(pids: list[int]) -> int:

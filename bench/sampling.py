@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from cost_to_job import Steps, py_spy
-from process_tree import family
-from running import BenchDaemon, cpu_ns, job, node_channel, set_config
+from cost_to_job import Job
+from rivals import py_spy
+from running import BenchDaemon, cpu_ns, family, job, node_channel, set_config
 from statistics_of_blocks import ratio_of_blocks, table
 
 from probing.api.proto.probing.v1 import node_pb2_grpc
@@ -55,11 +55,11 @@ class Block(NamedTuple):
 
 
 class Bench:
-    def __init__(self, pids: list[int], steps: Steps, stub: node_pb2_grpc.NodeStub, seconds: float) -> None:
-        self._pids = pids
-        self._steps = steps
+    def __init__(self, target: Job, stub: node_pb2_grpc.NodeStub) -> None:
+        self._target = target
+        self._pids = target.pids
         self._stub = stub
-        self._seconds = seconds
+        self._seconds = target.seconds
 
     def switch(self, rate: Rate) -> None:
         set_config(self._stub, sampling_off_cpu=str(rate.off_cpu).lower(), sampling_hz=str(rate.hz))
@@ -69,7 +69,7 @@ class Bench:
         begin, cpu = time.monotonic_ns(), cpu_ns(self._pids)
         time.sleep(self._seconds)
         end, cpu_after = time.monotonic_ns(), cpu_ns(self._pids)
-        times = self._steps.between(begin, end)
+        times = self._target.between(begin, end)
         each = np.diff(times) / 1e6
         # CPU time belongs to the whole block, in which the steps at its edges are not whole.
         passed = (end - begin) / 1e6 / float(each.mean())
@@ -185,7 +185,7 @@ def main() -> None:
         # A daemon that has just started looks at every process a few times.
         time.sleep(6.0)
         stub = ends.enter_context(node_channel(daemon))
-        bench = Bench([r.pid for r in ranks], Steps(marks), stub, options.seconds)
+        bench = Bench(Job(ranks, marks, options.seconds), stub)
         found = bench.rounds(options.rounds)
         found[SPIED] = bench.spied(options.py_spy_pairs, folder)
         counts = [bench.counted(rate, daemon, options.count_seconds) for rate in (OFF, *RATES)]

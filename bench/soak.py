@@ -26,8 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from overload import CALLER, build, collector_of
-from process_tree import arguments, family
-from running import BenchDaemon
+from running import BenchDaemon, arguments, family
 from statistics_of_blocks import table
 
 CONFIG = """[probes]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import grpc
-from running import BenchDaemon, cpu_ns, job, tree
+from running import BenchDaemon, cpu_ns, family, job
 from statistics_of_blocks import table
 
 from probing.api.proto.probing.v1 import node_pb2, node_pb2_grpc
@@ -70,7 +70,7 @@ def measure(rounds: int, pause: str) -> tuple[list[tuple[float, float]], list[tu
 
 def _cpu_s(daemon: BenchDaemon) -> float:
     assert daemon.process is not None
-    return cpu_ns(tree(daemon.process.pid)) / 1e9
+    return cpu_ns(family(daemon.process.pid)) / 1e9
 
 
 if __name__ == "__main__":
