@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -67,8 +68,7 @@ def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str,
     """By module; and the threads of the collector, % of a core each."""
     script, ranks = SITUATIONS[situation]
     folder = tempfile.mkdtemp(prefix="probingd-bench-")
-    daemon = BenchDaemon()
-    with job("-c", script, f"{folder}/rank", ranks=ranks):
+    with contextlib.closing(BenchDaemon()) as daemon, job("-c", script, f"{folder}/rank", ranks=ranks):
         while len(list(Path(folder).glob("rank*"))) < ranks:
             time.sleep(0.2)
         daemon.start()
@@ -87,7 +87,6 @@ def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str,
             cpu[name] += (cpu_ns([pid]) - before[pid]) / elapsed * 100
             pss[name].append(pss_bytes(pid))
         after = threads_of(names)
-        daemon.close()
     spent = {name: (ns - threads.get(name, 0)) / elapsed * 100 for name, ns in after.items()}
     return {name: Usage(cpu[name], pss[name]) for name in pss}, spent
 

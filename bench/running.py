@@ -135,8 +135,9 @@ def cpu_ns(pids: list[int]) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional share of memory."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
+    """Proportional share of memory; 0 for a process that has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
     return 0
