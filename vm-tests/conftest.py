@@ -20,6 +20,9 @@ from host import Host
 from kernels import SUITES, kernel
 
 HERE = Path(__file__).resolve().parent
+# Whether QEMU ended a guest's kernel, and the exit status of failed tests then.
+ENDED_BY_QEMU = pytest.StashKey[bool]()
+ENDED_BY_QEMU_STATUS = 86
 BUILT = HERE.parent / ".build"
 # A loop of Python, timed in the guest; a host needs 0.03 to 0.05 s. Where it takes 0.6 to 0.9 s, the tests of a job
 # take 17 to 24 minutes a kernel.
@@ -43,6 +46,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guest" in metafunc.fixturenames:
         kernels = metafunc.config.getoption("kernels").replace(",", " ").split()
         metafunc.parametrize("guest", kernels, indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # `make vm-test` runs such a kernel once more.
+    if session.testsfailed and ENDED_BY_QEMU in session.config.stash:
+        session.exitstatus = ENDED_BY_QEMU_STATUS
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,6 +109,8 @@ def guest(request: pytest.FixtureRequest, cache: Path, place: Path, payload: Pat
         yield made
     finally:
         made.close()
+        if made.ended_by_qemu:
+            request.session.config.stash[ENDED_BY_QEMU] = True
 
 
 @pytest.fixture(scope="session")
