@@ -7,7 +7,6 @@ options has no ``Options``, and its ``run`` takes the settings alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -19,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-__all__ = ("Entry", "LazyGroup", "allow_numpy", "taking")
+__all__ = ("Entry", "LazyGroup", "taking")
 
 _COMMANDS = "probing.client.commands"
 _GLOBAL = "Every command also takes -t, -f, -o, --all-nodes and what else `probingctl --help` lists."
@@ -92,9 +91,3 @@ def _epilog(module: ModuleType) -> str | None:
     examples = getattr(module, "EXAMPLES", ())
     # \b keeps lines as they are.
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples), "", _GLOBAL]) if examples else None
-
-
-def allow_numpy() -> None:
-    """Lets a command import numpy, which the program hides: without it pyarrow, and so each command, starts sooner."""
-    if "numpy" in sys.modules and sys.modules["numpy"] is None:
-        del sys.modules["numpy"]

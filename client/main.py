@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, UsageError
+from probing.api.numpy_import import hide_numpy
 from probing.client import interrupt
 
 __all__ = ("main",)
@@ -37,8 +38,8 @@ def _prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     interrupt.watch()
-    # pyarrow imports numpy if it is installed, which takes longer than pyarrow itself; we use nothing that needs it.
-    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
+    # Commands that need numpy allow it.
+    hide_numpy()
 
 
 def _run(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.api.errors import PartialAnswer, ProbingError
-from probing.client.lazy import allow_numpy
+from probing.api.numpy_import import allow_numpy
 from probing.client.render.output import replacing, write_objects
 from probing.client.render.rows import dump_json
 from probing.client.render.table import Field, render, terminal_width

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.numpy_import import allow_numpy
 from probing.client.interrupt import leaving_by_it
-from probing.client.lazy import allow_numpy
 from probing.client.options import Job
 from probing.client.render.output import write_objects
 from probing.client.render.table import terminal_width

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from probing.client.lazy import allow_numpy
+from probing.api.numpy_import import allow_numpy
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from probing.api.errors import InternalError, ProbingError, QueryMemory
+from probing.api.numpy_import import hide_numpy
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import MemoryBound, confine, limit, stand_back
 from probing.daemon.confined.serving import inherit, requests
@@ -50,8 +51,8 @@ def main() -> None:
     channel = inherit(lambda: _give_up_rights(config))
     with channel, suppress(ChannelClosed):
         first = channel.receive()
-        # No query needs numpy, which pyarrow would import: 60 ms of a start.
-        sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
+        # No query needs numpy.
+        hide_numpy()
         if first.header.get("role") == "gate":
             from probing.daemon.confined import sql_checker
 

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 LOADED = "print(*{'numpy', 'pyarrow.compute', 'pyarrow.dataset'} & {n for n, module in sys.modules.items() if module})"
+HIDDEN = "from probing.api.numpy_import import hide_numpy; hide_numpy(); "
 SERVICE = "from probing.daemon.service.__main__ import _load; _load()"
-WORKER = "sys.modules['numpy'] = None; import probing.daemon.query.job, probing.daemon.query.instance"
-CHECKER = "sys.modules['numpy'] = None; import probing.daemon.confined.sql_checker"
+WORKER = f"{HIDDEN}import probing.daemon.query.job, probing.daemon.query.instance"
+CHECKER = f"{HIDDEN}import probing.daemon.confined.sql_checker"
 
 
 @pytest.mark.parametrize("code", [SERVICE, WORKER, CHECKER], ids=["service", "worker", "checker"])

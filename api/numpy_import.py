@@ -1,0 +1,18 @@
+"""Keeps numpy out of a process that may not need it: pyarrow imports it where it finds it, which takes 60 ms."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ("allow_numpy", "hide_numpy")
+
+
+def hide_numpy() -> None:
+    """Makes importing numpy fail, unless it is imported. A pyarrow that is imported meanwhile does without for good."""
+    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
+
+
+def allow_numpy() -> None:
+    """Lets numpy be imported again."""
+    if "numpy" in sys.modules and sys.modules["numpy"] is None:
+        del sys.modules["numpy"]
