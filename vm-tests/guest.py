@@ -101,8 +101,8 @@ class Guest:
     def ended_by_qemu(self) -> bool:
         """Whether the kernel ended because a CPU ran an instruction that the other had just patched.
 
-        Linux patches code for its static keys, with an int3 meanwhile, and QEMU 7.2 makes the mistake once in some
-        dozens of boots. It cannot with one thread for both CPUs, and then the tests take twice as long.
+        Linux patches code for its static keys, with an int3 meanwhile. QEMU 7.2 was seen to make the mistake, with a
+        thread for each CPU; with one for both, the tests take twice as long.
         """
         return self._serial.exists() and b" int3: 0000 [#" in self._serial.read_bytes()
 
