@@ -94,7 +94,7 @@ class CudaSource(Source):
         self._links: dict[tuple[tuple[int, int], str], list[Link]] = {}
         self._attaching = threading.Lock()
         self._memory: MemoryRows | None = None
-        if OPTIONAL[0] not in session.refused:
+        if SUMS in session.maps:
             self._memory = MemoryRows(session.maps, node, processes, Frames(readers))
         self._launches = LaunchRows(session.maps, node, processes)
         self._files: dict[tuple[int, int], int] = {}
