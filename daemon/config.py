@@ -7,7 +7,6 @@ help and the check of docs/config.md come from them.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shlex
@@ -19,11 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.api.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = (
     "CONTROL",
@@ -355,6 +349,9 @@ def _print(value: object) -> str:
 
 def _unknown(key: str) -> ConfigError:
     sections = sorted({f"[{known.split('.')[0]}]" for known in _OPTIONS if "." in known})
+    # Imported late, as is tomllib: most processes get options that were checked, as arguments.
+    import difflib
+
     near = difflib.get_close_matches(key, [*_OPTIONS, *sections], n=1, cutoff=0.5)
     near = near or [known for known in _OPTIONS if known.split(".")[-1] == key.split(".")[-1]]
     hint = f"did you mean {near[0]}?" if near else "docs/config.md lists the keys"
@@ -415,6 +412,10 @@ def _read(file: Path | None) -> dict[str, Any]:
     if len(data) > MAX_FILE_BYTES:
         hint = f"at most {MAX_FILE_BYTES} bytes are read"
         raise ConfigError(f"{file or DEFAULT_FILE} is too long", hint=hint)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         return tomllib.loads(data.decode())
     except ValueError as e:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from probing.daemon.config import Config
 from probing.daemon.diagnose.coordination.coordinator import Coordinator
 from probing.daemon.diagnose.coordination.peers import Peers
-from probing.daemon.diagnose.findings_store import FindingsStore
-from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
+from probing.daemon.service.late import Late
 from probing.daemon.service.received_findings import take_findings
 from probing.daemon.source_state import SourceState, first_of
 
 if TYPE_CHECKING:
     from probing.daemon.diagnose.coordination.job_facts import JobFacts
+    from probing.daemon.diagnose.gather.gatherer import Gatherer
     from probing.daemon.diagnose.hooks import Hooks
     from probing.daemon.diagnose.watch import JobWatch
 
@@ -36,9 +36,9 @@ class Diagnosis:
     def __init__(self, config: Config, collector: CollectorClient, engine: Engine, peers: Peers) -> None:
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
-        self.gatherer = Gatherer(self._node, engine, collector, stall_s=self._options.stall_s)
+        self._collector, self._engine = collector, engine
+        self.gatherer = Late(self._gatherer)
         self._coordinator = Coordinator(self._node, peers)
-        self._store = FindingsStore(collector, engine)
         self._started: _Started | None = None
 
     def start(self) -> None:
@@ -46,12 +46,14 @@ class Diagnosis:
             return
         # Imported late: the rules take long, and the service answers without them.
         from probing.daemon.diagnose.coordination.job_facts import JobFacts
+        from probing.daemon.diagnose.findings_store import FindingsStore
         from probing.daemon.diagnose.hooks import Hooks
         from probing.daemon.diagnose.watch import JobWatch
 
         hooks = Hooks(self._hook_socket, self._node, self._options)
-        jobs = JobFacts(self._node, self.gatherer, self._peers)
-        watch = JobWatch(self._node, self._options, self._store, jobs, hooks.post, self._coordinator)
+        jobs = JobFacts(self._node, self.gatherer.get(), self._peers)
+        store = FindingsStore(self._collector, self._engine)
+        watch = JobWatch(self._node, self._options, store, jobs, hooks.post, self._coordinator)
         self._started = _Started(hooks, jobs, watch)
         hooks.start()
         self._coordinator.start()
@@ -82,3 +84,8 @@ class Diagnosis:
     def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the collector's ``status`` with the row of the watch among its sources."""
         return {**status, "sources": [*status.get("sources", ()), *(state.to_dict() for state in self.sources())]}
+
+    def _gatherer(self) -> Gatherer:
+        from probing.daemon.diagnose.gather.gatherer import Gatherer
+
+        return Gatherer(self._node, self._engine, self._collector, stall_s=self._options.stall_s)

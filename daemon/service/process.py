@@ -26,14 +26,12 @@ from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.doors import Doors
 from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
+from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_stubs import PeerStubs
-from probing.daemon.service.preflight.bandwidth import Bandwidth
-from probing.daemon.service.preflight.gather import Preflight
-from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.alive import Watch
@@ -45,6 +43,7 @@ from probing.daemon.supervisor.stopping import stop_on_signal
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
     from probing.daemon.service.metrics.service import Metrics
+    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("main",)
 
@@ -161,15 +160,23 @@ def _service(
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
         return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
 
-    interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
-    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
-    preflight = Preflight(node.name, engine, interpreters, bandwidth)
     service = NodeService(
-        node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer, sources=all_sources,
-        timed=metrics.times.call if metrics else lambda *_: None, preflight=preflight,
+        node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer,
+        preflight=Late(lambda: _preflight(config, engine, outgoing)), sources=all_sources,
+        timed=metrics.times.call if metrics else lambda *_: None,
         audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
     )  # fmt: skip
     return service, diagnosis, metrics, gossip
+
+
+def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
+    from probing.daemon.service.preflight.bandwidth import Bandwidth
+    from probing.daemon.service.preflight.gather import Preflight
+    from probing.daemon.service.preflight.versions import Interpreters
+
+    interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
+    bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
+    return Preflight(config.node_name, engine, interpreters, bandwidth)
 
 
 def _flight(service: NodeService, server: Server) -> FlightService:

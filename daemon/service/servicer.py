@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,7 +17,6 @@ from probing.api.errors import PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
-from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
@@ -25,18 +24,19 @@ from probing.daemon.service.answering import Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
+from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
 from probing.daemon.service.outgoing import Outgoing
-from probing.daemon.service.preflight.gather import Preflight
-from probing.daemon.service.preflight.request import asked_of
-from probing.daemon.service.preflight.versions import Interpreters
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.fatal import RESTARTED
-from probing.diagnosis.facts_file import encoded, to_json
 from probing.federation.engine import engine_version
+
+if TYPE_CHECKING:
+    from probing.daemon.diagnose.gather.gatherer import Gatherer
+    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("Node", "NodeService")
 
@@ -83,13 +83,13 @@ class NodeService(NodeServicer):
         collector: CollectorClient,
         engine: Engine,
         identify: Callable[[Context], Awaitable[Caller]],
-        limits: Limits | None = None,
+        limits: Limits,
         *,
-        gatherer: Gatherer | None = None,
+        gatherer: Late[Gatherer],
+        preflight: Late[Preflight],
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
         timed: Timed = lambda *_: None,
-        preflight: Preflight | None = None,
         audit: Audit | None = None,
         gossip: Gossip | None = None,
         outgoing: Outgoing | None = None,
@@ -101,9 +101,9 @@ class NodeService(NodeServicer):
         self._node = node
         self._collector = collector
         self.identify = identify
-        self.limits = limits or Limits()
-        self._gatherer = gatherer or Gatherer(node.name, engine, collector)
-        self._preflight = preflight or Preflight(node.name, engine, Interpreters(""))
+        self.limits = limits
+        self._gatherer = gatherer
+        self._preflight = preflight
         self._sources = sources
         self.audit = audit or Audit()
         self._gossip = gossip
@@ -124,7 +124,8 @@ class NodeService(NodeServicer):
 
     def close(self) -> None:
         self._admission.close()
-        self._preflight.close()
+        if self._preflight.made:
+            self._preflight.made.close()
 
     @answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
@@ -185,9 +186,12 @@ class NodeService(NodeServicer):
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
 
         def ask() -> list[bytes]:
+            gatherer = self._gatherer.get()
+            from probing.diagnosis.facts_file import to_json
+
             if request.hardware:
-                return [to_json(self._gatherer.hardware(timeout=timeout))]
-            found = self._gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
+                return [to_json(gatherer.hardware(timeout=timeout))]
+            found = gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
             return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
@@ -209,9 +213,13 @@ class NodeService(NodeServicer):
     ) -> pb.PreflightReply:
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self.limits.preflight_s, self.limits.preflight_max_s)
+        preflight = await asyncio.to_thread(self._preflight.get)
+        from probing.daemon.service.preflight.request import asked_of
+        from probing.diagnosis.facts_file import encoded
+
         asked = asked_of(request, caller, {m.address for m in self._node.members()})
         with self._admission.counted(CallKind.PREFLIGHT, caller):
-            facts = await self._preflight.facts(asked, timeout)
+            facts = await preflight.facts(asked, timeout)
         return pb.PreflightReply(
             node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
         )
@@ -219,7 +227,8 @@ class NodeService(NodeServicer):
     @answering
     async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
         del context, caller
-        return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
+        preflight = await asyncio.to_thread(self._preflight.get)
+        return pb.SinkReply(received_bytes=await preflight.bandwidth.take(request))
 
     @answering
     async def Config(  # noqa: N802

@@ -145,7 +145,7 @@ class CudaSource(Source):
     def start(self) -> None:
         """End probes of the daemon before us that are switched off now, and start the thread."""
         self._write_settings()
-        unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._wanted())
+        unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._chosen())
         for link in list(self._session.links.values()):
             if link.program in unwanted:
                 self._session.detach(link)
@@ -327,17 +327,22 @@ class CudaSource(Source):
             self._void_before = now + _DISTRUST_NS
             self._write_settings()
 
-    def _wanted(self) -> list[Group]:
+    def _chosen(self) -> list[Group]:
         groups = [COMPLETION]
-        if self._config.memory and self._memory is not None and self._loads(OPTIONAL[0]):
+        if self._config.memory and self._memory is not None:
             groups.append(MEMORY)
         if self._config.launches:
             groups.append(LAUNCHES)
         return groups
 
-    def _loads(self, name: str) -> bool:
-        self._session.load_late(name)
-        return name not in self._session.refused
+    def _wanted(self) -> list[Group]:
+        """Returns the chosen groups whose programs the kernel takes: loads them."""
+        chosen = self._chosen()
+        if MEMORY in chosen:
+            self._session.load_late(*OPTIONAL)
+            if OPTIONAL[0] in self._session.refused:
+                chosen.remove(MEMORY)
+        return chosen
 
     def _place(self, group: Group, fd: int, identity: tuple[int, int]) -> list[Link]:
         links: list[Link] = []
