@@ -11,13 +11,13 @@ import os
 import re
 import shlex
 import socket as _socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.api.errors import ConfigError
+from probing.daemon import toml
 
 __all__ = (
     "CONTROL",
@@ -349,7 +349,7 @@ def _print(value: object) -> str:
 
 def _unknown(key: str) -> ConfigError:
     sections = sorted({f"[{known.split('.')[0]}]" for known in _OPTIONS if "." in known})
-    # Imported late, as is tomllib: most processes get options that were checked, as arguments.
+    # Imported late: most processes get options that were checked.
     import difflib
 
     near = difflib.get_close_matches(key, [*_OPTIONS, *sections], n=1, cutoff=0.5)
@@ -412,12 +412,8 @@ def _read(file: Path | None) -> dict[str, Any]:
     if len(data) > MAX_FILE_BYTES:
         hint = f"at most {MAX_FILE_BYTES} bytes are read"
         raise ConfigError(f"{file or DEFAULT_FILE} is too long", hint=hint)
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        return tomllib.loads(data.decode())
+        return toml.loads(data.decode())
     except ValueError as e:
         text = str(e).replace("\n", " ")
         hint = "docs/config.md has an example"

@@ -186,9 +186,9 @@ class NodeService(NodeServicer):
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
 
         def ask() -> list[bytes]:
-            gatherer = self._gatherer.get()
             from probing.diagnosis.facts_file import to_json
 
+            gatherer = self._gatherer.get()
             if request.hardware:
                 return [to_json(gatherer.hardware(timeout=timeout))]
             found = gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
@@ -214,6 +214,7 @@ class NodeService(NodeServicer):
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self.limits.preflight_s, self.limits.preflight_max_s)
         preflight = await asyncio.to_thread(self._preflight.get)
+        # Quick by now: the thread has imported what they need.
         from probing.daemon.service.preflight.request import asked_of
         from probing.diagnosis.facts_file import encoded
 

@@ -6,19 +6,14 @@ import hmac
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ConfigError
+from probing.daemon import toml
 from probing.daemon.query.caller import Scope
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ("GRANTS", "Token", "Tokens")
 
@@ -121,18 +116,25 @@ class Tokens:
 
     def _several(self, text: str) -> tuple[Token, ...]:
         try:
-            entries = tomllib.loads(text)["token"] if len(text) <= MAX_FILE else None
-            if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TOKENS:
-                raise ValueError(f"it must have 1 to {MAX_TOKENS} tokens")
-            tokens = tuple(_token(entry) for entry in entries)
-            for what, count in (("names", len({t.name for t in tokens})), ("values", len({t.value for t in tokens}))):
-                if count < len(tokens):
-                    raise ValueError(f"two tokens have equal {what}")
+            return _tokens(text)
         except ValueError as e:
-            # Not the text of a TOML error: it may quote a token.
-            why = "it is not TOML" if isinstance(e, tomllib.TOMLDecodeError) else str(e)
-            raise ConfigError(f"token_file {self._path} cannot be used: {why}", hint=_EXAMPLE) from None
-        return tokens
+            raise ConfigError(f"token_file {self._path} cannot be used: {e}", hint=_EXAMPLE) from None
+
+
+def _tokens(text: str) -> tuple[Token, ...]:
+    """Raises ValueError, without the value of a token."""
+    try:
+        entries = toml.loads(text)["token"] if len(text) <= MAX_FILE else None
+    except ValueError:
+        # Its message may quote a token.
+        raise ValueError("it is not TOML") from None
+    if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TOKENS:
+        raise ValueError(f"it must have 1 to {MAX_TOKENS} tokens")
+    tokens = tuple(_token(entry) for entry in entries)
+    for what, count in (("names", len({t.name for t in tokens})), ("values", len({t.value for t in tokens}))):
+        if count < len(tokens):
+            raise ValueError(f"two tokens have equal {what}")
+    return tokens
 
 
 def _token(entry: Mapping[str, Any]) -> Token:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,7 @@ from typing import Any, TypeVar
 from probing.api.errors import ConfigError, FormatError
 from probing.api.tables.schema import Table
 from probing.api.tables.user import COLUMN_TYPES, MAX_COLUMNS, MAX_DOC, USER_NAME, user_table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from probing.daemon import toml
 
 __all__ = ("Attach", "Field", "Spec", "read_spec", "spec_names", "stamp_of")
 
@@ -125,7 +120,7 @@ def read_spec(folder: Path, name: str) -> Spec:
     text = _read(path, MAX_TOML_BYTES)
     code = _read(folder / f"{name}.c", MAX_C_BYTES)
     try:
-        values = tomllib.loads(text)
+        values = toml.loads(text)
     except ValueError as e:
         raise ConfigError(f"{path} is not TOML: {' '.join(str(e).split())}", hint=_EXAMPLES) from e
     return _Reader(path).spec(name, values, code)
